@@ -1,0 +1,48 @@
+# Everything runs from .venv, which the first target that needs it creates: a plain venv and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+# A copy of what was installed from is kept, so that a change of the project file installs again.
+CORE := .venv/.installed
+TEST := .venv/.installed-test
+LINT := .venv/.installed-lint
+
+.PHONY: demo test lint format bench clean
+.DELETE_ON_ERROR:
+
+demo: $(CORE)
+	$(BIN)/envsdk demo --out runs/demo
+
+test: $(TEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
+
+lint: $(LINT)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(LINT)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(TEST)
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
+
+clean:
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis dist runs
+
+.venv/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "envsdk needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+$(CORE): pyproject.toml | .venv/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(TEST): tests/requirements-data.txt $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+$(LINT): $(TEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	touch $@

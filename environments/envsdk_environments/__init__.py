@@ -1,0 +1,6 @@
+"""The environments that come with envsdk. Importing this registers them; their modules load when they are used."""
+
+from envsdk import register_env
+
+register_env("envsdk/GuessNumber-v0", "envsdk_environments.guess_number:GuessNumber")
+register_env("envsdk/MathChat-v0", "envsdk_environments.math_chat:MathChat")

@@ -1,0 +1,56 @@
+"""A guessing game: the smallest multi-turn environment."""
+
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from envsdk import Env, EnvConfig, Limits, Message, Turn
+
+
+class GuessNumberConfig(EnvConfig):
+    """The range that the number is from."""
+
+    low: int = 1
+    high: int = Field(default=100)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "GuessNumberConfig":
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low} and high is {self.high}: there is no number between")
+        return self
+
+
+class GuessNumber(Env):
+    """Guess a hidden integer from 1 to 100; the environment answers higher or lower.
+
+    Exercises: using the answers so far, and keeping to a format. Reward: 1 for the number, -0.1 for a reply that is no
+    number. A task, if there is one, is `{"secret": 42}`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = GuessNumberConfig
+    default_limits: ClassVar[Limits] = Limits(max_steps=10)
+
+    def start(self) -> Turn:
+        """Think of a number."""
+        low, high = self.config.low, self.config.high
+        self.low, self.high = low, high
+        self.secret = int(self.task["secret"] if self.task else self.np_random.integers(low, high + 1))
+        return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
+
+    def respond(self, reply: Message) -> Turn:
+        """Say whether it is higher or lower."""
+        text = reply.content.strip()
+        if not (text.isascii() and text.isdigit()) or len(text) > 20:
+            return Turn("Please answer with one number.", reward=-0.1)
+        guess = int(text)
+        if guess == self.secret:
+            return Turn("Correct.", reward=1.0, terminated=True)
+        if guess < self.secret:
+            self.low = max(self.low, guess + 1)
+            return Turn("Higher.")
+        self.high = min(self.high, guess - 1)
+        return Turn("Lower.")
+
+    def reference_reply(self) -> str:
+        """Halve what is left."""
+        return str((self.low + self.high) // 2)

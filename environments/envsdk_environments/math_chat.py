@@ -1,0 +1,76 @@
+"""Several small sums in one conversation with a model that thinks before it answers."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from envsdk import Env, EnvConfig, Limits, Message, Turn
+
+
+class MathChatConfig(EnvConfig):
+    """How long the conversation is, and how large the numbers are."""
+
+    questions: int = Field(default=6, ge=1)
+    max_number: int = Field(default=99, ge=2)
+
+
+class MathChatTask(BaseModel):
+    """The questions of one conversation, and their answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    questions: tuple[str, ...] = Field(min_length=1)
+    answers: tuple[int, ...] = Field(min_length=1)
+
+
+class MathChat(Env):
+    """Answer sums, one after the other; each is a user's message, so Qwen3's template drops the thinking before it.
+
+    Exercises: arithmetic over a conversation whose thinking is kept, stripped at every question, or compacted every N
+    steps, as the history policy says. Reward: for each question, 1 / questions if the last word of the reply is the
+    answer. A task, if there is one, has `questions` and `answers`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = MathChatConfig
+    Task: ClassVar[type[BaseModel] | None] = MathChatTask
+    default_limits: ClassVar[Limits] = Limits()
+
+    def start(self) -> Turn:
+        """Ask the first question."""
+        self.chat: MathChatTask = self.task or self._random_task()
+        self.asked = 0
+        return Turn(self.chat.questions[0], system="Think, then answer with the number alone.")
+
+    def respond(self, reply: Message) -> Turn:
+        """Say whether it was right, and ask the next question."""
+        answer = str(self.chat.answers[self.asked])
+        words = reply.content.split()
+        is_right = bool(words) and words[-1].rstrip(".") == answer
+        verdict = "Right." if is_right else f"No, it is {answer}."
+        reward = {"correct": 1.0 / len(self.chat.questions) if is_right else 0.0}
+        self.asked += 1
+        if self.asked == len(self.chat.questions):
+            return Turn(f"{verdict} Thank you.", reward=reward, terminated=True)
+        return Turn(f"{verdict} {self.chat.questions[self.asked]}", reward=reward)
+
+    def reference_reply(self) -> Message:
+        """Think aloud, then answer."""
+        question, answer = self.chat.questions[self.asked], self.chat.answers[self.asked]
+        reasoning = f"The question is: {question} I work it out step by step, and the result is {answer}."
+        return Message(role="assistant", reasoning=reasoning, content=str(answer))
+
+    def null_reply(self) -> str:
+        """Decline."""
+        return "I do not know."
+
+    def _random_task(self) -> MathChatTask:
+        sums = [_random_sum(self.np_random, self.config.max_number) for _ in range(self.config.questions)]
+        return MathChatTask(questions=tuple(q for q, _ in sums), answers=tuple(a for _, a in sums))
+
+
+def _random_sum(rng: np.random.Generator, max_number: int) -> tuple[str, int]:
+    a, b = (int(number) for number in rng.integers(2, max_number + 1, size=2))
+    kinds: list[tuple[str, Any]] = [("+", a + b), ("-", a - b), ("*", a * b)]
+    sign, answer = kinds[int(rng.integers(len(kinds)))]
+    return f"What is {a} {sign} {b}?", answer

@@ -1,0 +1,142 @@
+"""What passes between an environment and a policy: observations, actions, and declared breaks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from .errors import ActionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+BreakKind: TypeAlias = Literal["rewrite", "switch"]
+RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "edit", "template"]
+BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return"]
+
+
+class Observation(NamedTuple):
+    """A delta: `contexts[context] = contexts[base][:keep] + tokens` is the next prompt."""
+
+    tokens: "NDArray[np.int32]"
+    """What is new: shape (n,), C-contiguous, never shared with the environment's own buffers."""
+    keep: int
+    """How many tokens of `base` stay."""
+    extends: bool
+    """Whether the context only grew: `keep` is its whole length, it is not new, and no return came between."""
+    context: str
+    """Whose prompt this is."""
+    base: str
+    """The context that the prompt starts from; mostly the context itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a policy sampled."""
+
+    tokens: "Sequence[int] | NDArray[np.integer[Any]]"
+    """The sampled ids, the stop token included: shape (n,), 0 <= id < the tokenizer's `vocab_size`. May be empty."""
+    logprobs: "Sequence[float] | NDArray[np.floating[Any]] | None" = None
+    """Their log-probabilities under the distribution sampled from: shape (n,), finite and at most 0; or None."""
+    finish_reason: FinishReason = "stop"
+    """`length`: the reply was cut. `abort`: the policy was interrupted and this reply goes on with the next action."""
+    temperature: float = 1.0
+    """The sampling temperature, at least 0."""
+    policy_version: int | None = None
+    """Which weights sampled it."""
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Data beside the tokens (routed experts, top-k): carried into the samples, never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A declared loss of the extension property."""
+
+    kind: BreakKind
+    """`rewrite` drops tokens and ends a segment; `switch` drops nothing."""
+    reason: BreakReason
+    context: str
+    base: str
+    kept: int
+    """How many tokens of `base` stay."""
+    dropped: int
+    """How many tokens that the policy had seen or sampled are gone."""
+    detail: str = ""
+
+
+class CheckedAction(NamedTuple):
+    """An action whose arrays are sound and its own."""
+
+    tokens: "NDArray[np.int32]"
+    logprobs: "NDArray[np.float32] | None"
+    finish_reason: FinishReason
+    temperature: float
+    policy_version: int | None
+    extra: Mapping[str, Any]
+
+
+def check_action(action: object, vocab_size: int) -> CheckedAction:
+    """Check an action at the edge and copy its arrays.
+
+    Args:
+        action: An `Action`, or its tokens alone: an integer array or a sequence of int.
+        vocab_size: Ids must be below it.
+
+    Raises:
+        ActionError: For ids that are no integers or out of range, and for log-probabilities of another length, positive,
+            or not finite; it names the position.
+    """
+    if not isinstance(action, Action):
+        action = Action(action)  # pyright: ignore[reportArgumentType]
+    if action.finish_reason not in get_args(FinishReason):
+        raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {get_args(FinishReason)}")
+    if not (isinstance(action.temperature, (int, float)) and 0 <= action.temperature < float("inf")):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ActionError(f"temperature is {action.temperature!r}; expected a finite number of at least 0")
+    tokens = _check_tokens(action.tokens, vocab_size)
+    logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
+    return CheckedAction(
+        tokens, logprobs, action.finish_reason, float(action.temperature), action.policy_version, action.extra
+    )
+
+
+def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
+    try:
+        array: NDArray[Any] = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise ActionError(f"tokens must be a flat sequence of int: {error}") from error
+    if array.ndim != 1:
+        raise ActionError(
+            f"tokens must have shape (n,), got {array.shape} from a {type(values).__name__}: give an Action, an int32 "
+            "array or a list of int"
+        )
+    if not array.size:
+        return np.empty(0, dtype=np.int32)
+    if array.dtype.kind not in "iu":
+        raise ActionError(f"tokens must be integers, got dtype {array.dtype}, such as {array[0]!r}")
+    if array.min() < 0 or array.max() >= vocab_size:
+        position = int(np.argmax((array < 0) | (array >= vocab_size)))
+        raise ActionError(
+            f"token {array[position]} at position {position} is out of range: the tokenizer has the ids 0 to "
+            f"{vocab_size - 1}. If the model has more, load it with load_tokenizer(..., vocab_size=...)"
+        )
+    return array.astype(np.int32)
+
+
+def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
+    try:
+        array = np.asarray(values, dtype=np.float32).copy()
+    except (ValueError, TypeError) as error:
+        raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
+    if array.shape != (length,):
+        raise ActionError(f"logprobs have shape {array.shape}, but there are {length} tokens: one for each, in order")
+    sound = array <= 0  # False for NaN as well
+    sound &= array > -np.inf
+    if not sound.all():
+        position = int(np.argmin(sound))
+        raise ActionError(
+            f"logprob {array[position]} at position {position}: a log-probability is finite and at most 0 "
+            "(of the token under the distribution that it was sampled from)"
+        )
+    return array

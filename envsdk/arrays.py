@@ -1,0 +1,50 @@
+"""Arrays that grow: appending is amortised O(new elements), whatever is there already."""
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Growing(Generic[Scalar]):
+    """A one-dimensional array with spare room at its end."""
+
+    __slots__ = ("_array", "_length")
+
+    def __init__(self, dtype: type[Scalar], capacity: int = 256) -> None:
+        self._array: NDArray[Scalar] = np.empty(capacity, dtype=dtype)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def view(self) -> "NDArray[Scalar]":
+        """The elements, without a copy: valid until the next change."""
+        return self._array[: self._length]
+
+    def copy(self, start: int = 0, stop: int | None = None) -> "NDArray[Scalar]":
+        """A copy of the elements from `start` to `stop`."""
+        return self.view[start:stop].copy()
+
+    def append(self, values: "NDArray[Scalar]") -> None:
+        """Add elements at the end."""
+        self.extend(len(values), values)
+
+    def extend(self, count: int, value: Any) -> None:
+        """Add `count` elements at the end: all of them `value`, or its elements if it is an array."""
+        length = self._length + count
+        if length > len(self._array):
+            grown: NDArray[Scalar] = np.empty(max(length, 2 * len(self._array)), dtype=self._array.dtype)
+            grown[: self._length] = self.view
+            self._array = grown
+        self._array[self._length : length] = value
+        self._length = length
+
+    def truncate(self, length: int) -> None:
+        """Drop all elements from position `length` on."""
+        self._length = min(self._length, length)

@@ -1,0 +1,300 @@
+"""The class that authors of environments write, which is a `gymnasium.Env`."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import gymnasium
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .action import Action, Observation
+from .episode import Episode, Result
+from .errors import ConfigError, EpisodeError
+from .history import HistoryPolicy, get_history
+from .limits import Limits
+from .messages import Message
+from .registry import get_renderer
+from .renderer import Renderer
+from .spaces import ActionSpace, ObservationSpace
+from .tasks import Rows, check_task, find, load_tasks, pick
+from .tokenizers import Tokenizer
+from .trajectory import Trajectory
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+class EnvConfig(BaseModel):
+    """The options of an environment. A subclass of `Env` declares its own in a subclass of this, named `Config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Env(gymnasium.Env[Observation, Any]):
+    """A multi-turn task for a language model. Write `start` and `respond`; either may be `async def`.
+
+    It is a `gymnasium.Env`: `reset` and `step` speak tokens, the two methods speak messages.
+
+    Args:
+        renderer: The model family's renderer: its name, its name with options (`{"name": "qwen3", "enable_thinking":
+            False}`), or an object.
+        tokenizer: What `load_tokenizer` takes. A renderer that is an object brings its own.
+        history: The history policy: its name, its name with options (`{"name": "compact", "every": 10}`), or an object.
+        limits: When an episode is cut off: `Limits`, or its fields as a mapping; by default the class's `default_limits`.
+        tasks: Task data: a list, the path of a JSONL file, a Hugging Face data set.
+        render_mode: `"ansi"` or None.
+        **config: The environment's own options, the fields of its `Config`.
+
+    Raises:
+        ConfigError: For options that are not valid.
+        UnknownName: For a renderer or history policy that does not exist.
+        TokenizerError: If the tokenizer does not load, or lacks what the renderer needs.
+        TaskError: If the tasks cannot be read.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (gymnasium's own declaration)
+    Config: ClassVar[type[EnvConfig]] = EnvConfig
+    """The model of the environment's own options."""
+    Task: ClassVar[type[BaseModel] | None] = None
+    """The model of a task; None takes rows as they are."""
+    default_limits: ClassVar[Limits] = Limits()
+
+    task: Any
+    """The current task, if there are tasks."""
+
+    def __init__(
+        self,
+        *,
+        renderer: str | Mapping[str, Any] | Renderer = "qwen3",
+        tokenizer: str | Path | Tokenizer | Any = "embedded",
+        history: str | Mapping[str, Any] | HistoryPolicy = "keep",
+        limits: Limits | Mapping[str, Any] | None = None,
+        tasks: Rows | str | Path | None = None,
+        render_mode: str | None = None,
+        **config: Any,
+    ) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
+        self.config: Any = self._read_config(config)
+        self.renderer = _find_renderer(renderer, tokenizer)
+        self.history = get_history(history)
+        self.limits = Limits.of(limits, self.default_limits)
+        self.tasks = None if tasks is None else load_tasks(tasks)
+        self.render_mode = render_mode
+        self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
+        self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
+        self.task = None
+        self._episode: Episode | None = None
+        self._runner: asyncio.Runner | None = None
+
+    # What authors write.
+
+    def start(self) -> Turn | Awaitable[Turn]:
+        """Begin an episode. Random choices come from `self.np_random` alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no start(): it returns the first Turn")
+
+    def respond(self, reply: Message) -> Turn | Awaitable[Turn]:
+        """Answer a reply. Any reply is legal; what could not be read of it is in `reply.errors`."""
+        raise NotImplementedError(f"{type(self).__name__} has no respond(): it returns the next Turn")
+
+    def reference_reply(self) -> Message | str:
+        """What a player who solves the task would say now. It may look at the environment's own state."""
+        raise NotImplementedError(f"{type(self).__name__} has no reference_reply()")
+
+    def null_reply(self) -> Message | str:
+        """What a player who does not try would say now."""
+        return ""
+
+    # What authors use.
+
+    @property
+    def context(self) -> str:
+        """The name of the context that is spoken to."""
+        return self._running.context.name
+
+    def messages(self) -> list[Message]:
+        """All that was said in the current context, in order."""
+        return list(self._running.context.messages)
+
+    # What policies and trainers use.
+
+    @property
+    def trajectory(self) -> Trajectory | None:
+        """The episode, once it is over; None before."""
+        return None if self._episode is None else self._episode.trajectory
+
+    @property
+    def episode_id(self) -> str:
+        """The current episode's id, which is its trajectory's."""
+        return self._running.id
+
+    @property
+    def name(self) -> str:
+        """The id that the environment was made by, or its class's name."""
+        return type(self).__name__ if self.spec is None else self.spec.id
+
+    def prompt(self) -> "NDArray[np.int32]":
+        """The current prompt whole: int32 of shape (n,), a copy; O(context)."""
+        return self._running.context.prompt()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: The same seed gives the same task and the same bytes. None goes on with the random state.
+            options: `{"task": index_or_row}` chooses the task.
+
+        Returns:
+            The first observation and its `info`.
+        """
+        self._begin(seed, options)
+        with _Blame(self, "start"):
+            turn = self._now(self.start())
+        return self._opened(turn)
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """As `reset`, inside an event loop."""
+        self._begin(seed, options)
+        with _Blame(self, "start"):
+            turn = await _soon(self.start())
+        return self._opened(turn)
+
+    def step(self, action: Action | Any) -> Result:
+        """Take an action: an `Action`, or its tokens alone as an integer array.
+
+        Returns:
+            Observation, reward, terminated, truncated, info: gymnasium's five.
+
+        Raises:
+            EpisodeError: Before `reset` and after the end.
+            ActionError: If the action is not legal; the episode goes on as if it had not been given.
+        """
+        episode = self._running
+        reply = episode.receive(action)
+        if reply is None:
+            return episode.go_on()
+        with _Blame(self, "respond"):
+            turn = self._now(self.respond(reply))
+        return episode.advance(turn)
+
+    async def astep(self, action: Action | Any) -> Result:
+        """As `step`, inside an event loop."""
+        episode = self._running
+        reply = episode.receive(action)
+        if reply is None:
+            return episode.go_on()
+        with _Blame(self, "respond"):
+            turn = await _soon(self.respond(reply))
+        return episode.advance(turn)
+
+    def fail(self, error: BaseException) -> Trajectory:
+        """End the episode because something failed, and return what there is of it."""
+        return self._running.fail(error)
+
+    def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The conversation as text, if `render_mode` is `"ansi"`."""
+        if self.render_mode is None:
+            return None
+        return "\n".join(_line(message) for message in self.messages())
+
+    def close(self) -> None:
+        """Free what the environment holds. It may be called again."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name} renderer={self.renderer.name!r} history={self.history.specification()}>"
+
+    # How it works.
+
+    @property
+    def _running(self) -> Episode:
+        if self._episode is None:
+            raise EpisodeError("there is no episode yet: call reset() first")
+        return self._episode
+
+    def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
+        try:
+            return self.Config(**config)
+        except ValidationError as error:
+            known = ", ".join(self.Config.model_fields) or "none"
+            raise ConfigError(
+                f"{type(self).__name__} with {dict(config)}: {error} (its own options: {known})"
+            ) from error
+
+    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        super().reset(seed=seed)
+        unknown = set(options or ()) - {"task"}
+        if unknown:
+            raise ConfigError(f"reset() does not know the options {sorted(unknown)}; it knows 'task'")
+        episode_id = self.name if seed is None else f"{self.name}/{seed}"
+        self._episode = Episode(episode_id, self.name, seed, self.renderer, self.history, self.limits)
+        self.task = None
+        if options and "task" in options:
+            self.task = check_task(find(self.tasks, options["task"]), self.Task)
+        elif self.tasks is not None:
+            self.task = check_task(self.tasks[pick(self.tasks, seed, self.np_random)], self.Task)
+        self._episode.task = self.task
+
+    def _opened(self, turn: Turn) -> tuple[Observation, dict[str, Any]]:
+        result = self._running.open(turn)
+        return result.observation, result.info
+
+    def _now(self, value: T | Awaitable[T]) -> T:
+        """The value, awaited in an event loop of our own if it has to be."""
+        if not inspect.isawaitable(value):
+            return value  # pyright: ignore[reportReturnType]
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._runner = self._runner or asyncio.Runner()
+            return self._runner.run(_soon(value))
+        if inspect.iscoroutine(value):
+            value.close()
+        raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
+
+
+class _Blame:
+    """Notes on an author's exception where it came from."""
+
+    __slots__ = ("_env", "_method")
+
+    def __init__(self, env: Env, method: str) -> None:
+        self._env, self._method = env, method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            episode = self._env._running  # pyright: ignore[reportPrivateUsage]
+            where = f"{self._method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}"
+            error.add_note(f"Raised by {where}.")
+
+
+async def _soon(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
+
+
+def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
+    if isinstance(renderer, Renderer):
+        return renderer
+    options = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    return get_renderer(options.pop("name", None), tokenizer, **options)
+
+
+def _line(message: Message) -> str:
+    thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think> "
+    calls = "".join(f" -> {call.name}({call.arguments})" for call in message.tool_calls)
+    return f"[{message.role}] {thinking}{message.content}{calls}"

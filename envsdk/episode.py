@@ -1,0 +1,259 @@
+"""The state machine of one episode: an action in, a message out; a turn in, an observation out.
+
+It does no I/O and reads no clock, and knows nothing about gymnasium, event loops, or how an environment answers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .action import Break, CheckedAction, Observation, check_action
+from .context import Context, Delta
+from .errors import ContextFull, EpisodeError, TurnError
+from .history import HistoryPolicy
+from .limits import UNLIMITED, Limits, StopReason
+from .messages import Message, check_calls
+from .renderer import Renderer
+from .trajectory import ContextLog, Part, Status, Step, Trajectory
+from .turn import Turn
+
+RESERVED_INFO = frozenset(
+    ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role", "break", "rewards", "metrics")
+    + ("truncated_reply", "stop_reason")
+)
+MAIN = "main"
+
+
+class Result(NamedTuple):
+    """What `step` returns, in gymnasium's order."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class Episode:
+    """One episode of one environment.
+
+    Args:
+        id: What the trajectory will be called.
+        env: The environment's name.
+        seed: What it was reset with.
+        renderer: Writes the messages.
+        history: Decides what of the past stays visible.
+        limits: When the episode is cut off.
+    """
+
+    def __init__(
+        self, id: str, env: str, seed: int | None, renderer: Renderer, history: HistoryPolicy, limits: Limits
+    ) -> None:
+        self.id = id
+        self.env = env
+        self.seed = seed
+        self.task: Any = None
+        self.renderer = renderer
+        self.history = history
+        self.limits = limits
+        self.trajectory: Trajectory | None = None
+        self.context = Context(MAIN, MAIN, renderer, history)
+        self.steps: list[Step] = []
+        """The steps that were answered, in part or whole."""
+        self._step: Step | None = None  # the observation that waits for its action
+        self._sampled = 0
+        self._tool_calls = 0
+        self._turn = Turn()
+
+    def open(self, turn: Turn) -> Result:
+        """Take the first turn.
+
+        Raises:
+            TurnError: If it holds a reward, an end, or no message.
+        """
+        _check_turn(turn)
+        if turn.reward or turn.terminated or turn.truncated:
+            raise TurnError("the first turn has a reward or ends the episode, but nobody has replied yet")
+        system = [] if turn.system is None else [Message(role="system", content=turn.system)]
+        messages = [*system, *turn.messages]
+        if not messages:
+            raise TurnError("the first turn has no message; start() must say something")
+        delta = self.context.open(messages, turn.tools or (), max_tokens=self.limits.max_context_tokens)
+        return self._hand_out(turn, delta, StopReason.MAX_CONTEXT_TOKENS if delta.is_full else None, is_first=True)
+
+    def receive(self, action: object) -> Message | None:
+        """Take an action.
+
+        Returns:
+            The whole reply as a message; or None if the policy was interrupted and the reply goes on.
+
+        Raises:
+            EpisodeError: If no action is due.
+            ActionError: If the action is not legal; the episode is then as it was.
+        """
+        step = self._step
+        if step is None:
+            raise EpisodeError(
+                "step() after the end of the episode: call reset()"
+                if self.trajectory is not None
+                else "step() while no action is due: call reset() first, and step() once for each observation"
+            )
+        checked = check_action(action, self.renderer.tokenizer.vocab_size)
+        self._act(step, checked)
+        if checked.finish_reason == "abort":
+            return None
+        self._step = None
+        message = check_calls(self.context.parse_reply(), self.context.tools)
+        self.context.add_reply(message)
+        self._tool_calls += len(message.tool_calls)
+        return message
+
+    def advance(self, turn: Turn) -> Result:
+        """Take what the environment says after a reply.
+
+        Raises:
+            TurnError: If it is no legal turn.
+            RenderError: If the model family cannot express one of its messages.
+        """
+        _check_turn(turn)
+        if turn.system is not None or turn.tools is not None:
+            raise TurnError("only the first turn has `system` and `tools`")
+        step = self.steps[-1]
+        step.reward, step.rewards, step.metrics = turn.reward, turn.rewards, turn.metrics
+        reason = self._reason_to_stop(turn, step)
+        delta, reason = self._observe(turn, reason)
+        return self._hand_out(turn, delta, reason)
+
+    def go_on(self) -> Result:
+        """The empty observation after a part of a reply."""
+        length = len(self.context)
+        observation = Observation(np.empty(0, dtype=np.int32), length, True, self.context.name, self.context.name)
+        return Result(observation, 0.0, False, False, self._info(self._turn, None, closed_reply=False))
+
+    def fail(self, error: BaseException) -> Trajectory:
+        """End the episode because something failed; what was sampled so far is kept."""
+        self._end("error", StopReason.ERROR, f"{type(error).__name__}: {error}")
+        assert self.trajectory is not None
+        return self.trajectory
+
+    def _act(self, step: Step, action: CheckedAction) -> None:
+        self.context.act(action.tokens, action.logprobs)
+        stop = len(self.context.log_tokens)
+        step.parts += (Part(stop, action.temperature, action.policy_version, dict(action.extra)),)
+        step.finish_reason = action.finish_reason
+        if len(step.parts) == 1:
+            self.steps.append(step)
+        self._sampled += len(action.tokens)
+
+    def _reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
+        """The first that holds, in this order: what the environment says comes before any limit."""
+        limits = self.limits
+        reasons = {
+            StopReason.TERMINATED: turn.terminated,
+            StopReason.TRUNCATED: turn.truncated,
+            StopReason.CUT: limits.end_on_cut and step.finish_reason == "length",
+            StopReason.MAX_STEPS: _reached(len(self.steps), limits.max_steps),
+            StopReason.MAX_SAMPLED_TOKENS: _reached(self._sampled, limits.max_sampled_tokens),
+            StopReason.MAX_TOOL_CALLS: _reached(self._tool_calls, limits.max_tool_calls),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _observe(self, turn: Turn, reason: StopReason | None) -> tuple[Delta, StopReason | None]:
+        if reason is None:
+            try:
+                delta = self.context.observe(turn.messages, max_tokens=self.limits.max_context_tokens)
+                return delta, StopReason.MAX_CONTEXT_TOKENS if delta.is_full else None
+            except ContextFull:
+                reason = StopReason.CONTEXT_FULL
+        return self.context.observe(turn.messages, is_final=True), reason
+
+    def _hand_out(self, turn: Turn, delta: Delta, reason: StopReason | None, *, is_first: bool = False) -> Result:
+        extends = not is_first and delta.broken is None
+        name = self.context.name
+        self._turn = turn
+        if reason is None:
+            stop = len(self.context.log_tokens)
+            start = stop - len(delta.tokens)
+            self._step = Step(name, name, delta.keep, extends, start, stop, broken=delta.broken)
+        else:
+            self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
+        info = self._info(turn, delta.broken, closed_reply=delta.closed_reply)
+        if reason is not None:
+            info["stop_reason"] = str(reason)
+        observation = Observation(delta.tokens, delta.keep, extends, name, name)
+        is_terminated = reason == StopReason.TERMINATED
+        return Result(observation, float(turn.reward or 0.0), is_terminated, bool(reason) and not is_terminated, info)
+
+    def _info(self, turn: Turn, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
+        info = {
+            "stop_token_ids": self.renderer.stop_token_ids,
+            "stop": turn.stop,
+            "max_tokens": self._max_tokens(turn),
+            "sampling": dict(turn.sampling),
+            "context": self.context.name,
+            "role": self.context.role,
+            "truncated_reply": closed_reply,
+            "rewards": dict(turn.rewards),
+            "metrics": dict(turn.metrics),
+            **turn.info,
+        }
+        if broken is not None:
+            info["break"] = broken
+        return info
+
+    def _max_tokens(self, turn: Turn) -> int:
+        """How many tokens the next reply may have: the smallest of what the turn and each limit leave."""
+        limits = self.limits
+        left = [UNLIMITED, UNLIMITED if turn.max_tokens is None else turn.max_tokens]
+        if limits.max_context_tokens is not None:
+            left.append(limits.max_context_tokens - len(self.context))
+        if limits.max_sampled_tokens is not None:
+            left.append(limits.max_sampled_tokens - self._sampled)
+        return max(0, min(left))
+
+    def _end(self, status: Status, reason: StopReason, error: str | None = None) -> None:
+        context = self.context
+        length = max((step.stop for step in self.steps), default=0)
+        log = ContextLog(
+            role=context.role,
+            parent=context.parent,
+            tokens=context.log_tokens.copy(0, length),
+            logprobs=context.log_logprobs.copy(0, length),
+            messages=list(context.messages),
+            tools=[dict(tool) for tool in context.tools],
+        )
+        self._step = None
+        self.trajectory = Trajectory(
+            id=self.id,
+            env=self.env,
+            seed=self.seed,
+            status=status,
+            stop_reason=str(reason),
+            contexts={context.name: log},
+            steps=self.steps,
+            renderer=self.renderer.name,
+            tokenizer=self.renderer.tokenizer.fingerprint,
+            vocab_size=self.renderer.tokenizer.vocab_size,
+            history=self.history.specification(),
+            task=_as_json(self.task),
+            error=error,
+        )
+
+
+def _reached(count: int, limit: int | None) -> bool:
+    return limit is not None and count >= limit
+
+
+def _check_turn(turn: object) -> None:
+    if not isinstance(turn, Turn):
+        raise TurnError(f"start() and respond() return a Turn, got a {type(turn).__name__}: {turn!r:.80}")
+    taken = RESERVED_INFO & turn.info.keys()
+    if taken:
+        raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Take others")
+
+
+def _as_json(task: Any) -> Any:
+    if hasattr(task, "model_dump"):
+        return task.model_dump(mode="json")
+    return dict(task) if isinstance(task, Mapping) else task

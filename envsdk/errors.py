@@ -1,0 +1,75 @@
+"""The errors that envsdk raises. Each says what was given, what was expected, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class EnvsdkError(Exception):
+    """The base of all errors of this package."""
+
+
+class UnknownName(EnvsdkError, LookupError):
+    """A renderer, environment, history policy, tool or option of that name does not exist."""
+
+
+class PluginError(EnvsdkError):
+    """A plug-in is known by name, but could not be imported or does not hold what it should."""
+
+
+class TokenizerError(EnvsdkError):
+    """A tokenizer could not be loaded, or lacks the control tokens that a renderer needs."""
+
+
+class RenderError(EnvsdkError, ValueError):
+    """A conversation holds something that the model family cannot express."""
+
+
+class ActionError(EnvsdkError, ValueError):
+    """An action is not legal: a token out of range, or log-probabilities that do not fit."""
+
+
+class ConfigError(EnvsdkError, ValueError):
+    """An option of an environment, a renderer, a history policy or a limit is not valid."""
+
+
+class EpisodeError(EnvsdkError, RuntimeError):
+    """A call that does not fit the state of the episode, such as `step` before `reset` or after the end."""
+
+
+class TurnError(EnvsdkError, ValueError):
+    """An environment returned something that is not a legal `Turn`."""
+
+
+class TaskError(EnvsdkError, ValueError):
+    """Task data could not be read, or a task does not fit the environment."""
+
+
+class UndeclaredBreak(EnvsdkError):
+    """Tokens of a context were dropped and nothing declared it."""
+
+
+class ContextFull(EnvsdkError):
+    """A history policy has nothing left to drop and the context is still too long; the episode is truncated."""
+
+
+class PolicyError(EnvsdkError, TypeError):
+    """A policy is none, or returned something that is no action."""
+
+
+class InvalidSample(EnvsdkError, ValueError):
+    """A training sample is not sound; the message names the field and the position."""
+
+
+class InvalidRecord(EnvsdkError, ValueError):
+    """A stored trajectory or sample cannot be read: another schema, or damaged."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:
+    """Make an `UnknownName` that suggests near names, or lists the known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    if near:
+        advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
+    else:
+        advice = f"Known: {', '.join(names) or 'none'}."
+    return UnknownName(" ".join(filter(None, (f"No {kind} is named {name!r}.", advice, hint))))

@@ -1,0 +1,276 @@
+"""History policies: what of the past stays visible to the model.
+
+A policy looks at what was added since it last looked and either keeps the past, which is the rule, or declares a rewrite
+of it. Policies are frozen configuration; what they remember lives in the context, so one object serves many.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .action import RewriteReason
+from .errors import ConfigError, ContextFull, unknown_name
+from .messages import Message
+from .renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A declared change of the past: the view from message `start` on becomes `messages`."""
+
+    start: int
+    messages: Sequence[Message]
+    reason: RewriteReason
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class History:
+    """What a policy sees. The messages are the context's own: read them, do not change them."""
+
+    messages: Sequence[Message]
+    """The view: what the model would see if nothing were rewritten."""
+    new: int
+    """The index of the first message that was added since the policy last looked."""
+    steps: int
+    """How many replies the context holds, hidden ones included."""
+    length: int
+    """How many tokens the next prompt would have."""
+    renderer: Renderer
+    state: dict[str, Any]
+    """The policy's own memory for this context, empty at first."""
+    starts: Sequence[int] = field(repr=False)
+    """The position of each message's first token."""
+    end: int = field(repr=False)
+    """The position behind the last message."""
+
+    def tokens(self, index: int) -> int:
+        """How many tokens message `index` has."""
+        following = self.starts[index + 1] if index + 1 < len(self.messages) else self.end
+        return following - self.starts[index]
+
+    def measure(self, message: Message) -> int:
+        """How many tokens a message would have; O(its length)."""
+        out = self.renderer.emission()
+        self.renderer.emit_conversation(out, [_NEIGHBOUR, message], first=1)
+        return len(out.tokens()[0])
+
+
+class HistoryPolicy(BaseModel, ABC):
+    """The base class of history policies. Its fields are the policy's options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str] = ""
+    """The name that `history=` knows it by; one's own policies may do without and be passed as objects."""
+
+    @abstractmethod
+    def view(self, history: History) -> Rewrite | None:
+        """Say what the model sees from now on; None keeps the past.
+
+        It is called before every prompt. A step stays O(new tokens) if it looks at `history.messages[history.new:]`
+        and not at the whole past.
+
+        Raises:
+            ContextFull: If the context is too long and nothing can be dropped; the episode is then truncated.
+        """
+
+    def specification(self) -> dict[str, Any]:
+        """The policy as JSON: its name and options."""
+        return {"name": self.name or type(self).__name__, **self.model_dump(mode="json")}
+
+
+class Keep(HistoryPolicy):
+    """Everything stays visible: the next prompt always extends the last one."""
+
+    name: ClassVar[str] = "keep"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Keep the past."""
+        return None
+
+
+class Strip(HistoryPolicy):
+    """What the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
+
+    name: ClassVar[str] = "strip"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Rewrite from the first message on that the template shows in another way."""
+        settled = self._settled(history)
+        shown = history.renderer.visible(history.messages, settled)
+        changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
+        if not changed:
+            return None
+        loses_thinking = any(history.messages[i].reasoning for i in changed)
+        reason = "thinking_stripped" if loses_thinking else "template"
+        return Rewrite(changed[0], shown[changed[0] - settled :], reason)
+
+    def _settled(self, history: History) -> int:
+        """How many messages stay as they are: those before the last query that was there when we last looked."""
+        last = history.state.get("query")
+        queries = [
+            i for i in range(history.new, len(history.messages)) if history.renderer.settles(history.messages[i])
+        ]
+        if queries:
+            history.state["query"] = queries[-1]
+            return last or 0
+        return 0 if last is None else history.new
+
+
+class Compact(HistoryPolicy):
+    """Keeps all reasoning for `every` steps, then drops all of it at once, the current query's included."""
+
+    name: ClassVar[str] = "compact"
+
+    every: int = Field(ge=1)
+    """So many steps keep their reasoning: steps 1 to N form one segment, N + 1 to 2N the next."""
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the reasoning of the steps since the last time, when there are `every` of them."""
+        if not history.steps or history.steps % self.every:
+            return None
+        start = history.state.get("compacted", 0)
+        history.state["compacted"] = len(history.messages)
+        messages = history.messages[start:]
+        first = next((i for i, message in enumerate(messages) if message.reasoning is not None), None)
+        if first is None:
+            return None
+        shown = [_without_reasoning(message) for message in messages[first:]]
+        return Rewrite(start + first, shown, "compaction", f"after {history.steps} steps")
+
+
+Stage: TypeAlias = Literal["thinking", "tool_results", "oldest"]
+DROPPED_RESULT = "[This result was dropped to save space.]"
+
+
+class Budget(HistoryPolicy):
+    """Rewrites only when the prompt would pass a limit, and then down to a part of it, so that it does so rarely."""
+
+    name: ClassVar[str] = "budget"
+
+    max_tokens: int = Field(ge=1)
+    """The longest prompt, in tokens."""
+    target: float = Field(default=0.5, gt=0, le=1)
+    """The part of `max_tokens` that a rewrite aims at."""
+    order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
+    """What is dropped, in this order, the oldest first: reasoning; the content of tool results (a notice takes its
+    place); replies together with what the environment answered. The messages before the first reply stay, and so does
+    the last reply with its answer."""
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the oldest things, stage by stage, until the target is reached."""
+        if history.length <= self.max_tokens:
+            return None
+        draft = _Draft(history, goal=int(self.target * self.max_tokens))
+        for stage in self.order:
+            draft.drop(stage)
+        if draft.length > self.max_tokens:
+            raise ContextFull(
+                f"the prompt has {history.length} tokens, the budget is {self.max_tokens}, and dropping {self.order} "
+                f"leaves {draft.length}"
+            )
+        return draft.rewrite()
+
+
+class _Draft:
+    """A view from which things are being dropped until it is short enough."""
+
+    def __init__(self, history: History, goal: int) -> None:
+        self.length = history.length
+        self._history = history
+        self._goal = goal
+        self._messages: list[Message | None] = list(history.messages)
+
+    def drop(self, stage: Stage) -> None:
+        """Drop the oldest things of one kind, until the goal is reached."""
+        steps: dict[Stage, Callable[[int], None]] = {
+            "thinking": self._drop_thinking,
+            "tool_results": self._drop_result,
+            "oldest": self._drop_round,
+        }
+        for index in range(len(self._messages)):
+            if self.length <= self._goal:
+                return
+            steps[stage](index)
+
+    def rewrite(self) -> Rewrite:
+        """The draft as a rewrite."""
+        old = self._history.messages
+        start = next(i for i, message in enumerate(self._messages) if message is not old[i])
+        left = [message for message in self._messages[start:] if message is not None]
+        return Rewrite(start, left, "budget", f"{self._history.length} to about {self.length} tokens")
+
+    def _drop_thinking(self, index: int) -> None:
+        message = self._messages[index]
+        if message is not None and message.reasoning is not None:
+            self._replace(index, _without_reasoning(message))
+
+    def _drop_result(self, index: int) -> None:
+        message = self._messages[index]
+        is_old = index < self._history.new
+        if is_old and message is not None and message.role == "tool" and message.content != DROPPED_RESULT:
+            shorter = message.model_copy(update={"content": DROPPED_RESULT, "parts": None})
+            if self._history.measure(shorter) < self._history.tokens(index):
+                self._replace(index, shorter)
+
+    def _drop_round(self, index: int) -> None:
+        """Drop a reply and all up to the next one: so no tool result stays without its call."""
+        if not self._is_reply(index):
+            return
+        end = index + 1
+        while end < len(self._messages) and not self._is_reply(end):
+            end += 1
+        if end < len(self._messages):
+            for position in range(index, end):
+                self._replace(position, None)
+
+    def _is_reply(self, index: int) -> bool:
+        message = self._messages[index]
+        return message is not None and message.role == "assistant"
+
+    def _replace(self, index: int, message: Message | None) -> None:
+        old = self._messages[index]
+        before = 0 if old is None else self._count(index, old)
+        self.length += (0 if message is None else self._history.measure(message)) - before
+        self._messages[index] = message
+
+    def _count(self, index: int, message: Message) -> int:
+        is_original = message is self._history.messages[index]
+        return self._history.tokens(index) if is_original else self._history.measure(message)
+
+
+def _without_reasoning(message: Message) -> Message:
+    return message if message.reasoning is None else message.model_copy(update={"reasoning": None})
+
+
+_NEIGHBOUR = Message(role="user")
+_POLICIES: dict[str, type[HistoryPolicy]] = {policy.name: policy for policy in (Keep, Strip, Compact, Budget)}
+
+
+def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
+    """Find a history policy.
+
+    Args:
+        value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`).
+
+    Raises:
+        UnknownName: If no policy has that name.
+        ConfigError: If an option is missing, unknown or out of range.
+    """
+    if isinstance(value, HistoryPolicy):
+        return value
+    options = {"name": value} if isinstance(value, str) else dict(value)
+    name = options.pop("name", None)
+    if name not in _POLICIES:
+        raise unknown_name(
+            "history policy", name, _POLICIES, "One of your own is passed as an object: history=Mine(...)"
+        )
+    try:
+        return _POLICIES[name](**options)
+    except ValidationError as error:
+        known = ", ".join(_POLICIES[name].model_fields) or "none"
+        raise ConfigError(f"history policy {name!r} with {options}: {error} (its options: {known})") from error

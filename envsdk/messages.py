@@ -1,0 +1,185 @@
+"""Chat messages: what environments and models say to each other.
+
+Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reasoning` beside the content.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+ToolSchema: TypeAlias = Mapping[str, Any]
+"""A tool as a JSON schema in the OpenAI form, `{"type": "function", "function": {"name": ..., ...}}`."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TextPart(_Frozen):
+    """A part of a message's content that is text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+ContentPart: TypeAlias = TextPart
+"""The kinds of content parts. A part of another kind is refused, never dropped."""
+
+
+class ToolCall(_Frozen):
+    """A call of a tool by the model.
+
+    Attributes:
+        name: The tool's name; empty if the call could not be read.
+        arguments: The arguments by name, or the text that the model gave in their place, verbatim.
+        id: The call's id, for families that have ids.
+        error: What is wrong with the call, or None: not JSON, unknown tool, missing argument, not closed.
+        raw: The call's text as it was sampled, where that is not the text that the family itself would write.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict[str, Any])
+    id: str | None = None
+    error: str | None = None
+    raw: str | None = None
+
+    @classmethod
+    def from_openai(cls, data: Mapping[str, Any]) -> "ToolCall":
+        """Read a call in the OpenAI form, or one given flat as name and arguments; arguments stay as they are."""
+        function = data.get("function", data)
+        return cls(name=function["name"], arguments=function.get("arguments", {}), id=data.get("id"))
+
+    def to_openai(self) -> dict[str, Any]:
+        """Write the call in the OpenAI form; arguments given as a string stay that string."""
+        call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+def _none_is_empty(value: Any) -> Any:
+    return () if value is None else value
+
+
+class Message(_Frozen):
+    """One chat message.
+
+    Attributes:
+        role: Who speaks.
+        content: The text. A list of typed parts is accepted as well; it is kept in `parts`, and its text is here.
+        reasoning: The model's thinking. None is no think block at all, an empty string is an empty one.
+        tool_calls: The calls that an assistant makes, in order.
+        tool_call_id: On a tool message, the id of the call that it answers.
+        name: On a tool message, the tool's name; elsewhere the speaker's.
+        parts: The content's typed parts, where it was given as parts.
+        errors: What was wrong with a sampled message: a block that was not closed, tokens after the end, ...
+            The errors of single calls are in `ToolCall.error` too.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_none_is_empty)] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    parts: tuple[ContentPart, ...] | None = None
+    errors: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_of_parts(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        fields: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+        content = fields.get("content", "")
+        if content is None:
+            return {**fields, "content": ""}
+        if isinstance(content, (list, tuple)) and fields.get("parts") is None:
+            parts = [TextPart.model_validate(part) for part in content]  # pyright: ignore[reportUnknownVariableType]
+            return {**fields, "content": "".join(part.text for part in parts), "parts": parts}
+        return fields
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.role != "assistant" and (self.tool_calls or self.reasoning is not None):
+            raise ValueError(f"a {self.role} message has no reasoning and no tool calls: only an assistant's has")
+        if self.parts is not None and "".join(part.text for part in self.parts) != self.content:
+            raise ValueError("content and parts differ: give one of them")
+        return self
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _calls_in_either_form(cls, calls: Any) -> Any:
+        if not isinstance(calls, (list, tuple)):
+            return calls
+        items: Sequence[Any] = calls  # pyright: ignore[reportUnknownVariableType]
+        return tuple(ToolCall.from_openai(c) if isinstance(c, Mapping) and "function" in c else c for c in items)
+
+    @classmethod
+    def from_openai(cls, data: Mapping[str, Any]) -> "Message":
+        """Read a message in the OpenAI chat format.
+
+        Args:
+            data: A mapping with `role`, `content` (text, parts or None) and, optionally, `reasoning_content` (or
+                `reasoning`), `tool_calls`, `tool_call_id` and `name`.
+
+        Raises:
+            pydantic.ValidationError: For a role, a content part or a key that is not known.
+        """
+        fields = dict(data)
+        if "reasoning_content" in fields:
+            fields["reasoning"] = fields.pop("reasoning_content")
+        return cls.model_validate(fields)
+
+    def to_openai(self) -> dict[str, Any]:
+        """Write the message in the OpenAI chat format; what is not set is left out."""
+        content: Any = self.content if self.parts is None else [part.model_dump() for part in self.parts]
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_openai() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]") -> list[Message]:
+    """Read what an author may give as messages: a text (a user message), one message, or a list of them."""
+    if isinstance(value, str):
+        return [Message(role="user", content=value)]
+    if isinstance(value, Message):
+        return [value]
+    if isinstance(value, Mapping):
+        return [Message.from_openai(value)]
+    return [item if isinstance(item, Message) else Message.from_openai(item) for item in value]
+
+
+def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
+    """Note on each call of `message` whether its tool is unknown or an argument that the schema requires is missing.
+
+    Returns:
+        The message itself if nothing was found, else a copy with `ToolCall.error` set and `errors` extended.
+    """
+    if not message.tool_calls:
+        return message
+    schemas = {tool.get("function", tool)["name"]: tool.get("function", tool) for tool in tools}
+    errors = [call.error or _call_error(call, schemas) for call in message.tool_calls]
+    if errors == [call.error for call in message.tool_calls]:
+        return message
+    calls = tuple(
+        c if c.error == error else c.model_copy(update={"error": error})
+        for c, error in zip(message.tool_calls, errors, strict=True)
+    )
+    found = tuple(error for c, error in zip(message.tool_calls, errors, strict=True) if error and not c.error)
+    return message.model_copy(update={"tool_calls": calls, "errors": (*message.errors, *found)})
+
+
+def _call_error(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str | None:
+    if call.name not in schemas:
+        return f"unknown tool {call.name!r}; known: {', '.join(schemas) or 'none'}"
+    required = schemas[call.name].get("parameters", {}).get("required", ())
+    missing = [name for name in required if isinstance(call.arguments, dict) and name not in call.arguments]
+    return f"{call.name}: missing argument {', '.join(missing)}" if missing else None

@@ -1,0 +1,336 @@
+"""The base class of renderers: messages to tokens, and sampled tokens back to a message, for one model family.
+
+A family says once how a message is written; the full rendering, the delta after a reply, the generation prompt, the
+masks and the attribution all come from that one path. Knows nothing about environments and history policies.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .emission import Emission, Encoder, Span
+from .errors import RenderError, TokenizerError
+from .messages import Message, ToolSchema
+from .tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
+"""Token ids, shape (n,)."""
+
+
+class Rendered:
+    """A rendered conversation."""
+
+    __slots__ = ("_emission", "starts", "tokens")
+
+    def __init__(self, emission: Emission) -> None:
+        self._emission = emission
+        self.tokens: NDArray[np.int32]
+        """The token ids, shape (n,)."""
+        self.starts: list[int]
+        """The index of each message's first token; with a generation prompt, also where that begins."""
+        self.tokens, self.starts = emission.tokens()
+
+    @property
+    def spans(self) -> list[Span]:
+        """Runs of tokens with their message, role, and whether they are sampled and content (computed when asked)."""
+        return self._emission.spans()
+
+
+class Segment(NamedTuple):
+    """A part of a reply: a control token (empty at the start of the reply) and the text after it."""
+
+    control: str
+    text: str
+
+
+class SplitReply(NamedTuple):
+    """A reply cut at the control tokens of its family."""
+
+    segments: list[Segment]
+    is_ended: bool
+    """Whether there is a stop token."""
+    overrun: str
+    """What stands after the first stop token."""
+
+
+class Renderer(ABC):
+    """Converts messages to tokens and sampled tokens back to a message, for one model family.
+
+    A family sets the class attributes and writes `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles` and
+    `parse`. Messages begin and end at control tokens, so that the tokens of a message depend on nothing but itself, and
+    on what `seam` says of its neighbours.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        unsafe_content: Match control tokens inside content, as chat templates do. For parity tests: with it, a user or a
+            tool can forge a turn.
+
+    Raises:
+        TokenizerError: If the tokenizer lacks a control token of the family.
+    """
+
+    name: ClassVar[str]
+    """The name in the registry."""
+    roles: ClassVar[frozenset[str]]
+    """The roles that the family can express."""
+    stop_tokens: ClassVar[tuple[str, ...]]
+    """The tokens that end a reply; the first is the one that the family's history has."""
+    after_turn: ClassVar[str]
+    """What stands between the end of an assistant's turn and the next message; never sampled."""
+    opening: ClassVar[str]
+    """How an assistant's message begins; never sampled."""
+    blocks: ClassVar[Mapping[str, str]]
+    """For each control token that opens a block inside a reply, the scaffold that closes it."""
+    structure: ClassVar[tuple[str, ...]]
+    """The other control tokens that `parse` tells apart from text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        names = [*self.stop_tokens, *self.blocks, *self.structure]
+        missing = [name for name in names if name not in tokenizer.control_tokens]
+        if missing:
+            raise TokenizerError(
+                f"the tokenizer {tokenizer.name!r} lacks control tokens that the renderer {self.name!r} needs: "
+                f"{', '.join(missing)}. Take a tokenizer of that model family, or another renderer"
+            )
+        self.tokenizer = tokenizer
+        self.unsafe_content = unsafe_content
+        self._encoder = Encoder(tokenizer, unsafe_content=unsafe_content)
+        self._marks = names
+        self._mark_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
+        for mark, name in enumerate(names, start=1):
+            self._mark_of_token[tokenizer.token_id(name)] = mark
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
+        return self  # it never changes: gymnasium's deep copies of keyword arguments may share it
+
+    # What a family says.
+
+    @abstractmethod
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write what opens a conversation: its first message if that is a system message, and the tools."""
+
+    @abstractmethod
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a message that is not the assistant's. Of its neighbours only `seam` may matter."""
+
+    @abstractmethod
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """Write what an assistant samples: from behind the generation prompt to the end of its turn."""
+
+    @abstractmethod
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """What the official chat template shows of `messages[settled:]`.
+
+        Args:
+            messages: A conversation.
+            settled: So many messages at its start are known to stay as they are. If it is not 0, one of them
+                `settles` what came before it, or nothing does that before `messages[settled]`.
+
+        Returns:
+            As many messages as `messages[settled:]` has; one that stays as it is is the same object.
+        """
+
+    @abstractmethod
+    def settles(self, message: Message) -> bool:
+        """Whether nothing before this message can change any more, once it is shown (Qwen3: a user query)."""
+
+    @abstractmethod
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+        """Read a reply. Accepts any tokens; what is wrong with them is in `Message.errors`.
+
+        Args:
+            tokens: What was sampled, shape (n,).
+            prompt_tail: The end of the prompt from the assistant's opening on; it may have opened a block.
+        """
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold that asks for a reply."""
+        return self.opening
+
+    def seam(self, message: Message) -> object:
+        """What of a message the tokens of its neighbours may depend on."""
+        return message.role
+
+    # What follows from it.
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a reply."""
+        return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = False,
+        history: Literal["template", "keep"] = "template",
+    ) -> Rendered:
+        """Render a whole conversation.
+
+        Args:
+            messages: The conversation, at least one message.
+            tools: JSON schemas of the tools that the model may call.
+            generation_prompt: Whether to ask for a reply at the end.
+            history: `"template"` gives what the model's official chat template gives, which may hide earlier
+                reasoning; `"keep"` renders the messages as they are.
+
+        Raises:
+            RenderError: If there is no message, or the family cannot express one.
+        """
+        if not messages:
+            raise RenderError("there is no message to render")
+        shown = self.visible(messages) if history == "template" else messages
+        out = self.emission()
+        self.emit_conversation(out, shown, tools=tools)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages))
+        return Rendered(out)
+
+    def extend(
+        self, reply: TokenIds, messages: Sequence[Message], *, generation_prompt: bool = True
+    ) -> "NDArray[np.int32]":
+        """What follows a finished or cut reply: its end, as far as it lacks one, then the messages.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            messages: What the environment says next.
+            generation_prompt: Whether to ask for a reply at the end.
+
+        Returns:
+            The tokens to append, int32 of shape (m,). None of them was sampled.
+        """
+        return self.extension(reply, messages, generation_prompt=generation_prompt).tokens
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        previous: Message | None = None,
+        generation_prompt: bool = True,
+    ) -> Rendered:
+        """As `extend`, and tells where each message starts.
+
+        `previous` is the reply as a message, if it was parsed already.
+        """
+        out = self.emission()
+        out.scaffold(self.closing(reply))
+        self.emit_conversation(out, [previous or _REPLY, *messages], first=1)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages) + 1)
+        return Rendered(out)
+
+    def reply(self, message: Message) -> "NDArray[np.int32]":
+        """The tokens that a model would sample to say `message`: int32, shape (n,), the stop token included."""
+        out = self.emission()
+        self.emit_reply(out, message)
+        return out.tokens()[0]
+
+    def closing(self, reply: TokenIds) -> str:
+        """The scaffold that closes a reply: an open block, the turn itself, and what stands behind a turn."""
+        if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
+            return self.after_turn
+        return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Whether the reply ended its turn itself."""
+        return self.closing(reply) == self.after_turn
+
+    def emission(self) -> Emission:
+        """An empty emission for this renderer."""
+        return Emission(self._encoder)
+
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Write `messages[first:stop]`; the others are only their neighbours. The tools go with message 0.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+        for index in range(first, len(messages) if stop is None else stop):
+            message = messages[index]
+            if message.role not in self.roles:
+                raise RenderError(
+                    f"message {index} has the role {message.role!r}, which {self.name!r} cannot express: its roles are "
+                    f"{', '.join(sorted(self.roles))}"
+                )
+            if index == 0:
+                is_system = message.role == "system"
+                out.begin(0 if is_system else -1, "system")
+                self.emit_start(out, message if is_system else None, tools)
+                if is_system:
+                    continue
+                out.attribute(0, message.role)
+            else:
+                out.begin(index, message.role)
+            self._emit(out, messages, index)
+
+    def emit_generation_prompt(self, out: Emission, index: int) -> None:
+        """Write what asks for the reply that will be message `index`."""
+        out.begin(index, "assistant")
+        out.scaffold(self.generation_prompt)
+
+    def _emit(self, out: Emission, messages: Sequence[Message], index: int) -> None:
+        message = messages[index]
+        if message.role != "assistant":
+            previous = messages[index - 1] if index else None
+            following = messages[index + 1] if index + 1 < len(messages) else None
+            self.emit_message(out, message, previous, following)
+            return
+        out.scaffold(self.opening)
+        out.is_sampled = True
+        self.emit_reply(out, message)
+        out.is_sampled = False
+        out.scaffold(self.after_turn)
+
+    def split(self, tokens: TokenIds) -> SplitReply:
+        """Cut a reply at the control tokens that mean something to the family, up to its first stop token."""
+        array = np.asarray(tokens, dtype=np.int32)
+        marks = self._marks_in(array)
+        decode = self.tokenizer.decode
+        segments: list[Segment] = []
+        control, start = "", 0
+        for position in np.flatnonzero(marks).tolist():
+            name = self._marks[int(marks[position]) - 1]
+            segments.append(Segment(control, decode(array[start:position])))
+            control, start = name, position + 1
+            if name in self.stop_tokens:
+                return SplitReply(segments, True, decode(array[start:]))
+        segments.append(Segment(control, decode(array[start:])))
+        return SplitReply(segments, False, "")
+
+    def _close_open_block(self, reply: TokenIds) -> str:
+        """The scaffold that closes the block that is open at the end of a reply, or nothing."""
+        marks = self._marks_in(np.asarray(reply, dtype=np.int32))
+        opened = ""
+        for mark in marks[marks > 0].tolist():
+            control = self._marks[mark - 1]
+            if control in opened:
+                opened = ""
+            elif not opened:
+                opened = self.blocks.get(control, "")
+        return opened
+
+    def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
+        """For each token which of the family's control tokens it is, counted from 1, or 0."""
+        return self._mark_of_token.take(tokens, mode="clip")
+
+
+_REPLY = Message(role="assistant")

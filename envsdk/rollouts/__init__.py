@@ -1,0 +1,7 @@
+"""Rolling out episodes: one, or many side by side."""
+
+from .gather import agather, gather
+from .policies import Policy, RandomPolicy, ReplyPolicy
+from .simple import arollout, rollout
+
+__all__ = ["Policy", "RandomPolicy", "ReplyPolicy", "agather", "arollout", "gather", "rollout"]

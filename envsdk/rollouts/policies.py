@@ -1,0 +1,132 @@
+"""Policies: what answers a prompt with sampled tokens."""
+
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from ..action import Action
+from ..env import Env
+from ..errors import PolicyError, unknown_name
+from ..messages import Message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Policy(Protocol):
+    """Samples a reply to a prompt; `async def` or plain."""
+
+    def __call__(
+        self,
+        prompt: "NDArray[np.int32]",
+        *,
+        episode_id: str,
+        context: str,
+        base: str,
+        role: str,
+        keep: int,
+        stop_token_ids: tuple[int, ...],
+        stop: tuple[str, ...],
+        max_tokens: int,
+        sampling: Mapping[str, Any],
+    ) -> Action | Awaitable[Action]:
+        """Sample a reply.
+
+        Args:
+            prompt: The whole prompt, int32 of shape (n,), a copy.
+            episode_id: The episode; with `context`, the key of a KV cache.
+            context: Whose prompt it is.
+            base: The context whose cache may be used again, ...
+            keep: ... for so many tokens.
+            role: The role of the context.
+            stop_token_ids: Ids at which to stop; the one that is sampled belongs to the action.
+            stop: Strings at which to stop.
+            max_tokens: How many tokens the reply may have.
+            sampling: Sampling parameters that the environment asks for.
+        """
+        ...
+
+
+PolicyLike: TypeAlias = str | Policy | Callable[..., Any]
+"""A policy, or the name of one: `random`, `reference` or `null`."""
+
+
+class RandomPolicy:
+    """Random ids, with exact log-probabilities; the same prompt of the same episode gives the same reply.
+
+    Args:
+        vocab_size: Ids are below it.
+        seed: Another seed gives other replies.
+        stop_probability: How likely each token is to be the stop token.
+    """
+
+    def __init__(self, vocab_size: int, *, seed: int = 0, stop_probability: float = 0.1) -> None:
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._stop_probability = stop_probability
+
+    def __call__(
+        self,
+        prompt: "NDArray[np.int32]",
+        *,
+        episode_id: str,
+        stop_token_ids: tuple[int, ...],
+        max_tokens: int,
+        **_: Any,
+    ) -> Action:
+        """Sample: at each position the stop token with its probability, else any id, all alike."""
+        rng = np.random.default_rng([abs(self._seed), zlib.crc32(episode_id.encode()), len(prompt)])
+        length = int(rng.geometric(self._stop_probability))
+        is_cut = length > max_tokens
+        length = min(length, max_tokens)
+        tokens = rng.integers(0, self._vocab_size - 1, size=length, dtype=np.int32)
+        tokens += tokens >= stop_token_ids[0]  # any id but the stop token
+        logprobs = np.full(length, np.log((1 - self._stop_probability) / (self._vocab_size - 1)), dtype=np.float32)
+        if not is_cut:
+            tokens[-1], logprobs[-1] = stop_token_ids[0], np.log(self._stop_probability)
+        return Action(tokens, logprobs, "length" if is_cut else "stop")
+
+
+class ReplyPolicy:
+    """Says what a function returns as a message, with probability 1.
+
+    Args:
+        env: The environment that is played; its renderer writes the messages.
+        reply: Returns the next reply: a message, or its text.
+    """
+
+    def __init__(self, env: Env, reply: Callable[[], Message | str]) -> None:
+        self._env = env
+        self._reply = reply
+
+    def __call__(self, prompt: "NDArray[np.int32]", *, max_tokens: int, **_: Any) -> Action:
+        """The reply as tokens, cut at `max_tokens`."""
+        reply = self._reply()
+        message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
+        tokens = self._env.renderer.reply(message)
+        is_cut = len(tokens) > max_tokens
+        tokens = tokens[:max_tokens]
+        return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
+
+
+def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
+    """The policy of that name for `env`, or the policy itself.
+
+    Raises:
+        UnknownName: If there is none of that name.
+        PolicyError: If it is neither a name nor a callable.
+    """
+    named: dict[str, Callable[[], Callable[..., Any]]] = {
+        "random": lambda: RandomPolicy(env.renderer.tokenizer.vocab_size, seed=seed or 0),
+        "reference": lambda: ReplyPolicy(env, env.reference_reply),
+        "null": lambda: ReplyPolicy(env, env.null_reply),
+    }
+    if isinstance(policy, str):
+        if policy not in named:
+            raise unknown_name("policy", policy, named, "One of your own is passed as a function.")
+        return named[policy]()
+    if not callable(policy):
+        raise PolicyError(f"a policy is a function from a prompt to an Action, got a {type(policy).__name__}")
+    return policy

@@ -1,0 +1,285 @@
+"""Training samples: one append-only token sequence with mask and log-probabilities for each segment.
+
+A segment is a context between two rewrites. What it kept of the segment before is its prefix, with mask 0: so every
+sampled token is trained in exactly one sample.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import orjson
+
+from .action import Break
+from .arrays import Growing
+from .errors import InvalidRecord, InvalidSample
+from .trajectory import SCHEMA_VERSION, Step, Trajectory, check_declared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LossRule: TypeAlias = Literal["all", "last_step"] | Callable[[Step], bool]
+
+_ARRAYS: Mapping[str, Any] = {
+    "tokens": np.int32,
+    "mask": np.bool_,
+    "logprobs": np.float32,
+    "step_ids": np.int32,
+    "step_rewards": np.float32,
+    "advantage": np.float32,
+    "temperature": np.float32,
+    "policy_version": np.int32,
+    "part_ids": np.int32,
+}
+
+
+@dataclass(slots=True)
+class Sample:
+    """A training record: one append-only token sequence."""
+
+    tokens: "NDArray[np.int32]"
+    """Shape (L,)."""
+    mask: "NDArray[np.bool_]"
+    """Shape (L,): True on the tokens that are trained. The loss of token i is predicted from the tokens before it."""
+    logprobs: "NDArray[np.float32] | None"
+    """Shape (L,): the sampler's log-probabilities; 0.0 where mask is False. None if the policy gave none at all."""
+    step_ids: "NDArray[np.int32]"
+    """Shape (L,): the sample's step that a token was sampled in, as an index of `step_rewards`; -1 elsewhere."""
+    reward: float
+    """The trajectory's reward."""
+    step_rewards: "NDArray[np.float32]"
+    """Shape (n_steps,): the reward of each step in this sample; 0.0 for one that was not scored."""
+    temperature: "NDArray[np.float32]"
+    """Shape (n_parts,): the sampling temperature of each part."""
+    policy_version: "NDArray[np.int32]"
+    """Shape (n_parts,): which weights sampled each part; -1 if unknown."""
+    part_ids: "NDArray[np.int32]"
+    """Shape (L,): the part that a token was sampled in, as an index of `temperature`; -1 elsewhere."""
+    context: str
+    role: str
+    parent: str | None
+    trajectory_id: str
+    segment_index: int
+    """Which of the context's samples this is, counted from 0."""
+    n_segments: int
+    """How many samples the context has."""
+    loss_weight: float
+    """Trained tokens of this sample / trained tokens of the trajectory: for trainers that average per sample."""
+    stop_reason: str
+    truncated: bool
+    breaks: list[Break] = field(default_factory=list[Break])
+    """The breaks of the context up to this sample's end."""
+    group_id: str | None = None
+    advantage: "float | NDArray[np.float32] | None" = None
+    extra: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    """For each key of `Action.extra` the values of the parts, None for a part without."""
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory)."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def validate(self) -> "Sample":
+        """Refuse a sample that is not sound. Nothing is padded or repaired.
+
+        Returns:
+            The sample itself.
+
+        Raises:
+            InvalidSample: It names the field and the position.
+        """
+        length = len(self.tokens)
+        for name in ("mask", "logprobs", "step_ids", "part_ids"):
+            array = getattr(self, name)
+            if array is not None and array.shape != (length,):
+                raise InvalidSample(f"{name} has shape {array.shape}, but there are {length} tokens")
+        if isinstance(self.advantage, np.ndarray) and self.advantage.shape != (length,):
+            raise InvalidSample(f"advantage has shape {self.advantage.shape}, but there are {length} tokens")
+        if not self.mask.any():
+            raise InvalidSample("mask is False everywhere: no token is trained")
+        vocab_size = self.metadata.get("vocab_size") or np.iinfo(np.int32).max
+        self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
+        self._refuse("step_ids", self.mask & (self.step_ids < 0), "is no step, but mask is True")
+        self._refuse("step_ids", self.step_ids >= len(self.step_rewards), "has no entry in step_rewards")
+        self._refuse("part_ids", self.mask & (self.part_ids < 0), "is no part, but mask is True")
+        self._refuse("part_ids", self.part_ids >= len(self.temperature), "has no entry in temperature")
+        if self.logprobs is not None:
+            unknown = np.isnan(self.logprobs)
+            self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
+            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
+            self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
+        if not math.isfinite(self.reward):
+            raise InvalidSample(f"reward is {self.reward}")
+        self._refuse("step_rewards", ~np.isfinite(self.step_rewards), "is not finite")
+        return self
+
+    def _refuse(self, name: str, wrong: "NDArray[np.bool_]", why: str) -> None:
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise InvalidSample(f"{name}[{position}] = {getattr(self, name)[position]} {why}")
+
+    def to_json(self) -> bytes:
+        """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
+        record = {"schema": SCHEMA_VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> "Sample":
+        """Read what `to_json` wrote.
+
+        Raises:
+            InvalidRecord: If it is no sample, of another schema version, or damaged.
+        """
+        try:
+            record = orjson.loads(line)
+            if record.pop("schema", None) != SCHEMA_VERSION:
+                raise InvalidRecord(f"not a sample of schema version {SCHEMA_VERSION}")
+            for name, dtype in _ARRAYS.items():
+                if isinstance(record[name], list):
+                    record[name] = np.array(record[name], dtype=dtype)
+            return cls(**{**record, "breaks": [Break(**broken) for broken in record["breaks"]]})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InvalidRecord):
+                raise
+            raise InvalidRecord(f"the sample is damaged: {type(error).__name__}: {error}") from error
+
+
+def samples_of(trajectory: Trajectory, loss: LossRule = "all") -> list[Sample]:
+    """Make the samples of a trajectory; see `Trajectory.samples`."""
+    if trajectory.status == "error":
+        return []
+    trains = _rule(trajectory, loss)
+    tracks: dict[str, _Track] = {}
+    segments: list[tuple[int, Sample]] = []
+    for index, step in enumerate(trajectory.steps):
+        track = tracks.setdefault(step.context, _Track(trajectory, step.context))
+        check_declared(step, index, len(track))
+        if step.keep < len(track):
+            segments.extend(track.close())
+        track.add(index, step, trains(step))
+    for track in tracks.values():
+        segments.extend(track.close())
+    segments.sort(key=lambda segment: segment[0])
+    samples = [sample for _, sample in segments]
+    trained = sum(int(np.count_nonzero(sample.mask)) for sample in samples)
+    counts: dict[str, int] = {}
+    for sample in samples:
+        sample.loss_weight = int(np.count_nonzero(sample.mask)) / trained
+        sample.segment_index = counts.get(sample.context, 0)
+        counts[sample.context] = sample.segment_index + 1
+    for sample in samples:
+        sample.n_segments = counts[sample.context]
+    return samples
+
+
+def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
+    if callable(loss):
+        return loss
+    if loss == "all":
+        return lambda step: True
+    if loss == "last_step":
+        last = {step.context: id(step) for step in trajectory.steps}
+        return lambda step: last[step.context] == id(step)
+    raise ValueError(f"loss is {loss!r}; expected one of {get_args(get_args(LossRule)[0])} or a function of a Step")
+
+
+class _Track:
+    """A context that is being replayed: its arrays as they are now, and the steps of its current segment."""
+
+    def __init__(self, trajectory: Trajectory, name: str) -> None:
+        self._trajectory = trajectory
+        self._name = name
+        self._log = trajectory.contexts[name]
+        self._tokens = Growing(np.int32)
+        self._mask = Growing(np.bool_)
+        self._logprobs = Growing(np.float32)
+        self._step_ids = Growing(np.int32)
+        self._part_ids = Growing(np.int32)
+        self._arrays = (self._tokens, self._mask, self._logprobs, self._step_ids, self._part_ids)
+        self._steps: list[tuple[int, Step]] = []
+        self._parts = 0
+        self._breaks: list[Break] = []
+        self._old = 0  # up to here the arrays hold what an earlier segment trained
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, index: int, step: Step, is_trained: bool) -> None:
+        """Replay a step."""
+        for array in self._arrays:
+            array.truncate(step.keep)
+        if not self._steps:
+            self._forget(step.keep)
+        if step.broken is not None:
+            self._breaks.append(step.broken)
+        self._extend(step.start, step.action_start, False, -1, -1)
+        start = step.action_start
+        for part in step.parts:
+            self._extend(start, part.stop, is_trained, len(self._steps), self._parts)
+            start = part.stop
+            self._parts += 1
+        self._steps.append((index, step))
+
+    def _extend(self, start: int, stop: int, is_trained: bool, step: int, part: int) -> None:
+        count = stop - start
+        self._tokens.append(self._log.tokens[start:stop])
+        self._mask.extend(count, is_trained)
+        self._logprobs.extend(count, self._log.logprobs[start:stop] if is_trained else 0.0)
+        self._step_ids.extend(count, step)
+        self._part_ids.extend(count, part)
+
+    def _forget(self, stop: int) -> None:
+        """What a segment kept of the one before was trained there."""
+        for array, value in ((self._mask, False), (self._logprobs, 0.0), (self._step_ids, -1), (self._part_ids, -1)):
+            array.view[self._old : stop] = value
+        self._old = stop
+
+    def close(self) -> list[tuple[int, Sample]]:
+        """End the segment: its sample with the index of its first step, if a token is trained in it."""
+        steps, self._steps, self._parts = self._steps, [], 0
+        self._old = min(self._old, len(self))
+        if not self._mask.view[self._old :].any():
+            return []
+        return [(steps[0][0], self._sample(steps))]
+
+    def _sample(self, steps: list[tuple[int, Step]]) -> Sample:
+        trajectory = self._trajectory
+        parts = [part for _, step in steps for part in step.parts]
+        mask = self._mask.copy()
+        logprobs = self._logprobs.copy()
+        keys = dict.fromkeys(key for part in parts for key in part.extra)
+        return Sample(
+            tokens=self._tokens.copy(),
+            mask=mask,
+            logprobs=None if np.isnan(logprobs[mask]).all() else logprobs,
+            step_ids=self._step_ids.copy(),
+            reward=trajectory.reward,
+            step_rewards=np.array([step.reward or 0.0 for _, step in steps], dtype=np.float32),
+            temperature=np.array([part.temperature for part in parts], dtype=np.float32),
+            policy_version=np.array([_version(part.policy_version) for part in parts], dtype=np.int32),
+            part_ids=self._part_ids.copy(),
+            context=self._name,
+            role=self._log.role,
+            parent=self._log.parent,
+            trajectory_id=trajectory.id,
+            segment_index=0,
+            n_segments=0,
+            loss_weight=0.0,
+            stop_reason=trajectory.stop_reason,
+            truncated=trajectory.status == "truncated",
+            breaks=list(self._breaks),
+            extra={key: [part.extra.get(key) for part in parts] for key in keys},
+            metadata={
+                "env": trajectory.env,
+                "seed": trajectory.seed,
+                "tokenizer": trajectory.tokenizer,
+                "vocab_size": trajectory.vocab_size,
+                "steps": [index for index, _ in steps],
+            },
+        )
+
+
+def _version(policy_version: int | None) -> int:
+    return -1 if policy_version is None else policy_version

@@ -1,0 +1,108 @@
+"""Tasks from data: a list, a JSONL file, a Hugging Face data set."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from .errors import TaskError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Task: TypeAlias = Any
+"""One task: a row of the data, or what the environment's `Task` model made of it."""
+
+
+class Rows(Protocol):
+    """What a data set is: it has a length, and rows by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def load_tasks(source: object) -> Rows:
+    """Read tasks.
+
+    Args:
+        source: Rows (a list, a Hugging Face data set), or the path of a JSONL file.
+
+    Raises:
+        TaskError: If there is no such file, a line of it is no JSON (the line is named), or there is no task.
+    """
+    if isinstance(source, (str, Path)):
+        rows: Any = _read_jsonl(Path(source))
+    elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+        rows = source
+    else:
+        raise TaskError(f"tasks must be a list, the path of a JSONL file or a data set, got a {type(source).__name__}")
+    if not len(rows):
+        raise TaskError(f"there is no task in {source!r:.80}")
+    return rows
+
+
+def _read_jsonl(path: Path) -> Sequence[Any]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise TaskError(f"the task file {str(path)!r} cannot be read: {error}") from error
+    rows: list[Any] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            raise TaskError(
+                f"{path}, line {number} is no JSON ({error}). A task file has one JSON object a line"
+            ) from error
+    return rows
+
+
+def pick(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
+    """Choose a task.
+
+    With a seed, every task comes once in each run of as many seeds, in a shuffled order: near seeds give different tasks,
+    and the same seed always the same one. Without a seed the random generator chooses.
+    """
+    if seed is None:
+        return int(rng.integers(len(rows)))
+    epoch, position = divmod(seed, len(rows))
+    return int(_order(len(rows), epoch)[position])
+
+
+@lru_cache(maxsize=8)
+def _order(count: int, epoch: int) -> "NDArray[np.int64]":
+    return np.random.default_rng([count, epoch]).permutation(count)
+
+
+def find(rows: Rows | None, choice: object) -> Any:
+    """The task that `options={"task": choice}` asks for: the row of an index, or the row itself.
+
+    Raises:
+        TaskError: If there is no row of that index.
+    """
+    if isinstance(choice, (int, np.integer)) and not isinstance(choice, bool):
+        if rows is None or not 0 <= choice < len(rows):
+            count = 0 if rows is None else len(rows)
+            raise TaskError(f"there is no task {choice}: the environment has {count} tasks, counted from 0")
+        return rows[int(choice)]
+    return choice
+
+
+def check_task(row: Any, model: type[BaseModel] | None) -> Task:
+    """Read a row as the environment's task model, if it has one.
+
+    Raises:
+        TaskError: If it does not fit.
+    """
+    if model is None or isinstance(row, model):
+        return row
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        raise TaskError(f"the task {row!r:.200} does not fit {model.__name__}: {error}") from error

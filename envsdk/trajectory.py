@@ -1,0 +1,286 @@
+"""One finished episode: its contexts, its steps, its rewards and breaks, and how it ended.
+
+Steps hold ranges of their context's log, never tokens: the log has every token that was handed out or sampled once.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import orjson
+
+from .action import Break
+from .arrays import Growing
+from .errors import InvalidRecord, UndeclaredBreak
+from .messages import Message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .samples import LossRule, Sample
+
+SCHEMA_VERSION = 1
+Status: TypeAlias = Literal["terminated", "truncated", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a reply that was sampled in one go; a reply has several if the policy was interrupted."""
+
+    stop: int
+    """The index in the log behind its last token."""
+    temperature: float = 1.0
+    policy_version: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class Step:
+    """One observation and the action that answered it, as ranges of the log of `context`."""
+
+    context: str
+    base: str
+    keep: int
+    """How many tokens of `base` the observation kept."""
+    extends: bool
+    start: int
+    """Index in the log: the observation's tokens are `log[start:action_start]`."""
+    action_start: int
+    """Index in the log: the action's tokens are `log[action_start:stop]`."""
+    parts: tuple[Part, ...] = ()
+    finish_reason: str = "stop"
+    reward: float | None = None
+    """What the reply earned; None if it was not scored."""
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    """The named rewards that add up to it."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    broken: Break | None = None
+    """The break that the observation was."""
+
+    @property
+    def stop(self) -> int:
+        """The index in the log behind the action's last token."""
+        return self.parts[-1].stop if self.parts else self.action_start
+
+
+@dataclass(slots=True)
+class ContextLog:
+    """What went through one context."""
+
+    role: str
+    parent: str | None
+    tokens: "NDArray[np.int32]"
+    """Every token that was handed out or sampled, in order: shape (n,)."""
+    logprobs: "NDArray[np.float32]"
+    """Shape (n,): 0.0 on observations, NaN where the policy gave none."""
+    messages: list[Message]
+    """Everything that was said."""
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+class Prompt(NamedTuple):
+    """What a policy saw at one step, and what it answered."""
+
+    step: Step
+    prompt: "NDArray[np.int32]"
+    action: "NDArray[np.int32]"
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode, finished or failed."""
+
+    id: str
+    env: str
+    seed: int | None
+    status: Status
+    """`terminated`: the task is over. `truncated`: a limit. `error`: something failed; what came before is kept."""
+    stop_reason: str
+    contexts: dict[str, ContextLog]
+    steps: list[Step]
+    renderer: str = ""
+    tokenizer: str = ""
+    """The tokenizer's fingerprint."""
+    vocab_size: int = 0
+    history: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The history policy and its options."""
+    task: Any = None
+    error: str | None = None
+
+    @property
+    def reward(self) -> float:
+        """The sum of the steps' rewards."""
+        return math.fsum(step.reward or 0.0 for step in self.steps)
+
+    @property
+    def breaks(self) -> list[Break]:
+        """All declared breaks, in order."""
+        return [step.broken for step in self.steps if step.broken is not None]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(step.stop - step.action_start for step in self.steps)
+
+    @property
+    def observed_tokens(self) -> int:
+        """How many tokens were handed out."""
+        return sum(step.action_start - step.start for step in self.steps)
+
+    def prompts(self) -> Iterator[Prompt]:
+        """Replay the deltas: for each step the prompt that the policy saw, and its action. O(context) a step.
+
+        Raises:
+            UndeclaredBreak: If a step drops tokens and no break says so.
+        """
+        contexts: dict[str, Growing[np.int32]] = {}
+        for index, step in enumerate(self.steps):
+            log = self.contexts[step.context].tokens
+            tokens = contexts.setdefault(step.context, Growing(np.int32))
+            check_declared(step, index, len(tokens))
+            if step.base != step.context:
+                tokens.truncate(0)
+                tokens.append(contexts[step.base].view[: step.keep])
+            tokens.truncate(step.keep)
+            tokens.append(log[step.start : step.action_start])
+            prompt = tokens.copy()
+            tokens.append(log[step.action_start : step.stop])
+            yield Prompt(step, prompt, log[step.action_start : step.stop])
+
+    def tree_size(self) -> int:
+        """How many tokens the prefix tree of the episode has.
+
+        A token counts once, however many samples hold it, and only if a sampled token stands at or after it in its
+        branch.
+        """
+        size = 0
+        pending: dict[str, int] = {}  # tokens at the end of a context that no sampled token follows, yet
+        length: dict[str, int] = {}
+        for step in self.steps:
+            name = step.context
+            open_tokens = pending.get(name, 0)
+            dropped = length.get(name, step.keep) - step.keep
+            open_tokens = max(0, open_tokens - dropped) + step.action_start - step.start
+            sampled = step.stop - step.action_start
+            if sampled:
+                size += open_tokens + sampled
+                open_tokens = 0
+            pending[name] = open_tokens
+            length[name] = step.keep + step.stop - step.start
+        return size
+
+    def samples(self, loss: "LossRule" = "all") -> "list[Sample]":
+        """Training samples: one for each segment of each context in which a token is trained.
+
+        Args:
+            loss: Which steps are trained: `"all"`, `"last_step"` (of each context), or a function of a `Step`.
+
+        Returns:
+            The samples, in the order in which their segments began. A failed episode gives none.
+
+        Raises:
+            UndeclaredBreak: If a step drops tokens and no break says so.
+        """
+        from .samples import samples_of
+
+        return samples_of(self, loss)
+
+    def to_json(self) -> bytes:
+        """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
+        record = {"schema": SCHEMA_VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        record["contexts"] = {
+            name: {**{f.name: getattr(log, f.name) for f in fields(log)}, "messages": _dump_messages(log.messages)}
+            for name, log in self.contexts.items()
+        }
+        return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> "Trajectory":
+        """Read what `to_json` wrote.
+
+        Raises:
+            InvalidRecord: If it is no trajectory, of another schema version, or damaged.
+        """
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRecord(f"not a trajectory: {error}") from error
+        version = record.pop("schema", None) if isinstance(record, dict) else None
+        if version != SCHEMA_VERSION:
+            raise InvalidRecord(f"the record has schema version {version!r}; this version reads {SCHEMA_VERSION}")
+        try:
+            contexts = {name: _load_log(log) for name, log in record.pop("contexts").items()}
+            steps = [_load_step(step) for step in record.pop("steps")]
+            trajectory = cls(contexts=contexts, steps=steps, **cast("dict[str, Any]", record))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
+        _check_ranges(trajectory)
+        return trajectory
+
+
+def check_declared(step: Step, index: int, length: int) -> None:
+    """Refuse a step that drops tokens of its context's `length` without a declared rewrite.
+
+    Raises:
+        UndeclaredBreak: If it does.
+    """
+    drops = step.base == step.context and step.keep < length
+    if drops and (step.broken is None or step.broken.kind != "rewrite"):
+        raise UndeclaredBreak(
+            f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
+            "history policy declares what it drops; if you changed the record, record a Break with it"
+        )
+
+
+def write_jsonl(path: Path | str, items: "Iterable[Trajectory] | Iterable[Sample]") -> int:
+    """Write trajectories or samples, one a line; returns how many."""
+    count = 0
+    with Path(path).open("wb") as file:
+        for item in items:
+            file.write(item.to_json() + b"\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
+    """Read trajectories, one a line.
+
+    Raises:
+        InvalidRecord: For a line that is none; it names the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield Trajectory.from_json(line)
+            except InvalidRecord as error:
+                raise InvalidRecord(f"{path}, line {number}: {error}") from error
+
+
+def _dump_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.model_dump(exclude_defaults=True) for message in messages]
+
+
+def _load_log(record: Mapping[str, Any]) -> ContextLog:
+    messages = [Message.model_validate(message) for message in record["messages"]]
+    tokens = np.array(record["tokens"], dtype=np.int32)
+    logprobs = np.array(record["logprobs"], dtype=np.float32)
+    if tokens.shape != logprobs.shape or tokens.ndim != 1:
+        raise ValueError(f"there are {tokens.shape} tokens and {logprobs.shape} logprobs")
+    return ContextLog(record["role"], record["parent"], tokens, logprobs, messages, record["tools"])
+
+
+def _load_step(record: Mapping[str, Any]) -> Step:
+    parts = tuple(Part(**part) for part in record["parts"])
+    broken = None if record["broken"] is None else Break(**record["broken"])
+    return Step(**{**record, "parts": parts, "broken": broken})
+
+
+def _check_ranges(trajectory: Trajectory) -> None:
+    for index, step in enumerate(trajectory.steps):
+        log = trajectory.contexts.get(step.context)
+        stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
+        if log is None or stops != sorted(stops) or step.start < 0 or stops[-1] > len(log.tokens):
+            raise InvalidRecord(f"step {index} points outside the log of its context {step.context!r}")

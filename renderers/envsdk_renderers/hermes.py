@@ -1,0 +1,122 @@
+"""Reads replies of the Hermes kind: a think block, text, and tool calls as JSON between tags.
+
+Knows nothing about tokens; it gets a reply as text cut at the control tokens.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from envsdk.messages import Message, ToolCall
+
+NOT_ENDED = "the turn was not ended: there is no stop token"
+
+
+class HermesReply:
+    """A reply that is being read: where in it we are, and what was read.
+
+    Args:
+        call_text: How the family writes what stands between the tags of a call. Where a model wrote it in another way,
+            the call keeps its text in `ToolCall.raw`.
+    """
+
+    def __init__(self, call_text: Callable[[ToolCall], str]) -> None:
+        self._call_text = call_text
+        self._where = "text"
+        self._reasoning: str | None = None
+        self._content = ""
+        self._call = ""
+        self._calls: list[ToolCall] = []
+        self._errors: list[str] = []
+
+    def read_prompt(self, control: str, text: str) -> None:
+        """Read a part of the prompt behind the assistant's opening: it may open a think block, or hold an empty one."""
+        if control == "<think>":
+            self._where, self._reasoning = "reasoning", text
+        elif control == "</think>" and self._reasoning is not None:
+            self._where, self._content = "text", text.lstrip("\n")
+
+    def read(self, control: str, text: str) -> None:
+        """Read a control token (none at the start of the reply) and the text after it."""
+        match control, self._where:
+            case "", _:
+                self._add(text)
+            case "<think>", "text" if self._reasoning is None and not self._content.strip() and not self._calls:
+                self._where, self._reasoning, self._content = "reasoning", text, ""
+            case "</think>", "reasoning":
+                self._where, self._content = "text", text.lstrip("\n")
+            case "</think>", "text" if self._reasoning is None and not self._calls:
+                self._errors.append("a think block was closed that was never opened: the text before it is reasoning")
+                self._reasoning, self._content = self._content, text.lstrip("\n")
+            case "<tool_call>", "text":
+                self._where, self._call = "call", text
+                if not self._calls:
+                    self._content = self._content.removesuffix("\n")
+            case "</tool_call>", "call":
+                self._end_call(None)
+                if text.strip():
+                    self._errors.append("there is text after a tool call")
+                    self._content += text
+            case _:
+                self._errors.append(f"{control} is out of place")
+                self._add(control + text)
+
+    def message(self, *, is_ended: bool, overrun: str) -> Message:
+        """The message, once all is read."""
+        if self._where == "reasoning":
+            self._errors.append("the think block was not closed")
+        elif self._where == "call":
+            self._end_call("the tool call was not closed")
+        if overrun:
+            self._errors.append(f"there is text after the end of the turn: {overrun[:40]!r}")
+        if not is_ended:
+            self._errors.append(NOT_ENDED)
+        return Message(
+            role="assistant",
+            content=self._content,
+            reasoning=None if self._reasoning is None else self._reasoning.strip("\n"),
+            tool_calls=tuple(self._calls),
+            errors=tuple(self._errors),
+        )
+
+    def _add(self, text: str) -> None:
+        match self._where:
+            case "reasoning":
+                self._reasoning = (self._reasoning or "") + text
+            case "call":
+                self._call += text
+            case _ if self._reasoning is not None and not self._content:
+                self._content = text.lstrip("\n")
+            case _:
+                self._content += text
+
+    def _end_call(self, error: str | None) -> None:
+        call = parse_call(self._call)
+        error = error or call.error
+        raw = self._call if error or self._call_text(call) != self._call else None
+        self._calls.append(call.model_copy(update={"error": error, "raw": raw}))
+        if error:
+            self._errors.append(error)
+        self._where, self._call = "text", ""
+
+
+def parse_call(text: str) -> ToolCall:
+    """Read `{"name": ..., "arguments": ...}`. What cannot be read is a call with an error and the text as arguments."""
+    try:
+        value: Any = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        return ToolCall(name="", arguments=text, error=f"a tool call is not valid JSON: {error}")
+    if not isinstance(value, dict):
+        return ToolCall(name="", arguments=text, error="a tool call is no JSON object")
+    fields = cast("dict[str, Any]", value)
+    name, arguments = fields.get("name"), fields.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return ToolCall(name="", arguments=text, error="a tool call has no name")
+    if not isinstance(arguments, (dict, str)):
+        return ToolCall(name=name, arguments=json.dumps(arguments), error=f"{name}: the arguments are no JSON object")
+    return ToolCall(name=name, arguments=cast("dict[str, Any] | str", arguments))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
