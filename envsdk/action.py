@@ -85,8 +85,8 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
         vocab_size: Ids must be below it.
 
     Raises:
-        ActionError: For ids that are no integers or out of range, and for log-probabilities of another length, positive,
-            or not finite; it names the position.
+        ActionError: For ids that are no integers or out of range, and for log-probabilities of another length,
+            positive, or not finite; it names the position.
     """
     if not isinstance(action, Action):
         action = Action(action)  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,9 @@
 """The pieces that a conversation is written with, and the tokens that they give.
 
-A renderer writes a message as a few pieces: *scaffold* (text of the family's own, in which control tokens are meant) and
-*content* (somebody's text, in which nothing is). Text next to text is encoded as one, because byte-pair merges cross that
-seam. Everything else about a rendering is read off the same pieces: where a message starts, who wrote which token.
+A renderer writes a message as a few pieces: *scaffold* (text of the family's own, in which control tokens are meant)
+and *content* (somebody's text, in which nothing is). Text next to text is encoded as one, because byte-pair merges
+cross that seam. Everything else about a rendering is read off the same pieces: where a message starts, who wrote which
+token.
 """
 
 from collections.abc import Iterator, Sequence

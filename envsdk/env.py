@@ -46,7 +46,8 @@ class Env(gymnasium.Env[Observation, Any]):
             False}`), or an object.
         tokenizer: What `load_tokenizer` takes. A renderer that is an object brings its own.
         history: The history policy: its name, its name with options (`{"name": "compact", "every": 10}`), or an object.
-        limits: When an episode is cut off: `Limits`, or its fields as a mapping; by default the class's `default_limits`.
+        limits: When an episode is cut off: `Limits`, or its fields as a mapping; by default the class's
+            `default_limits`.
         tasks: Task data: a list, the path of a JSONL file, a Hugging Face data set.
         render_mode: `"ansi"` or None.
         **config: The environment's own options, the fields of its `Config`.
@@ -290,7 +291,7 @@ async def _soon(value: T | Awaitable[T]) -> T:
 def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
     if isinstance(renderer, Renderer):
         return renderer
-    options = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
     return get_renderer(options.pop("name", None), tokenizer, **options)
 
 

@@ -4,7 +4,7 @@ It does no I/O and reads no clock, and knows nothing about gymnasium, event loop
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,10 +18,9 @@ from .renderer import Renderer
 from .trajectory import ContextLog, Part, Status, Step, Trajectory
 from .turn import Turn
 
-RESERVED_INFO = frozenset(
-    ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role", "break", "rewards", "metrics")
-    + ("truncated_reply", "stop_reason")
-)
+_FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role")
+_ABOUT_THE_STEP = ("rewards", "metrics", "truncated_reply", "break", "stop_reason")
+RESERVED_INFO = frozenset((*_FOR_THE_POLICY, *_ABOUT_THE_STEP))
 MAIN = "main"
 
 
@@ -256,4 +255,4 @@ def _check_turn(turn: object) -> None:
 def _as_json(task: Any) -> Any:
     if hasattr(task, "model_dump"):
         return task.model_dump(mode="json")
-    return dict(task) if isinstance(task, Mapping) else task
+    return dict(cast("Mapping[str, Any]", task)) if isinstance(task, Mapping) else task

@@ -1,7 +1,7 @@
 """History policies: what of the past stays visible to the model.
 
-A policy looks at what was added since it last looked and either keeps the past, which is the rule, or declares a rewrite
-of it. Policies are frozen configuration; what they remember lives in the context, so one object serves many.
+A policy looks at what was added since it last looked and either keeps the past, which is the rule, or declares a
+rewrite of it. Policies are frozen configuration; what they remember lives in the context, so one object serves many.
 """
 
 from abc import ABC, abstractmethod

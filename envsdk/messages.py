@@ -4,7 +4,7 @@ Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reas
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -57,6 +57,12 @@ class ToolCall(_Frozen):
         return call if self.id is None else {"id": self.id, **call}
 
 
+def _read_call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or "function" not in call:
+        return cast("Any", call)
+    return ToolCall.from_openai(cast("Mapping[str, Any]", call))
+
+
 def _none_is_empty(value: Any) -> Any:
     return () if value is None else value
 
@@ -90,12 +96,12 @@ class Message(_Frozen):
     def _content_of_parts(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        fields: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+        fields = cast("dict[str, Any]", data)
         content = fields.get("content", "")
         if content is None:
             return {**fields, "content": ""}
         if isinstance(content, (list, tuple)) and fields.get("parts") is None:
-            parts = [TextPart.model_validate(part) for part in content]  # pyright: ignore[reportUnknownVariableType]
+            parts = [TextPart.model_validate(part) for part in cast("Sequence[Any]", content)]
             return {**fields, "content": "".join(part.text for part in parts), "parts": parts}
         return fields
 
@@ -112,8 +118,7 @@ class Message(_Frozen):
     def _calls_in_either_form(cls, calls: Any) -> Any:
         if not isinstance(calls, (list, tuple)):
             return calls
-        items: Sequence[Any] = calls  # pyright: ignore[reportUnknownVariableType]
-        return tuple(ToolCall.from_openai(c) if isinstance(c, Mapping) and "function" in c else c for c in items)
+        return tuple(_read_call(call) for call in cast("Sequence[Any]", calls))
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "Message":

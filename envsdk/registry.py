@@ -89,7 +89,7 @@ def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any
         if known != entry_point:
             raise PluginError(f"the environment id {id!r} is taken by {known!r}; it cannot be {entry_point!r} as well")
         return
-    gymnasium.register(id, entry_point=entry_point, **kwargs)
+    gymnasium.register(id, entry_point=entry_point, **kwargs)  # pyright: ignore[reportUnknownMemberType]
     _envs[id] = entry_point
 
 

@@ -68,8 +68,8 @@ class Renderer(ABC):
 
     Args:
         tokenizer: The model's tokenizer.
-        unsafe_content: Match control tokens inside content, as chat templates do. For parity tests: with it, a user or a
-            tool can forge a turn.
+        unsafe_content: Match control tokens inside content, as chat templates do. For parity tests: with it, a user or
+            a tool can forge a turn.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -321,7 +321,7 @@ class Renderer(ABC):
         marks = self._marks_in(np.asarray(reply, dtype=np.int32))
         opened = ""
         for mark in marks[marks > 0].tolist():
-            control = self._marks[mark - 1]
+            control = self._marks[int(mark) - 1]
             if control in opened:
                 opened = ""
             elif not opened:

@@ -133,13 +133,14 @@ class Sample:
             InvalidRecord: If it is no sample, of another schema version, or damaged.
         """
         try:
-            record = orjson.loads(line)
+            record: Any = orjson.loads(line)
             if record.pop("schema", None) != SCHEMA_VERSION:
                 raise InvalidRecord(f"not a sample of schema version {SCHEMA_VERSION}")
             for name, dtype in _ARRAYS.items():
                 if isinstance(record[name], list):
                     record[name] = np.array(record[name], dtype=dtype)
-            return cls(**{**record, "breaks": [Break(**broken) for broken in record["breaks"]]})
+            record["breaks"] = [Break(**broken) for broken in record["breaks"]]
+            return cls(**record)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InvalidRecord):
                 raise

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import orjson
@@ -37,9 +37,9 @@ def load_tasks(source: object) -> Rows:
     if isinstance(source, (str, Path)):
         rows: Any = _read_jsonl(Path(source))
     elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
-        rows = source
+        rows = cast("Any", source)
     else:
-        raise TaskError(f"tasks must be a list, the path of a JSONL file or a data set, got a {type(source).__name__}")
+        raise TaskError(f"tasks must be a list, the path of a JSONL file or a data set, got {source!r:.80}")
     if not len(rows):
         raise TaskError(f"there is no task in {source!r:.80}")
     return rows
@@ -66,8 +66,8 @@ def _read_jsonl(path: Path) -> Sequence[Any]:
 def pick(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
     """Choose a task.
 
-    With a seed, every task comes once in each run of as many seeds, in a shuffled order: near seeds give different tasks,
-    and the same seed always the same one. Without a seed the random generator chooses.
+    With a seed, every task comes once in each run of as many seeds, in a shuffled order: near seeds give different
+    tasks, and the same seed always the same one. Without a seed the random generator chooses.
     """
     if seed is None:
         return int(rng.integers(len(rows)))
@@ -90,7 +90,7 @@ def find(rows: Rows | None, choice: object) -> Any:
         if rows is None or not 0 <= choice < len(rows):
             count = 0 if rows is None else len(rows)
             raise TaskError(f"there is no task {choice}: the environment has {count} tasks, counted from 0")
-        return rows[int(choice)]
+        return rows[int(cast("int", choice))]
     return choice
 
 

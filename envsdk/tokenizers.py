@@ -1,8 +1,8 @@
 """Tokenizers: text to token ids that can never be control tokens, and back.
 
-A *control token* is any id that a tokenizer names outside its ordinary vocabulary: `special` ones such as `<|im_start|>`
-and merely *added* ones such as `<think>`. `encode` treats their names as the plain text that they are; only
-`token_id` yields a control token. So nothing that a user, a tool or a model writes can forge one.
+A *control token* is any id that a tokenizer names outside its ordinary vocabulary: `special` ones such as
+`<|im_start|>` and merely *added* ones such as `<think>`. `encode` treats their names as the plain text that they are;
+only `token_id` yields a control token. So nothing that a user, a tool or a model writes can forge one.
 
 Hugging Face tokenizers match added tokens inside text, whatever their options say, hence a tokenizer here is a second
 one without them. A byte-level BPE becomes a tiktoken encoding, several times faster, once a corpus has shown that
@@ -84,7 +84,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class _ControlTokens:
+class _Named:
     """What both kinds of tokenizer share: names, sizes, and being shared instead of copied."""
 
     name: str
@@ -94,13 +94,21 @@ class _ControlTokens:
         if vocab_size is not None and vocab_size < named:
             raise TokenizerError(f"{name}: vocab_size is {vocab_size}, but the tokenizer names ids up to {named - 1}")
         self.name = name
-        self.control_tokens: Mapping[str, int] = dict(control_tokens)
-        self.vocab_size = vocab_size or padded
+        self._control_tokens = dict(control_tokens)
+        self._vocab_size = vocab_size or padded
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        return self._control_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_ControlTokens":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Named":
         return self
 
     def token_id(self, control_token: str) -> int:
@@ -112,7 +120,7 @@ class _ControlTokens:
             ) from None
 
 
-class TiktokenTokenizer(_ControlTokens):
+class TiktokenTokenizer(_Named):
     """A tokenizer on a tiktoken encoding.
 
     Args:
@@ -157,8 +165,12 @@ class TiktokenTokenizer(_ControlTokens):
         except (KeyError, OverflowError):
             return UNNAMED.encode()
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
         items = sorted(ranks.items(), key=lambda item: item[1])
@@ -166,7 +178,7 @@ class TiktokenTokenizer(_ControlTokens):
         return _hash(vocabulary, pattern.encode(), b"NFC" if self._nfc else b"", _sorted_json(self.control_tokens))
 
 
-class HuggingFaceTokenizer(_ControlTokens):
+class HuggingFaceTokenizer(_Named):
     """A tokenizer on the `tokenizers` library, for what tiktoken cannot express.
 
     Args:
@@ -181,7 +193,13 @@ class HuggingFaceTokenizer(_ControlTokens):
         import tokenizers
 
         control_tokens = {token["content"]: int(token["id"]) for token in specification["added_tokens"]}
-        plain = {**specification, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        plain: dict[str, Any] = {
+            **specification,
+            "added_tokens": [],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
         try:
             self._plain = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
         except Exception as error:  # the library raises no other type
@@ -233,8 +251,12 @@ class HuggingFaceTokenizer(_ControlTokens):
             return bytes([int(text[3:5], 16)])
         return text.replace("▁", " ").encode()
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         vocabulary = "\n".join(f"{token} {self._names[token]}" for token in sorted(self._names))
         return _hash(vocabulary.encode(), self._rules, _sorted_json(self.control_tokens))
 
@@ -311,8 +333,8 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
         name = getattr(source, "name_or_path", "") or type(source).__name__
         return _fastest(name, orjson.loads(backend.to_str()), vocab_size)
     raise TokenizerError(
-        f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object of "
-        "tiktoken, tokenizers or transformers (a fast one)"
+        f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object "
+        "of tiktoken, tokenizers or transformers (a fast one)"
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
@@ -205,16 +205,16 @@ class Trajectory:
             InvalidRecord: If it is no trajectory, of another schema version, or damaged.
         """
         try:
-            record = orjson.loads(line)
+            record: Any = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise InvalidRecord(f"not a trajectory: {error}") from error
-        version = record.pop("schema", None) if isinstance(record, dict) else None
+        version: Any = record.pop("schema", None) if hasattr(record, "pop") else None
         if version != SCHEMA_VERSION:
             raise InvalidRecord(f"the record has schema version {version!r}; this version reads {SCHEMA_VERSION}")
         try:
             contexts = {name: _load_log(log) for name, log in record.pop("contexts").items()}
             steps = [_load_step(step) for step in record.pop("steps")]
-            trajectory = cls(contexts=contexts, steps=steps, **cast("dict[str, Any]", record))
+            trajectory = cls(contexts=contexts, steps=steps, **record)
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
         _check_ranges(trajectory)
@@ -272,10 +272,10 @@ def _load_log(record: Mapping[str, Any]) -> ContextLog:
     return ContextLog(record["role"], record["parent"], tokens, logprobs, messages, record["tools"])
 
 
-def _load_step(record: Mapping[str, Any]) -> Step:
-    parts = tuple(Part(**part) for part in record["parts"])
-    broken = None if record["broken"] is None else Break(**record["broken"])
-    return Step(**{**record, "parts": parts, "broken": broken})
+def _load_step(record: dict[str, Any]) -> Step:
+    record["parts"] = tuple(Part(**part) for part in record["parts"])
+    record["broken"] = None if record["broken"] is None else Break(**record["broken"])
+    return Step(**record)
 
 
 def _check_ranges(trajectory: Trajectory) -> None:

@@ -23,7 +23,7 @@ from tokenizers.trainers import BpeTrainer
 DATA = Path(__file__).resolve().parent.parent / "envsdk" / "data"
 CORPUS = DATA / "corpus.txt"
 EMBEDDED = DATA / "embedded.json"
-CORPUS_SHA256 = "31efb42507059ea5e9426521a8ba9410cd14000d2c0e6487fd96691a98bc6635"
+CORPUS_SHA256 = "48c1f55d39240828e10cbef0f973f92b524a21fcf60957ed19dfe5a36c2e9efe"
 
 TOTAL_IDS = 4096
 NUM_BYTES = 256
@@ -71,6 +71,8 @@ class TrainingError(Exception):
 
 def read_corpus() -> str:
     """Return the corpus, its line ends untouched; raise if it isn't the frozen one."""
+    if not CORPUS.exists():
+        raise TrainingError(f"{CORPUS} does not exist; restore it with `git checkout`.")
     data = CORPUS.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if found != CORPUS_SHA256:
@@ -104,7 +106,7 @@ def train(corpus: str) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator([corpus], trainer)
-    tokenizer.add_tokens(
+    tokenizer.add_tokens(  # pyright: ignore[reportUnknownMemberType]
         [AddedToken(token, normalized=False, special=token in SPECIAL_TOKENS) for token in CONTROL_TOKENS]
     )
     return tokenizer
@@ -151,6 +153,7 @@ def check(trained: bytes) -> None:
 
 
 def main() -> int:
+    """Train, then write or check the file; return the exit status."""
     parser = argparse.ArgumentParser(description="Train the embedded tokenizer.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail unless the file is up to date")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 
@@ -11,13 +11,21 @@ class GuessNumberConfig(EnvConfig):
     """The range that the number is from."""
 
     low: int = 1
-    high: int = Field(default=100)
+    high: int = 100
 
     @model_validator(mode="after")
     def _is_a_range(self) -> "GuessNumberConfig":
         if self.low > self.high:
             raise ValueError(f"low is {self.low} and high is {self.high}: there is no number between")
         return self
+
+
+class GuessNumberTask(BaseModel):
+    """The number to guess."""
+
+    model_config = ConfigDict(frozen=True)
+
+    secret: int
 
 
 class GuessNumber(Env):
@@ -28,13 +36,14 @@ class GuessNumber(Env):
     """
 
     Config: ClassVar[type[EnvConfig]] = GuessNumberConfig
+    Task: ClassVar[type[BaseModel] | None] = GuessNumberTask
     default_limits: ClassVar[Limits] = Limits(max_steps=10)
 
     def start(self) -> Turn:
         """Think of a number."""
-        low, high = self.config.low, self.config.high
-        self.low, self.high = low, high
-        self.secret = int(self.task["secret"] if self.task else self.np_random.integers(low, high + 1))
+        config: GuessNumberConfig = self.config
+        low, high = self.low, self.high = config.low, config.high
+        self.secret = self.task.secret if self.task else int(self.np_random.integers(low, high + 1))
         return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:

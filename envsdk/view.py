@@ -1,0 +1,191 @@
+"""What a model sees of a conversation: messages, their tokens, and how a rewrite of the past changes them.
+
+A rewrite writes as little as it can. Messages that stay are copied, token for token; of a reply that lost its reasoning
+the rest is copied, if it can be cut at a token boundary; only what is left is written again.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .arrays import Growing
+from .history import Rewrite
+from .messages import Message, ToolSchema
+from .renderer import Renderer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Mark(NamedTuple):
+    """A state of a view to which it can go back, as long as it was only appended to."""
+
+    messages: int
+    tokens: int
+    end: int
+    body: int
+
+
+class View:
+    """The messages that a model sees, and their tokens."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.tools: Sequence[ToolSchema] = ()
+        self.tokens = Growing(np.int32)
+        self.messages: list[Message] = []
+        self.starts: list[int] = []
+        """The position of each message's first token."""
+        self.bodies: list[int] = []
+        """The position where the sampled part of each message begins; -1 if the model did not write it."""
+        self.end = 0
+        """The position behind the last message; the generation prompt stands there."""
+        self.body = 0
+        """The position behind the generation prompt, where the next reply begins."""
+
+    def append(self, tokens: "NDArray[np.int32]", messages: Sequence[Message], starts: Sequence[int]) -> None:
+        """Take rendered messages; the generation prompt, if any, begins at the last of `starts`."""
+        before = len(self.tokens)
+        self.tokens.append(tokens)
+        for message, start in zip(messages, starts, strict=False):
+            self._add(message, before + start)
+        self.end = before + starts[len(messages)] if len(starts) > len(messages) else len(self.tokens)
+        self.body = len(self.tokens)
+
+    def add_reply(self, message: Message) -> None:
+        """Take the reply whose tokens stand behind the generation prompt."""
+        self._add(message, self.end, self.body)
+
+    def mark(self) -> Mark:
+        """The state to go back to."""
+        return Mark(len(self.messages), len(self.tokens), self.end, self.body)
+
+    def go_back(self, mark: Mark) -> None:
+        """Forget what was appended since."""
+        self.tokens.truncate(mark.tokens)
+        del self.messages[mark.messages :], self.starts[mark.messages :], self.bodies[mark.messages :]
+        self.end, self.body = mark.end, mark.body
+
+    def drop_generation_prompt(self) -> None:
+        """End with the last message: nobody will be asked."""
+        self.tokens.truncate(self.end)
+        self.body = self.end
+
+    def rewrite(self, rewrite: Rewrite) -> int:
+        """Replace the messages from `rewrite.start` on.
+
+        Returns:
+            How many tokens stay: those before the first message that is another, or is written in another way.
+        """
+        first, messages = self._first_changed(rewrite)
+        past = _Past(self, first)
+        view = [*self.messages[:first][-1:], *messages]  # with the neighbour before them
+        before = len(view) - len(messages)
+        written = [self._write(view, before + i, first + i, past) for i in range(len(messages))]
+        prompt = self.tokens.copy(self.end)
+        del self.messages[first:], self.starts[first:], self.bodies[first:]
+        self.tokens.truncate(past.start)
+        for message, (tokens, body) in zip(messages, written, strict=True):
+            start = len(self.tokens)
+            self._add(message, start, start + body if body >= 0 else -1)
+            self.tokens.append(tokens)
+        self.end = len(self.tokens)
+        self.tokens.append(prompt)
+        self.body = len(self.tokens)
+        return past.start
+
+    def _add(self, message: Message, start: int, body: int = -1) -> None:
+        self.messages.append(message)
+        self.starts.append(start)
+        self.bodies.append(body)
+
+    def _first_changed(self, rewrite: Rewrite) -> tuple[int, Sequence[Message]]:
+        """The first message that has to be written again, and all messages from there on."""
+        first, offset = rewrite.start, 0
+        while offset < len(rewrite.messages) and first < len(self.messages):
+            if rewrite.messages[offset] is not self.messages[first]:
+                break
+            first, offset = first + 1, offset + 1
+        messages = rewrite.messages[offset:]
+        if first and self._seam(self.messages, first) != self._seam(messages, 0):
+            first -= 1  # its neighbour is another now, so it is written in another way
+            messages = [self.messages[first], *messages]
+        return first, messages
+
+    def _seam(self, messages: Sequence[Message], index: int) -> object:
+        return self.renderer.seam(messages[index]) if 0 <= index < len(messages) else None
+
+    def _write(self, view: Sequence[Message], at: int, index: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
+        """The tokens of `view[at]`, which will be message `index`, and where its sampled part begins in them, or -1."""
+        message = view[at]
+        source = past.same.get(id(message))
+        if source is not None and index and self._has_same_neighbours(view, at, past, source):
+            return past.tokens(source), past.body(source)
+        out = self.renderer.emission()
+        self.renderer.emit_conversation(out, view, tools=self.tools, first=at, stop=at + 1)
+        reply = past.replies.get(_said(message)) if message.role == "assistant" else None
+        if reply is not None:
+            opening = self._opening()
+            tail = self._tail(past.sampled(reply), out.text().removeprefix(self.renderer.opening))
+            if tail is not None:
+                return np.concatenate([opening, tail]), len(opening)
+        return out.tokens()[0], -1
+
+    def _has_same_neighbours(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
+        return all(self._seam(view, at + side) == self._seam(past.messages, source + side) for side in (-1, 1))
+
+    def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
+        """The end of `sampled` that says exactly `text`, or None if no token begins there."""
+        pieces = self.renderer.tokenizer.token_bytes(sampled)
+        wanted = text.encode()
+        if not b"".join(pieces).endswith(wanted):
+            return None
+        left, position = len(wanted), len(pieces)
+        while left > 0:
+            position -= 1
+            left -= len(pieces[position])
+        return sampled[position:] if left == 0 else None
+
+    def _opening(self) -> "NDArray[np.int32]":
+        out = self.renderer.emission()
+        out.scaffold(self.renderer.opening)
+        return out.tokens()[0]
+
+
+class _Past:
+    """The messages of a view from `first` on, with the one before them, as they are before a rewrite."""
+
+    def __init__(self, view: View, first: int) -> None:
+        lead = min(first, 1)
+        bounds = [*view.starts[first:], view.end]
+        self.start = bounds[0]
+        self.messages = view.messages[first - lead :]
+        self._tokens = view.tokens.copy(self.start, view.end)
+        self._bounds = [0] * lead + [bound - self.start for bound in bounds]
+        self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in view.bodies[first:]]
+        self.same: dict[int, int] = {}
+        """Where a message is, by its identity."""
+        self.replies: dict[tuple[int, int], int] = {}
+        """Where a sampled message is, by what it says behind its reasoning."""
+        for index, message in enumerate(self.messages[lead:], lead):
+            self.same[id(message)] = index
+            if self._bodies[index] >= 0:
+                self.replies.setdefault(_said(message), index)
+
+    def tokens(self, index: int) -> "NDArray[np.int32]":
+        """The tokens of message `index`."""
+        return self._tokens[self._bounds[index] : self._bounds[index + 1]]
+
+    def sampled(self, index: int) -> "NDArray[np.int32]":
+        """Its tokens from the first sampled one on, with those that close it."""
+        return self._tokens[self._bodies[index] : self._bounds[index + 1]]
+
+    def body(self, index: int) -> int:
+        """Where the sampled part begins in its tokens, or -1."""
+        return self._bodies[index] - self._bounds[index] if self._bodies[index] >= 0 else -1
+
+
+def _said(message: Message) -> tuple[int, int]:
+    """The identity of a reply's text and calls: copies of a message share them."""
+    return id(message.content), id(message.tool_calls)
