@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .action import Action, Observation
 from .episode import Episode, Result
-from .errors import ConfigError, EpisodeError
+from .errors import ConfigError, EpisodeError, what_is_invalid
 from .history import HistoryPolicy, get_history
 from .limits import Limits
 from .messages import Message
@@ -59,7 +59,7 @@ class Env(gymnasium.Env[Observation, Any]):
         TaskError: If the tasks cannot be read.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (gymnasium's own declaration)
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (gymnasium's own declaration)
     Config: ClassVar[type[EnvConfig]] = EnvConfig
     """The model of the environment's own options."""
     Task: ClassVar[type[BaseModel] | None] = None
@@ -230,9 +230,7 @@ class Env(gymnasium.Env[Observation, Any]):
             return self.Config(**config)
         except ValidationError as error:
             known = ", ".join(self.Config.model_fields) or "none"
-            raise ConfigError(
-                f"{type(self).__name__} with {dict(config)}: {error} (its own options: {known})"
-            ) from error
+            raise ConfigError(f"{type(self).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
 
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         super().reset(seed=seed)

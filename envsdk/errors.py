@@ -2,6 +2,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class EnvsdkError(Exception):
@@ -62,6 +66,14 @@ class InvalidSample(EnvsdkError, ValueError):
 
 class InvalidRecord(EnvsdkError, ValueError):
     """A stored trajectory or sample cannot be read: another schema, or damaged."""
+
+
+def what_is_invalid(error: "ValidationError") -> str:
+    """What a pydantic model refuses, on one line: each field with its reason and what was given."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {item['input']!r:.80})"
+        for item in error.errors()
+    )
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .action import RewriteReason
-from .errors import ConfigError, ContextFull, unknown_name
+from .errors import ConfigError, ContextFull, unknown_name, what_is_invalid
 from .messages import Message
 from .renderer import Renderer
 
@@ -273,4 +273,4 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
         return _POLICIES[name](**options)
     except ValidationError as error:
         known = ", ".join(_POLICIES[name].model_fields) or "none"
-        raise ConfigError(f"history policy {name!r} with {options}: {error} (its options: {known})") from error
+        raise ConfigError(f"history policy {name!r}: {what_is_invalid(error)}. Its options: {known}") from error

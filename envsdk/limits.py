@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import ConfigError
+from .errors import ConfigError, what_is_invalid
 
 UNLIMITED = 2**31 - 1
 """What `info["max_tokens"]` says where nothing limits a reply; `min()` with a sampler's own limit does the rest."""
@@ -59,5 +59,7 @@ class Limits(BaseModel):
             return value
         try:
             return cls.model_validate(dict(value))
-        except (ValidationError, TypeError, ValueError) as error:
-            raise ConfigError(f"limits {value!r} are not valid: {error}") from error
+        except ValidationError as error:
+            raise ConfigError(f"limits {value!r} are not valid: {what_is_invalid(error)}") from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"limits are a Limits or a mapping, got {value!r}") from error

@@ -6,11 +6,23 @@ Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reas
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]
 """A tool as a JSON schema in the OpenAI form, `{"type": "function", "function": {"name": ..., ...}}`."""
+
+
+def _is_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half of a surrogate pair is no text: {error}") from error
+    return text
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_is_unicode)]
+"""A text that can be encoded as UTF-8."""
 
 
 class _Frozen(BaseModel):
@@ -21,7 +33,7 @@ class TextPart(_Frozen):
     """A part of a message's content that is text."""
 
     type: Literal["text"] = "text"
-    text: str
+    text: Text
 
 
 ContentPart: TypeAlias = TextPart
@@ -39,11 +51,11 @@ class ToolCall(_Frozen):
         raw: The call's text as it was sampled, where that is not the text that the family itself would write.
     """
 
-    name: str
-    arguments: dict[str, Any] | str = Field(default_factory=dict[str, Any])
+    name: Text
+    arguments: dict[str, Any] | Text = Field(default_factory=dict[str, Any])
     id: str | None = None
     error: str | None = None
-    raw: str | None = None
+    raw: Text | None = None
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "ToolCall":
@@ -83,8 +95,8 @@ class Message(_Frozen):
     """
 
     role: Role
-    content: str = ""
-    reasoning: str | None = None
+    content: Text = ""
+    reasoning: Text | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_none_is_empty)] = ()
     tool_call_id: str | None = None
     name: str | None = None

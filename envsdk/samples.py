@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import orjson
 
 from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, InvalidSample
-from .trajectory import SCHEMA_VERSION, Step, Trajectory, check_declared
+from .records import dump, load
+from .trajectory import Step, Trajectory, check_declared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,8 +122,7 @@ class Sample:
 
     def to_json(self) -> bytes:
         """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
-        record = {"schema": SCHEMA_VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
-        return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
+        return dump({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Sample":
@@ -132,18 +131,14 @@ class Sample:
         Raises:
             InvalidRecord: If it is no sample, of another schema version, or damaged.
         """
+        record = load(line)
         try:
-            record: Any = orjson.loads(line)
-            if record.pop("schema", None) != SCHEMA_VERSION:
-                raise InvalidRecord(f"not a sample of schema version {SCHEMA_VERSION}")
             for name, dtype in _ARRAYS.items():
                 if isinstance(record[name], list):
                     record[name] = np.array(record[name], dtype=dtype)
             record["breaks"] = [Break(**broken) for broken in record["breaks"]]
             return cls(**record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, InvalidRecord):
-                raise
+        except (ValueError, KeyError, TypeError) as error:
             raise InvalidRecord(f"the sample is damaged: {type(error).__name__}: {error}") from error
 
 

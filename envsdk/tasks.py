@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from .errors import TaskError
+from .errors import TaskError, what_is_invalid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,4 +105,4 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        raise TaskError(f"the task {row!r:.200} does not fit {model.__name__}: {error}") from error
+        raise TaskError(f"the task {row!r:.200} is no {model.__name__}: {what_is_invalid(error)}") from error

@@ -4,25 +4,23 @@ Steps hold ranges of their context's log, never tokens: the log has every token 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import orjson
 
 from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, UndeclaredBreak
 from .messages import Message
+from .records import dump, load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .samples import LossRule, Sample
 
-SCHEMA_VERSION = 1
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
 
 
@@ -190,12 +188,9 @@ class Trajectory:
 
     def to_json(self) -> bytes:
         """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
-        record = {"schema": SCHEMA_VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
-        record["contexts"] = {
-            name: {**{f.name: getattr(log, f.name) for f in fields(log)}, "messages": _dump_messages(log.messages)}
-            for name, log in self.contexts.items()
-        }
-        return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
+        return dump(record)
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Trajectory":
@@ -204,18 +199,12 @@ class Trajectory:
         Raises:
             InvalidRecord: If it is no trajectory, of another schema version, or damaged.
         """
+        record = load(line)
         try:
-            record: Any = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRecord(f"not a trajectory: {error}") from error
-        version: Any = record.pop("schema", None) if hasattr(record, "pop") else None
-        if version != SCHEMA_VERSION:
-            raise InvalidRecord(f"the record has schema version {version!r}; this version reads {SCHEMA_VERSION}")
-        try:
-            contexts = {name: _load_log(log) for name, log in record.pop("contexts").items()}
-            steps = [_load_step(step) for step in record.pop("steps")]
-            trajectory = cls(contexts=contexts, steps=steps, **record)
-        except (KeyError, TypeError, ValueError) as error:
+            record["contexts"] = {name: _load_log(log) for name, log in record["contexts"].items()}
+            record["steps"] = [_load_step(step) for step in record["steps"]]
+            trajectory = cls(**record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
         _check_ranges(trajectory)
         return trajectory
@@ -235,32 +224,9 @@ def check_declared(step: Step, index: int, length: int) -> None:
         )
 
 
-def write_jsonl(path: Path | str, items: "Iterable[Trajectory] | Iterable[Sample]") -> int:
-    """Write trajectories or samples, one a line; returns how many."""
-    count = 0
-    with Path(path).open("wb") as file:
-        for item in items:
-            file.write(item.to_json() + b"\n")
-            count += 1
-    return count
-
-
-def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
-    """Read trajectories, one a line.
-
-    Raises:
-        InvalidRecord: For a line that is none; it names the line.
-    """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield Trajectory.from_json(line)
-            except InvalidRecord as error:
-                raise InvalidRecord(f"{path}, line {number}: {error}") from error
-
-
-def _dump_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.model_dump(exclude_defaults=True) for message in messages]
+def _dump_log(log: ContextLog) -> dict[str, Any]:
+    messages = [message.model_dump(exclude_defaults=True) for message in log.messages]
+    return {**{field.name: getattr(log, field.name) for field in fields(log)}, "messages": messages}
 
 
 def _load_log(record: Mapping[str, Any]) -> ContextLog:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .errors import TurnError
+from .errors import TurnError, what_is_invalid
 from .messages import Message, ToolSchema, to_messages
 
 
@@ -62,7 +62,9 @@ class Turn:
     ) -> None:
         try:
             self.messages = to_messages(messages)
-        except (ValidationError, TypeError, KeyError) as error:
+        except ValidationError as error:
+            raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
+        except (TypeError, KeyError, ValueError) as error:
             raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
         if max_tokens is not None and max_tokens < 1:
             raise TurnError(f"max_tokens is {max_tokens}; a reply has at least 1 token")

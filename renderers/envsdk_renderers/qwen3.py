@@ -155,7 +155,9 @@ def call_text(call: ToolCall) -> str:
 
 def _json(value: Mapping[str, Any], what: str) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()  # half of a surrogate pair is no text
+        return text
     except (TypeError, ValueError) as error:
         raise RenderError(f"a {what} is no JSON: {error}") from error
 

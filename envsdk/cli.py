@@ -1,0 +1,167 @@
+"""The command line: `envsdk rollout` and `envsdk demo`."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from .env import Env
+from .errors import ConfigError, EnvsdkError
+from .records import write_jsonl
+from .registry import list_envs, make
+from .report import Report, table
+from .rollouts import gather
+from .samples import Sample
+from .trajectory import Trajectory
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_console = Console()
+_errors = Console(stderr=True)
+
+# What the demo shows: a policy of each kind, with options that suit episodes of a few hundred tokens.
+_DEMO_HISTORIES: Mapping[str, str | Mapping[str, Any]] = {
+    "keep": "keep",
+    "strip": "strip",
+    "compact, every 2": {"name": "compact", "every": 2},
+    "budget, 240 tokens": {"name": "budget", "max_tokens": 240, "target": 0.6},
+}
+_SPECIFICATION = "A name, with options as name:key=value,key=value or as JSON."
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line, without a traceback, and exit status 2."""
+    try:
+        app()
+    except EnvsdkError as error:
+        _errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+
+
+@app.command()
+def rollout(
+    env: Annotated[str, typer.Argument(help="An environment's id, such as envsdk/GuessNumber-v0.")],
+    renderer: Annotated[str, typer.Option(help=_SPECIFICATION)] = "qwen3",
+    tokenizer: Annotated[str, typer.Option(help="'embedded', a folder or file, or a Hugging Face id.")] = "embedded",
+    history: Annotated[str, typer.Option(help=_SPECIFICATION + " Such as compact:every=10.")] = "keep",
+    policy: Annotated[str, typer.Option(help="reference, null or random.")] = "reference",
+    episodes: Annotated[int, typer.Option(min=1)] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="The first episode's; the others count on.")] = 0,
+    tasks: Annotated[Path | None, typer.Option(help="A JSONL file, one task a line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 16,
+) -> None:
+    """Roll out episodes of an environment and write what came of them."""
+    folder = None if out is None else _writable(out)
+    options = {"renderer": specification(renderer), "tokenizer": tokenizer, "history": specification(history)}
+    if tasks is not None:
+        options["tasks"] = str(tasks)
+    trajectories = _roll_out(env, policy, range(seed, seed + episodes), concurrency, options)
+    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    report = Report.of(trajectories, samples)
+    _console.print(table(f"{policy} policy", [((env, history), report)], ("environment", "history")))
+    _print_errors(trajectories)
+    if folder is not None:
+        _write(folder, trajectories, samples)
+    if report.failed == report.episodes:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = Path("runs/demo"),
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes for each row.")] = 32,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Roll out every built-in environment under each history policy; nothing is downloaded."""
+    folder = _writable(out)
+    rows: list[tuple[tuple[str, str], Report]] = []
+    trajectories: list[Trajectory] = []
+    samples: list[Sample] = []
+    for env in (name for name in list_envs() if name.startswith("envsdk/")):
+        for label, history in _DEMO_HISTORIES.items():
+            row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": history})
+            for trajectory in row:
+                trajectory.id += f"/{label.split(',')[0]}"
+            row_samples = [sample.validate() for trajectory in row for sample in trajectory.samples()]
+            rows.append(((env, label), Report.of(row, row_samples)))
+            trajectories += row
+            samples += row_samples
+    title = "What each history policy costs (reference policy, Qwen3 renderer, embedded tokenizer)"
+    _console.print(table(title, rows, ("environment", "history")))
+    _print_errors(trajectories)
+    _write(folder, trajectories, samples)
+    if any(trajectory.status == "error" for trajectory in trajectories):
+        raise typer.Exit(1)
+
+
+def specification(text: str) -> str | dict[str, Any]:
+    """Read a name with options: `compact:every=10`, or JSON.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if text.startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{text!r} is no JSON: {error}") from error
+    name, _, options = text.partition(":")
+    if not options:
+        return name
+    pairs = [option.partition("=") for option in options.split(",")]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise ConfigError(f"{text!r} is no name with options; write it as name:key=value,key=value or as JSON")
+    return {"name": name, **{key.strip(): _value(value) for key, _, value in pairs}}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Mapping[str, Any]) -> list[Trajectory]:
+    def make_env() -> Env:
+        return make(env, **options)
+
+    with Progress(console=_errors, transient=True, disable=not _errors.is_terminal) as progress:
+        task = progress.add_task(env, total=len(seeds))
+        return gather(
+            make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=lambda _: progress.advance(task)
+        )
+
+
+def _writable(folder: Path) -> Path:
+    """Make the folder, before any work is done for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".envsdk-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the output folder {str(folder)!r} cannot be written: {error}. Take another --out"
+        ) from error
+    return folder
+
+
+def _write(folder: Path, trajectories: list[Trajectory], samples: list[Sample]) -> None:
+    write_jsonl(folder / "trajectories.jsonl", trajectories)
+    write_jsonl(folder / "samples.jsonl", samples)
+    _console.print(
+        f"{len(trajectories)} trajectories and {len(samples)} samples are in {folder}/", markup=False, highlight=False
+    )
+
+
+def _print_errors(trajectories: list[Trajectory]) -> None:
+    failed = [trajectory for trajectory in trajectories if trajectory.error is not None]
+    for trajectory in failed[:5]:
+        _errors.print(f"failed: {trajectory.id}: {trajectory.error}", style="red", markup=False, highlight=False)
+    if len(failed) > 5:
+        _errors.print(f"... and {len(failed) - 5} more", style="red")

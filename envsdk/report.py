@@ -1,0 +1,88 @@
+"""What a set of trajectories comes to, in figures and as a table."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .samples import Sample
+from .trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures of a set of trajectories and their samples."""
+
+    episodes: int
+    failed: int
+    mean_reward: float
+    """Over the episodes that did not fail; 0.0 if there is none."""
+    steps: int
+    breaks: dict[str, int]
+    """By reason."""
+    stop_reasons: dict[str, int]
+    samples: int
+    observed_tokens: int
+    """Tokens handed out."""
+    sampled_tokens: int
+    sample_tokens: int
+    """Tokens that a trainer computes over when each sample is a sequence of its own."""
+    tree_tokens: int
+    """The same when the samples of an episode are one prefix tree."""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> "Report":
+        """Add up."""
+        sound = [t for t in trajectories if t.status != "error"]
+        return cls(
+            episodes=len(trajectories),
+            failed=len(trajectories) - len(sound),
+            mean_reward=sum(t.reward for t in sound) / len(sound) if sound else 0.0,
+            steps=sum(len(t.steps) for t in trajectories),
+            breaks=dict(Counter(broken.reason for t in trajectories for broken in t.breaks)),
+            stop_reasons=dict(Counter(t.stop_reason for t in trajectories)),
+            samples=len(samples),
+            observed_tokens=sum(t.observed_tokens for t in trajectories),
+            sampled_tokens=sum(t.sampled_tokens for t in trajectories),
+            sample_tokens=sum(len(sample) for sample in samples),
+            tree_tokens=sum(t.tree_size() for t in sound),
+        )
+
+
+_COLUMNS = ("episodes", "reward", "steps", "breaks", "samples", "handed out", "sampled", "as samples", "as a tree")
+
+
+def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequence[str]) -> "Table":
+    """Draw reports as a table, a row each.
+
+    Args:
+        title: What stands above it.
+        rows: For each row its labels and its report.
+        labels: The heads of the label columns.
+    """
+    from rich.table import Table
+
+    drawn = Table(title=title, caption="handed out ... as a tree: tokens")
+    for label in labels:
+        drawn.add_column(label)
+    for column in _COLUMNS:
+        drawn.add_column(column, justify="left" if column == "breaks" else "right")
+    for names, report in rows:
+        drawn.add_row(*names, *_cells(report))
+    return drawn
+
+
+def _cells(report: Report) -> list[str]:
+    failed = f" ({report.failed} failed)" if report.failed else ""
+    tokens = (report.observed_tokens, report.sampled_tokens, report.sample_tokens, report.tree_tokens)
+    return [
+        f"{report.episodes}{failed}",
+        f"{report.mean_reward:.3f}",
+        str(report.steps),
+        ", ".join(f"{count} {reason}" for reason, count in sorted(report.breaks.items())) or "none",
+        str(report.samples),
+        *(f"{count:,}" for count in tokens),
+    ]

@@ -1,0 +1,323 @@
+"""What a caller gets wrong is a typed error that says what was given and what to do."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import envsdk
+from envsdk import Action, Env, Limits, Message, Turn, errors, history, registry
+from envsdk.cli import app
+
+
+@pytest.fixture
+def env() -> Env:
+    env = envsdk.make("envsdk/GuessNumber-v0")
+    env.reset(seed=0)
+    return env
+
+
+def test_an_unknown_environment_suggests_near_ids() -> None:
+    with pytest.raises(errors.UnknownName, match="Did you mean 'envsdk/GuessNumber-v0'"):
+        envsdk.make("envsdk/GuesNumber-v0")
+
+
+def test_an_unknown_renderer_suggests_near_names() -> None:
+    with pytest.raises(errors.UnknownName, match="Did you mean 'qwen3'"):
+        envsdk.get_renderer("qwen")
+
+
+def test_an_unknown_renderer_option_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match="thinking"):
+        envsdk.get_renderer("qwen3", thinking=False)
+
+
+def test_an_unknown_history_policy_suggests_near_names() -> None:
+    with pytest.raises(errors.UnknownName, match="Did you mean 'compact'"):
+        history.get_history({"name": "compactt", "every": 2})
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 0}, {"every": 2, "evry": 3}, {"every": "two"}])
+def test_a_wrong_history_option_is_named(options: dict) -> None:
+    with pytest.raises(errors.ConfigError, match="every|evry"):
+        history.get_history({"name": "compact", **options})
+
+
+@pytest.mark.parametrize("limits", [{"max_step": 3}, {"max_steps": 0}, {"max_steps": 1.5}, 7])
+def test_wrong_limits_are_refused(limits: object) -> None:
+    with pytest.raises(errors.ConfigError, match="limits"):
+        envsdk.make("envsdk/GuessNumber-v0", limits=limits)
+
+
+def test_an_unknown_option_of_an_environment_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match=r"hgih.*Its own options: low, high"):
+        envsdk.make("envsdk/GuessNumber-v0", hgih=5)
+
+
+def test_a_tokenizer_without_the_familys_control_tokens_is_refused(tmp_path: Path) -> None:
+    text = (Path(envsdk.tokenizers.DATA) / "embedded.json").read_text(encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(text.replace("<think>", "<thunk>"), encoding="utf-8")
+    with pytest.raises(errors.TokenizerError, match=r"lacks control tokens.*<think>"):
+        envsdk.make("envsdk/GuessNumber-v0", tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ([4096], "token 4096 at position 0 is out of range"),
+        ([1, -1], "token -1 at position 1 is out of range"),
+        ([1.5], "must be integers"),
+        ([[1]], r"shape \(n,\)"),
+        ("text", r"shape \(n,\)"),
+        (None, r"shape \(n,\)"),
+        ([True], "must be integers"),
+        (np.array([2**40]), "out of range"),
+        (Action([1, 2], [-0.5]), "there are 2 tokens"),
+        (Action([1], [0.5]), "logprob 0.5 at position 0"),
+        (Action([1, 2], [-0.5, float("nan")]), "logprob nan at position 1"),
+        (Action([1], [float("-inf")]), "logprob -inf at position 0"),
+        (Action([1], ["x"]), "logprobs must be"),
+        (Action([1], finish_reason="done"), "finish_reason is 'done'"),
+        (Action([1], temperature=-1), "temperature is -1"),
+        (Action([1], temperature=float("nan")), "temperature is nan"),
+    ],
+)
+def test_an_illegal_action_is_refused_and_the_episode_goes_on(env: Env, action: object, message: str) -> None:
+    before = env.prompt()
+    with pytest.raises(errors.ActionError, match=message):
+        env.step(action)
+    assert np.array_equal(env.prompt(), before)
+    assert env.step(Action([5], [-1.0])).observation.extends
+
+
+def test_ids_that_pad_the_vocabulary_are_legal() -> None:
+    tokenizer = envsdk.load_tokenizer(envsdk.tokenizers.DATA / "embedded.json", vocab_size=5000)
+    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer=tokenizer)
+    env.reset(seed=0)
+    env.step([4999])
+    assert env.messages()[2].content == envsdk.tokenizers.UNNAMED
+
+
+def test_a_vocabulary_smaller_than_its_names_is_refused() -> None:
+    with pytest.raises(errors.TokenizerError, match="vocab_size is 100"):
+        envsdk.load_tokenizer(envsdk.tokenizers.DATA / "embedded.json", vocab_size=100)
+
+
+def test_step_before_reset_is_refused() -> None:
+    with pytest.raises(errors.EpisodeError, match="reset"):
+        envsdk.make("envsdk/GuessNumber-v0").step([1])
+
+
+def test_step_after_the_end_is_refused(env: Env) -> None:
+    env.step(env.renderer.reply(Message(role="assistant", content=str(env.secret))))
+    with pytest.raises(errors.EpisodeError, match="after the end"):
+        env.step([1])
+
+
+def test_an_unknown_reset_option_is_named(env: Env) -> None:
+    with pytest.raises(errors.ConfigError, match="tsak"):
+        env.reset(options={"tsak": 1})
+
+
+class Says(Env):
+    """Says what it is told to."""
+
+    def __init__(self, first: object = None, then: object = None, **options: object) -> None:
+        super().__init__(**options)
+        self.first, self.then = first, then
+
+    def start(self) -> Turn:
+        return Turn("Hello.") if self.first is None else self.first
+
+    def respond(self, reply: Message) -> Turn:
+        return self.then
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["Hello.", Turn(), Turn("a", reward=1.0), Turn("a", terminated=True), Turn("a", info={"stop": 1})],
+    ids=["no turn", "no message", "a reward", "an end", "a reserved name"],
+)
+def test_an_illegal_first_turn_is_refused(first: object) -> None:
+    with pytest.raises(errors.TurnError):
+        Says(first).reset(seed=0)
+
+
+@pytest.mark.parametrize("then", [None, "text", Turn("a", system="b"), Turn("a", tools=[])])
+def test_an_illegal_turn_is_refused(then: object) -> None:
+    env = Says(then=then)
+    env.reset(seed=0)
+    with pytest.raises(errors.TurnError):
+        env.step([1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"reward": float("nan")},
+        {"reward": "much"},
+        {"reward": {"a": float("inf")}},
+        {"messages": [{"role": "wizard", "content": "a"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
+        {"messages": [7]},
+        {"messages": "half of a pair: \ud800"},
+        {"max_tokens": 0},
+    ],
+)
+def test_a_turn_that_cannot_be_read_is_refused(arguments: dict) -> None:
+    with pytest.raises(errors.TurnError):
+        Turn(**arguments)
+
+
+def test_a_role_that_the_family_cannot_express_is_named() -> None:
+    with pytest.raises(errors.RenderError, match=r"'developer'.*qwen3.*assistant, system, tool, user"):
+        Says(Turn([Message(role="developer", content="a")])).reset(seed=0)
+
+
+def test_a_task_file_that_is_no_jsonl_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"secret": 1}\n\n{"secret": \n')
+    with pytest.raises(errors.TaskError, match="line 3 is no JSON"):
+        envsdk.make("envsdk/GuessNumber-v0", tasks=str(file))
+
+
+@pytest.mark.parametrize("tasks", ["nowhere.jsonl", [], 7, {"a": 1}])
+def test_tasks_that_cannot_be_read_are_refused(tasks: object) -> None:
+    with pytest.raises(errors.TaskError):
+        envsdk.make("envsdk/GuessNumber-v0", tasks=tasks)
+
+
+def test_a_task_that_does_not_fit_its_model_is_named() -> None:
+    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secrt": 1}])
+    with pytest.raises(errors.TaskError, match="secret"):
+        env.reset(seed=0)
+
+
+def test_a_task_index_out_of_range_is_refused() -> None:
+    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secret": 1}])
+    with pytest.raises(errors.TaskError, match="there is no task 1"):
+        env.reset(options={"task": 1})
+
+
+def test_a_policy_that_returns_no_action_is_refused() -> None:
+    with pytest.raises(errors.PolicyError, match="returns an Action, got a list"):
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), lambda prompt, **_: [1], seed=0)
+
+
+def test_an_unknown_policy_lists_the_known_ones() -> None:
+    with pytest.raises(errors.UnknownName, match="Did you mean 'random'"):
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "randon", seed=0)
+
+
+def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("acme", "no_such_module_at_all", registry.ENVIRONMENTS)
+    real = registry.entry_points
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken, *real(group=group)])
+    with pytest.warns(registry.PluginWarning, match=r"'acme'.*no_such_module_at_all"):
+        assert "envsdk/GuessNumber-v0" in envsdk.list_envs()
+    with pytest.raises(errors.UnknownName, match="'acme' failed to import"):
+        envsdk.make("acme/Thing-v0")
+
+
+def test_a_broken_renderer_plugin_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("acme", "no_such_module_at_all:Renderer", registry.RENDERERS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
+    with pytest.raises(errors.PluginError, match=r"'acme'.*no_such_module_at_all"):
+        envsdk.get_renderer("acme")
+
+
+def test_an_environment_whose_module_is_missing_is_reported_by_id() -> None:
+    envsdk.register_env("test/Missing-v0", "no_such_module_at_all:Env")
+    with pytest.raises(errors.PluginError, match=r"test/Missing-v0.*no_such_module_at_all"):
+        envsdk.make("test/Missing-v0")
+    registry._envs.pop("test/Missing-v0")
+
+
+def test_an_id_cannot_be_taken_twice() -> None:
+    with pytest.raises(errors.PluginError, match="is taken by"):
+        envsdk.register_env("envsdk/GuessNumber-v0", "somewhere:Else")
+
+
+def test_an_authors_error_says_where_it_came_from() -> None:
+    class Fails(Says):
+        def respond(self, reply: Message) -> Turn:
+            raise KeyError("oops")
+
+    env = Fails()
+    env.reset(seed=7)
+    with pytest.raises(KeyError) as caught:
+        env.step([1])
+    assert caught.value.__notes__ == ["Raised by respond() of Fails, seed 7, step 1."]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["envsdk/Nothing-v0"],
+        ["envsdk/GuessNumber-v0", "--history", "compact:every"],
+        ["envsdk/GuessNumber-v0", "--tokenizer", "/nowhere/at/all"],
+        ["envsdk/GuessNumber-v0", "--tasks", "/nowhere/tasks.jsonl"],
+        ["envsdk/GuessNumber-v0", "--out", "/proc/nowhere"],
+        ["envsdk/GuessNumber-v0", "--policy", "clever"],
+    ],
+)
+def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["rollout", *arguments])
+    assert result.exit_code
+    assert isinstance(result.exception, errors.EnvsdkError)
+
+
+def test_a_damaged_record_is_refused() -> None:
+    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).to_json()
+    for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":1', b'"schema":99')):
+        with pytest.raises(errors.InvalidRecord):
+            envsdk.Trajectory.from_json(damaged)
+    with pytest.raises(errors.InvalidRecord, match="step 0 points outside"):
+        envsdk.Trajectory.from_json(line.replace(b'"action_start":', b'"action_start":9', 1))
+
+
+def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
+    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0)
+    trajectory.steps[1].keep -= 3
+    with pytest.raises(envsdk.UndeclaredBreak, match="step 1 keeps"):
+        trajectory.samples()
+    with pytest.raises(envsdk.UndeclaredBreak, match="step 1 keeps"):
+        list(trajectory.prompts())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("mask", np.zeros(3, dtype=np.bool_), "mask has shape"),
+        ("logprobs", 0.5, r"logprobs\[\d+\] = 0.5"),
+        ("logprobs", np.nan, r"logprobs\[\d+\] = nan is missing"),
+        ("tokens", 5000, r"tokens\[\d+\] = 5000 is outside 0 to 4095"),
+        ("tokens", -1, r"tokens\[\d+\] = -1"),
+        ("step_ids", 99, "step_ids"),
+        ("part_ids", -1, "part_ids"),
+        ("reward", float("nan"), "reward is nan"),
+        ("advantage", np.zeros(3, dtype=np.float32), "advantage has shape"),
+    ],
+)
+def test_an_unsound_sample_names_the_field_and_the_position(field: str, value: object, message: str) -> None:
+    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).samples()[0]
+    if isinstance(value, np.ndarray) or field == "reward":
+        setattr(sample, field, value)
+    else:
+        getattr(sample, field)[np.flatnonzero(sample.mask)[0]] = value
+    with pytest.raises(errors.InvalidSample, match=message):
+        sample.validate()
+
+
+def test_a_sample_without_a_trained_token_is_refused() -> None:
+    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).samples()[0]
+    sample.mask[:] = False
+    with pytest.raises(errors.InvalidSample, match="no token is trained"):
+        sample.validate()
+
+
+def test_limits_accept_an_object_and_a_mapping() -> None:
+    assert envsdk.make("envsdk/GuessNumber-v0", limits=Limits(max_steps=2)).limits.max_steps == 2
+    assert envsdk.make("envsdk/GuessNumber-v0", limits={"max_steps": 2}).limits.max_steps == 2

@@ -1,0 +1,100 @@
+"""Every registered environment is a sound gymnasium environment; new ones are found through the registry."""
+
+from collections.abc import Callable
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+import envsdk
+from envsdk import Action, Observation
+
+ENVS = envsdk.list_envs()
+
+
+def make(id: str) -> gymnasium.Env:
+    envsdk.list_envs()  # in a worker process of a vector environment nothing is registered yet
+    return gymnasium.make(id, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.filterwarnings("ignore:.*rendering without a render mode.*")
+def test_gymnasiums_checker_accepts_it(id: str) -> None:
+    check_env(envsdk.make(id), skip_render_check=False)
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_gymnasium_make_gives_it_with_its_wrappers(id: str) -> None:
+    env = gymnasium.make(id, history="strip")
+    observation, info = env.reset(seed=1)
+    assert isinstance(observation, Observation)
+    assert env.unwrapped.history.name == "strip"
+    stop = info["stop_token_ids"][0]
+    observation, _reward, _terminated, _truncated, info = env.step(Action([stop], [-0.5]))
+    assert env.unwrapped.prompt().size > observation.keep
+    env.close()
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_its_specification_survives_json(id: str) -> None:
+    options = {"history": {"name": "compact", "every": 2}, "limits": {"max_steps": 3}, "renderer": "qwen3"}
+    spec = envsdk.make(id, **options).spec
+    again = gymnasium.envs.registration.EnvSpec.from_json(spec.to_json()).make(disable_env_checker=True).unwrapped
+    assert again.history == envsdk.history.Compact(every=2)
+    assert again.limits.max_steps == 3
+
+
+@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.parametrize("vector", [SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", ["array", "action"])
+def test_vector_environments_take_arrays_and_actions(id: str, vector: Callable, kind: str) -> None:
+    envs = vector([partial(make, id) for _ in range(2)], autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        observations, infos = envs.reset(seed=3)
+        stop = infos["stop_token_ids"][0][0]
+        for length in (0, 1, 3):
+            tokens = np.full(length, stop, dtype=np.int32)
+            actions = tuple(tokens if kind == "array" else Action(tokens, -np.ones(length)) for _ in range(2))
+            observations, _rewards, terminated, _truncated, infos = envs.step(actions)
+            assert not terminated.any()
+            assert len(observations) == 2
+            assert all(isinstance(o.tokens, np.ndarray) and o.extends for o in observations)
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_info_values_keep_their_type_from_step_to_step(id: str) -> None:
+    env = envsdk.make(id, history="strip", limits={"max_steps": 5, "max_sampled_tokens": 200})
+    _, info = env.reset(seed=0)
+    types = {key: type(value) for key, value in info.items()}
+    while env.trajectory is None:
+        *_, info = env.step(env.renderer.reply(envsdk.Message(role="assistant", content="7", reasoning="hm")))
+        for key, value in info.items():
+            assert types.setdefault(key, type(value)) is type(value)
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_returned_arrays_are_the_callers_own(id: str) -> None:
+    env = envsdk.make(id)
+    observation, _ = env.reset(seed=0)
+    before = env.prompt()
+    observation.tokens[:] = 0
+    env.prompt()[:] = 0
+    assert np.array_equal(env.prompt(), before)
+
+
+def test_spaces_hold_what_step_takes_and_nothing_else() -> None:
+    env = envsdk.make("envsdk/GuessNumber-v0")
+    size = env.renderer.tokenizer.vocab_size
+    assert env.action_space.sample() in env.action_space
+    assert np.array([size - 1], dtype=np.int32) in env.action_space
+    assert [] in env.action_space
+    assert np.array([size]) not in env.action_space
+    assert np.array([0.5]) not in env.action_space
+    assert "text" not in env.action_space
+    assert env.observation_space.sample() in env.observation_space
+    assert (np.array([1], dtype=np.int32), 0, True, "main", "main") not in env.observation_space
