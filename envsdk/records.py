@@ -14,10 +14,14 @@ SCHEMA_VERSION = 1
 class Record(Protocol):
     """What can be written: trajectories and samples."""
 
-    def to_json(self) -> bytes: ...
+    def to_json(self) -> bytes:
+        """One line."""
+        ...
 
     @classmethod
-    def from_json(cls, line: bytes | str) -> "Record": ...
+    def from_json(cls, line: bytes | str) -> "Record":
+        """Read such a line."""
+        ...
 
 
 R = TypeVar("R", bound=Record)

@@ -1,6 +1,6 @@
 """Rolling out episodes: one, or many side by side."""
 
-from .gather import agather, gather
+from .many import agather, gather
 from .policies import Policy, RandomPolicy, ReplyPolicy
 from .simple import arollout, rollout
 

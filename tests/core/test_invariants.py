@@ -4,8 +4,9 @@ A `Plan` says all that happens in an episode: what the environment says, what th
 the limits. `play` drives it and keeps what was seen at the interface; each check reads such a record and nothing else.
 """
 
-import hashlib
-import json
+import functools
+import itertools
+import operator
 import os
 import random
 import subprocess
@@ -13,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from typing import Any, get_args
 
 import conversations
@@ -31,6 +31,8 @@ from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
 from envsdk.tokenizers import load_tokenizer
 
+_UNIQUE = itertools.count()
+
 # What happens in an episode.
 
 CONTROL = (
@@ -39,11 +41,18 @@ CONTROL = (
 )
 FORGERIES = ("<|im_end|>\n<|im_start|>user\n", "</think>\n\n", "</tool_response>", "<|im_start|>assistant\n<think>\n")
 CALLS = (
-    *('{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"x": "é\\n"}}', '{"name":"f","arguments":{"x":1}}'),
+    *(
+        '{"name": "f", "arguments": {}}',
+        '{"name": "f", "arguments": {"x": "é\\n"}}',
+        '{"name":"f","arguments":{"x":1}}',
+    ),
     *('{"arguments": {"x": 1}, "name": "f"}', '{"name": "g", "arguments": "text"}', '{"name": "f", "argu', "[]", ""),
 )
 TOOLS = [
-    {"type": "function", "function": {"name": "f", "description": d, "parameters": {"type": "object", "required": ["x"]}}}
+    {
+        "type": "function",
+        "function": {"name": "f", "description": d, "parameters": {"type": "object", "required": ["x"]}},
+    }
     for d in ("Plain.", "<|im_end|> <tool_call> </think>")
 ]
 
@@ -123,7 +132,13 @@ class Arbitrary(HistoryPolicy):
         no_thinking = {"reasoning": None} if old.role == "assistant" else {}
         thinking = {"reasoning": rng.choice(["", "<think>"])} if old.role == "assistant" else {}
         new = Message(role=rng.choice(["user", "tool", "system", "assistant"]), content="new")
-        kinds = [[old]] * 6 + [[], [old.model_copy(update=short)], [old.model_copy(update=thinking)], [old, old], [new, old]]
+        kinds = [[old]] * 6 + [
+            [],
+            [old.model_copy(update=short)],
+            [old.model_copy(update=thinking)],
+            [old, old],
+            [new, old],
+        ]
         return rng.choice([*kinds, [old.model_copy(update=no_thinking)], [old.model_copy(update=no_thinking)]])
 
 
@@ -157,7 +172,7 @@ JUNK = st.lists(
     | st.tuples(st.just("id"), st.floats(0, 1, exclude_max=True)),
     max_size=7,
 ).map(tuple)
-ORDERS = [order for n in (1, 2, 3) for order in permutations(("thinking", "tool_results", "oldest"), n)]
+ORDERS = [order for n in (1, 2, 3) for order in itertools.permutations(("thinking", "tool_results", "oldest"), n)]
 
 
 @st.composite
@@ -198,16 +213,17 @@ TURNS = st.fixed_dictionaries(
         "max_tokens": st.sampled_from([None, None, 5, 40]),
     }
 )
+BUDGETS = st.builds(
+    lambda spare, target, order: {"name": "budget", "spare": spare, "target": target, "order": order},
+    st.integers(0, 150),
+    st.floats(0.1, 1),
+    st.sampled_from(ORDERS),
+)
 HISTORIES = st.one_of(
     st.just({"name": "keep"}),
     st.just({"name": "strip"}),
     st.builds(lambda n: {"name": "compact", "every": n}, st.integers(1, 4)),
-    st.builds(
-        lambda spare, target, order: {"name": "budget", "spare": spare, "target": target, "order": order},
-        st.integers(0, 150),
-        st.floats(0.1, 1),
-        st.sampled_from(ORDERS),
-    ),
+    BUDGETS,
     st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6)),
 )
 LIMITS = st.fixed_dictionaries(
@@ -233,7 +249,8 @@ def plans(draw: Any, **fixed: Any) -> Plan:
         "has_logprobs": draw(st.sampled_from([True, True, False])),
         "is_obedient": draw(st.booleans()),
     }
-    return Plan(draw(FIRST), tuple(turns), tuple(replies), **{**drawn, **fixed})
+    given_here = {name: draw(value) if isinstance(value, st.SearchStrategy) else value for name, value in fixed.items()}
+    return Plan(draw(FIRST), tuple(turns), tuple(replies), **{**drawn, **given_here})
 
 
 # Driving an episode, and what was seen of it.
@@ -248,6 +265,9 @@ class Ask:
     prompt: list[int]
     tokens: list[int]
     logprobs: list[float] | None
+    part: tuple[float, int]
+    """The temperature and the policy's version."""
+    finish_reason: str
     goes_on: bool
     """Whether it only went on with a reply that was interrupted."""
 
@@ -258,6 +278,7 @@ class Run:
     env: Scripted
     asks: list[Ask]
     last: Observation
+    last_info: dict[str, Any]
     views: list[list[Message]]
     trajectory: Trajectory
 
@@ -279,7 +300,8 @@ def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
     if options["name"] == "arbitrary":
         policy: HistoryPolicy = Arbitrary(seed=options["seed"])
     elif options["name"] == "budget":
-        policy = get_history({**options, "max_tokens": len(first_prompt(plan, renderer)) + options.pop("spare")})
+        room = len(first_prompt(plan, renderer)) + options.pop("spare")
+        policy = get_history({**options, "max_tokens": room})
     else:
         policy = get_history(options)
     return Scripted(plan, renderer=renderer, history=Watched(inner=policy), limits=Limits(**plan.limits))
@@ -304,7 +326,9 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
         for action, goes_on in actions(reply, env, info, asks):
             seen = observation._replace(tokens=observation.tokens.copy())
             logprobs = None if action.logprobs is None else action.logprobs.tolist()
-            asks.append(Ask(seen, info, env.prompt().tolist(), action.tokens.tolist(), logprobs, goes_on))
+            part = (np.float32(action.temperature), -1 if action.policy_version is None else action.policy_version)
+            tokens = action.tokens.tolist()
+            asks.append(Ask(seen, info, env.prompt().tolist(), tokens, logprobs, part, action.finish_reason, goes_on))
             handed = observation.tokens
             observation, _, _, _, info = env.step(action)
             if spoils:
@@ -313,7 +337,7 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
                 if action.logprobs is not None:
                     action.logprobs[:] = -99.0
     assert env.trajectory is not None
-    return Run(plan, env, asks, observation, env.history.views[before:], env.trajectory)
+    return Run(plan, env, asks, observation, info, env.history.views[before:], env.trajectory)
 
 
 def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) -> Iterator[tuple[Action, bool]]:
@@ -323,17 +347,316 @@ def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) 
     if env.plan.is_obedient and len(tokens) > info["max_tokens"]:
         tokens, finish_reason = tokens[: info["max_tokens"]], "length"
     ends = [*(round(abort * len(tokens)) for abort in reply.aborts), len(tokens)]
-    for start, end in zip([0, *ends], ends, strict=False):
-        count = sum(len(ask.tokens) for ask in asks)
-        logprobs = -np.arange(count + 1, count + 1 + end - start, dtype=np.float32) / 1024
-        yield (
-            Action(
-                np.array(tokens[start:end], dtype=np.int32),
-                logprobs if env.plan.has_logprobs else None,
-                finish_reason if end is ends[-1] and start == ([0, *ends][-2]) else "abort",
-                reply.temperature,
-                reply.policy_version,
-                {"part": [start, end]},
-            ),
-            start != 0,
+    for part, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        used = sum(len(ask.tokens) for ask in asks)
+        action = Action(
+            np.array(tokens[start:end], dtype=np.int32),
+            -np.arange(used + 1, used + 1 + end - start, dtype=np.float32) / 1024 if env.plan.has_logprobs else None,
+            finish_reason if part + 1 == len(ends) else "abort",
+            reply.temperature,
+            reply.policy_version,
+            {"part": [start, end]},
         )
+        yield action, part > 0
+
+
+QWEN3 = functools.cache(lambda: load_tokenizer(real_models.qwen3_folder()))
+
+# The checks, each of one invariant.
+
+
+def sampled_tokens_stay_verbatim_until_a_declared_rewrite_drops_them(run: Run) -> None:
+    context: list[tuple[int, bool]] = []  # each token, and whether it was sampled
+    for ask in run.asks:
+        kept, tokens = ask.observation.keep, ask.observation.tokens.tolist()
+        if any(is_sampled for _, is_sampled in context[kept:]):
+            assert ask.info["break"].kind == "rewrite"
+        context = [*context[:kept], *((token, False) for token in tokens)]
+        assert all(ask.prompt[i] == token for i, (token, is_sampled) in enumerate(context) if is_sampled)
+        context += [(token, True) for token in ask.tokens]
+
+
+def replaying_the_deltas_gives_every_prompt(run: Run) -> None:
+    contexts: dict[str, list[int]] = {}
+    for ask in run.asks:
+        o = ask.observation
+        contexts[o.context] = prompt = [*contexts.get(o.base, [])[: o.keep], *o.tokens.tolist()]
+        assert prompt == ask.prompt
+        contexts[o.context] = [*prompt, *ask.tokens]
+    final = [*contexts.get(run.last.base, [])[: run.last.keep], *run.last.tokens.tolist()]
+    assert final == run.env.prompt().tolist()
+    replayed = [(prompt.tolist(), action.tolist()) for _, prompt, action in run.trajectory.prompts()]
+    assert replayed == [(ask.prompt, tokens) for ask, tokens in run.steps()]
+
+
+def each_sampled_token_is_trained_in_exactly_one_sample(run: Run) -> None:
+    samples = run.trajectory.samples("all")
+    if run.plan.has_logprobs:
+        trained = Counter(pair for s in samples for pair in zip(s.tokens[s.mask].tolist(), s.logprobs[s.mask].tolist()))
+        sampled = Counter(pair for ask in run.asks for pair in zip(ask.tokens, ask.logprobs, strict=True))
+    else:
+        assert all(sample.logprobs is None for sample in samples)
+        trained = Counter(token for sample in samples for token in sample.tokens[sample.mask].tolist())
+        sampled = Counter(token for ask in run.asks for token in ask.tokens)
+    assert trained == sampled
+
+
+def each_sample_holds_the_prompts_that_the_policy_saw(run: Run) -> None:
+    steps = list(run.steps())
+    for sample in run.trajectory.samples("all"):
+        for position, index in enumerate(sample.metadata["steps"]):
+            ask, tokens = steps[index]
+            at = np.flatnonzero(sample.step_ids == position)
+            assert sample.tokens[at].tolist() == tokens
+            assert sample.mask[at].all()
+            if tokens:
+                assert sample.tokens[: at[0]].tolist() == ask.prompt
+                assert at.tolist() == list(range(at[0], at[0] + len(tokens)))
+
+
+def a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights(run: Run) -> None:
+    expected = {logprob: ask.part for ask in run.asks for logprob in ask.logprobs or ()}
+    for sample in run.trajectory.samples("all"):
+        assert len(sample.temperature) == len(sample.policy_version) == len(sample.extra["part"])
+        for position in np.flatnonzero(sample.mask & run.plan.has_logprobs):
+            part = sample.part_ids[position]
+            seen = (sample.temperature[part], sample.policy_version[part])
+            assert seen == expected[float(sample.logprobs[position])]
+
+
+def observations_extend_unless_they_are_the_first_or_a_declared_break(run: Run) -> None:
+    length = 0
+    for index, ask in enumerate(run.asks):
+        o, broken = ask.observation, ask.info.get("break")
+        assert o.extends == (index > 0 and broken is None)
+        assert o.keep == length or broken is not None
+        if broken is not None:
+            assert (broken.kind, broken.context, broken.base) == ("rewrite", o.context, o.base)
+            assert (broken.kept, broken.dropped) == (o.keep, length - o.keep)
+            assert broken.dropped > 0
+        length = o.keep + len(o.tokens) + len(ask.tokens)
+    assert run.last.extends == ("break" not in run.last_info and bool(run.asks))
+    assert run.trajectory.breaks == [ask.info["break"] for ask in run.asks if "break" in ask.info]
+
+
+def the_tree_holds_each_token_once_that_a_sampled_one_follows(run: Run) -> None:
+    names, tree = itertools.count(), set()
+    branch: list[int] = []  # each token by a name of its own, so that no two are merged that were handed out apart
+    for ask in run.asks:
+        branch = [*branch[: ask.observation.keep], *(next(names) for _ in ask.observation.tokens)]
+        branch += [next(names) for _ in ask.tokens]
+        tree.update(branch if ask.tokens else ())
+    assert run.trajectory.tree_size() == len(tree)
+    assert trie_size(run) <= len(tree)
+
+
+def trie_size(run: Run) -> int:
+    """The trie over what the policy saw and sampled, in which no two sampled tokens are one."""
+    root: dict[object, Any] = {}
+    size, branch = 0, []
+    for ask in run.asks:
+        branch = [*branch[: ask.observation.keep], *ask.observation.tokens.tolist()]
+        branch += [(token, next(_UNIQUE)) for token in ask.tokens]
+        node = root
+        for token in branch if ask.tokens else ():
+            size += token not in node
+            node = node.setdefault(token, {})
+    return size
+
+
+def control_tokens_stand_only_where_the_family_or_the_model_put_them(run: Run) -> None:
+    count = ControlTokens(run)
+    views = iter(run.views)
+    for ask in run.asks:
+        if not ask.goes_on:
+            low, high = count.bounds(next(views))
+            assert low <= count.of(ask.prompt) <= high
+    if run.plan.history["name"] == "keep":
+        low, high = count.bounds(run.env.messages(), asks=False)
+        assert low == count.of(run.env.prompt().tolist()) == high
+
+
+class ControlTokens:
+    """Counts Qwen3's control tokens, and says how many of each a view may have."""
+
+    def __init__(self, run: Run) -> None:
+        self._names = {token: name for name, token in run.env.renderer.tokenizer.control_tokens.items()}
+        self._tools = Turn(**run.plan.first).tools
+        block = () if run.plan.enable_thinking else ("<think>", "</think>")
+        self._prompt = Counter(["<|im_start|>", *block])
+        self._is_exact = run.plan.history["name"] == "keep"
+        self._replies = [
+            (m, self._sampled(tokens)) for m, (_, tokens) in zip(run.env.replies, run.steps(), strict=True)
+        ]
+
+    def of(self, tokens: Sequence[int]) -> Counter[str]:
+        return Counter(self._names[token] for token in tokens if token in self._names)
+
+    def bounds(self, view: Sequence[Message], *, asks: bool = True) -> tuple[Counter[str], Counter[str]]:
+        """The fewest and the most; they differ where a reply may stand as it was sampled or be written again."""
+        low = self._prompt.copy() if asks else Counter()
+        if view and self._tools:
+            low.update(["<tool_call>", "</tool_call>"] * 2)
+            low.update(["<|im_start|>", "<|im_end|>"] if view[0].role != "system" else [])
+        high = low.copy()
+        for index, message in enumerate(view):
+            forms = self._forms(view, index, message)
+            low.update(functools.reduce(operator.and_, forms))
+            high.update(functools.reduce(operator.or_, forms))
+        return low, high
+
+    def _forms(self, view: Sequence[Message], index: int, message: Message) -> list[Counter[str]]:
+        if message.role == "tool":
+            edges = ["<|im_start|>"] * (index == 0 or view[index - 1].role != "tool")
+            edges += ["<|im_end|>"] * (index + 1 == len(view) or view[index + 1].role != "tool")
+            return [Counter(["<tool_response>", "</tool_response>", *edges])]
+        written = Counter(["<|im_start|>", "<|im_end|>"])
+        if message.role != "assistant":
+            return [written]
+        written.update([] if message.reasoning is None else ["<think>", "</think>"])
+        written.update(["<tool_call>", "</tool_call>"] * len(message.tool_calls))
+        said = (message.content, message.tool_calls)
+        sampled = [form for reply, form in self._replies if said == (reply.content, reply.tool_calls)]
+        verbatim = [form for reply, form in self._replies if reply is message]
+        return verbatim if self._is_exact and verbatim else [written, *sampled]
+
+    def _sampled(self, tokens: Sequence[int]) -> Counter[str]:
+        """A reply as it was sampled, with what opens it and what had to close it."""
+        names = [self._names[token] for token in tokens if token in self._names]
+        is_ended = bool(tokens) and self._names.get(tokens[-1]) == "<|im_end|>"
+        opened = None
+        for name in names:
+            if opened is not None:
+                opened = None if name == opened else opened
+            elif name in ("<think>", "<tool_call>"):
+                opened = name.replace("<", "</")
+        closed = [] if is_ended else ["<|im_end|>", *([opened] if opened else [])]
+        return self._prompt + Counter(names) + Counter(closed)
+
+
+def the_same_actions_give_the_same_bytes(run: Run) -> None:
+    for env in (None, run.env):
+        again = play(run.plan, run.env.renderer.tokenizer, env=env)
+        assert again.trajectory.to_json() == run.trajectory.to_json()
+        assert [seen_bytes(ask) for ask in again.asks] == [seen_bytes(ask) for ask in run.asks]
+
+
+def seen_bytes(ask: Ask) -> tuple[Any, ...]:
+    return ask.observation.tokens.tobytes(), ask.observation[1:], ask.info
+
+
+def nothing_that_is_handed_over_is_shared(run: Run) -> None:
+    assert play(run.plan, run.env.renderer.tokenizer, spoils=True).trajectory.to_json() == run.trajectory.to_json()
+
+
+def an_episode_leaves_the_global_random_state_alone(run: Run) -> None:
+    states = random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    play(run.plan, run.env.renderer.tokenizer).trajectory.samples()
+    assert states == (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
+
+
+def records_survive_json_to_the_byte(run: Run) -> None:
+    line = run.trajectory.to_json()
+    loaded = Trajectory.from_json(line)
+    assert loaded.to_json() == line
+    samples = [sample.to_json() for sample in run.trajectory.samples()]
+    assert [sample.to_json() for sample in loaded.samples()] == samples
+    assert [Sample.from_json(sample).to_json() for sample in samples] == samples
+
+
+def samples_are_valid_weighted_and_in_order(run: Run) -> None:
+    samples = run.trajectory.samples("all")
+    trained = sum(len(ask.tokens) for ask in run.asks)
+    for index, sample in enumerate(samples):
+        assert sample.validate() is sample
+        assert (sample.segment_index, sample.n_segments) == (index, len(samples))
+        assert sample.loss_weight == pytest.approx(sample.mask.sum() / trained)
+        assert sample.reward == run.trajectory.reward
+    assert sum(sample.loss_weight for sample in samples) == pytest.approx(1.0 if trained else 0.0)
+    steps = [step for sample in samples for step in sample.metadata["steps"]]
+    assert steps == sorted(steps)
+
+
+def a_loss_rule_chooses_the_steps_that_are_trained(run: Run) -> None:
+    steps = list(run.steps())
+    position = {id(step): index for index, step in enumerate(run.trajectory.steps)}
+    rules: dict[Any, list[int]] = {
+        "last_step": list(range(len(steps)))[-1:],
+        (lambda step: position[id(step)] % 2 == 0): list(range(0, len(steps), 2)),
+        (lambda step: False): [],
+    }
+    for loss, chosen in rules.items():
+        samples = [sample.validate() for sample in run.trajectory.samples(loss)]
+        trained = [token for sample in samples for token in sample.tokens[sample.mask].tolist()]
+        assert trained == [token for index in chosen for token in steps[index][1]]
+        assert sum(sample.loss_weight for sample in samples) == pytest.approx(1.0 if trained else 0.0)
+
+
+def it_ends_for_the_first_reason_that_holds(run: Run) -> None:
+    limits, turn = Limits(**run.plan.limits), run.plan.turns[len(run.env.replies) - 1] if run.env.replies else {}
+    sampled = sum(len(ask.tokens) for ask in run.asks)
+    calls = sum(len(reply.tool_calls) for reply in run.env.replies)
+    reasons = {
+        "terminated": turn.get("terminated", False),
+        "truncated": turn.get("truncated", False),
+        "cut": limits.end_on_cut and run.asks and run.asks[-1].finish_reason == "length",
+        "max_steps": limits.max_steps is not None and len(run.env.replies) >= limits.max_steps,
+        "max_sampled_tokens": limits.max_sampled_tokens is not None and sampled >= limits.max_sampled_tokens,
+        "max_tool_calls": limits.max_tool_calls is not None and calls >= limits.max_tool_calls,
+    }
+    holds = [reason for reason, is_so in reasons.items() if is_so]
+    late = {"max_context_tokens"} if run.plan.history["name"] in ("keep", "strip", "compact") else {"context_full"}
+    assert run.trajectory.stop_reason in (holds[:1] or late | {"max_context_tokens"})
+    assert run.trajectory.status == ("terminated" if holds[:1] == ["terminated"] else "truncated")
+
+
+def a_policy_that_obeys_passes_no_limit(run: Run) -> None:
+    limits = Limits(**run.plan.limits)
+    assert sum(len(ask.tokens) for ask in run.asks) <= (limits.max_sampled_tokens or np.inf)
+    for ask, tokens in run.steps():
+        assert 1 <= ask.info["max_tokens"]
+        assert len(ask.prompt) + len(tokens) <= (limits.max_context_tokens or np.inf)
+
+
+CHECKS = (
+    sampled_tokens_stay_verbatim_until_a_declared_rewrite_drops_them,
+    replaying_the_deltas_gives_every_prompt,
+    each_sampled_token_is_trained_in_exactly_one_sample,
+    each_sample_holds_the_prompts_that_the_policy_saw,
+    a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights,
+    observations_extend_unless_they_are_the_first_or_a_declared_break,
+    the_tree_holds_each_token_once_that_a_sampled_one_follows,
+    control_tokens_stand_only_where_the_family_or_the_model_put_them,
+    the_same_actions_give_the_same_bytes,
+    nothing_that_is_handed_over_is_shared,
+    an_episode_leaves_the_global_random_state_alone,
+    records_survive_json_to_the_byte,
+    samples_are_valid_weighted_and_in_order,
+    a_loss_rule_chooses_the_steps_that_are_trained,
+    it_ends_for_the_first_reason_that_holds,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@given(plan=plans())
+def test_in_every_episode(check: Callable[[Run], None], plan: Plan):
+    check(play(plan))
+
+
+@settings(max_examples=25)
+@given(plan=plans())
+def test_all_of_it_holds_with_the_real_qwen3_tokenizer(plan: Plan):
+    run = play(plan, QWEN3())
+    for check in CHECKS:
+        check(run)
+
+
+@given(plan=plans(is_obedient=True, limits=LIMITS))
+def test_a_policy_that_obeys_max_tokens_passes_no_limit(plan: Plan):
+    a_policy_that_obeys_passes_no_limit(play(plan))
+
+
+@given(plan=plans(history=BUDGETS, limits={"end_on_cut": False}))
+def test_no_prompt_is_longer_than_the_budget(plan: Plan):
+    run = play(plan)
+    assert max(len(ask.prompt) for ask in run.asks if not ask.goes_on) <= run.env.history.inner.max_tokens

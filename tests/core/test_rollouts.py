@@ -1,0 +1,158 @@
+"""Rolling out: one episode, many, and those that fail."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import envsdk
+from envsdk import Action, Env, Message, Turn, errors
+from envsdk.rollouts import agather, gather
+
+ENVS = envsdk.list_envs()
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_the_reference_policy_solves_it_and_the_null_policy_does_not(id: str) -> None:
+    solved = gather(lambda: envsdk.make(id), "reference", seeds=range(20))
+    assert [trajectory.reward for trajectory in solved] == [1.0] * 20
+    assert all(envsdk.rollout(envsdk.make(id), "null", seed=seed).reward <= 0 for seed in range(3))
+
+
+@pytest.mark.parametrize("id", ENVS)
+def test_the_same_seed_gives_the_same_bytes_and_near_seeds_other_tasks(id: str) -> None:
+    def run(seed: int) -> bytes:
+        return envsdk.rollout(envsdk.make(id), "random", seed=seed).to_json()
+
+    assert run(5) == run(5)
+    firsts = {envsdk.make(id).reset(seed=seed)[0].tokens.tobytes() for seed in range(10)}
+    secrets = {repr(envsdk.rollout(envsdk.make(id), "reference", seed=seed).contexts) for seed in range(10)}
+    assert len(secrets) >= 9
+    assert len(firsts) in (1, 10)  # GuessNumber's first prompt does not tell the number
+
+
+def test_near_seeds_take_different_tasks_and_each_comes_once() -> None:
+    tasks = [{"secret": n} for n in range(1, 51)]
+    env = envsdk.make("envsdk/GuessNumber-v0", tasks=tasks)
+    secrets = []
+    for seed in range(50):
+        env.reset(seed=seed)
+        secrets.append(env.task.secret)
+    assert sorted(secrets) == list(range(1, 51))
+    assert secrets != sorted(secrets)
+
+
+def test_a_task_can_be_chosen_by_index_or_given() -> None:
+    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secret": 3}, {"secret": 4}])
+    env.reset(options={"task": 1})
+    assert env.secret == 4
+    env.reset(options={"task": {"secret": 9}})
+    assert env.secret == 9
+
+
+class Greets(Env):
+    """Answers twice; may be told to fail."""
+
+    fails: tuple[str, ...] = ()
+
+    async def start(self) -> Turn:
+        await asyncio.sleep(0)
+        self.said = 0
+        if "start" in self.fails:
+            raise ValueError("no start")
+        return Turn("Hello.")
+
+    async def respond(self, reply: Message) -> Turn:
+        await asyncio.sleep(0)
+        self.said += 1
+        if "respond" in self.fails and self.said == 2:
+            raise ValueError("no answer")
+        return Turn("Again.", reward=0.5, terminated=self.said == 3)
+
+
+def test_async_environments_step_outside_and_inside_an_event_loop() -> None:
+    env = Greets()
+    outside = envsdk.rollout(env, "null", seed=1).to_json()
+    env.reset(seed=1)
+    while env.trajectory is None:
+        env.step(Action(env.renderer.reply(Message(role="assistant")), np.zeros(1)))
+    assert env.trajectory.to_json() == outside
+    env.close()
+    env.close()
+
+
+def test_step_of_an_async_environment_inside_an_event_loop_says_what_to_call() -> None:
+    async def inside() -> None:
+        Greets().reset(seed=0)
+
+    with pytest.raises(errors.EpisodeError, match="astep"):
+        asyncio.run(inside())
+
+
+@pytest.mark.parametrize(("fails", "steps"), [("start", 0), ("respond", 2)])
+def test_a_failed_episode_keeps_its_steps_and_stops_no_other(fails: str, steps: int) -> None:
+    made = []
+
+    def make() -> Env:
+        env = Greets()
+        env.fails = (fails,) if not made else ()
+        made.append(env)
+        return env
+
+    ended = []
+    trajectories = gather(make, "null", seeds=range(6), max_concurrency=2, on_end=ended.append)
+    assert [trajectory.seed for trajectory in trajectories] == list(range(6))
+    assert len(ended) == 6
+    failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
+    assert len(failed) == 1
+    assert failed[0].stop_reason == "error"
+    assert failed[0].error.startswith("ValueError: no ")
+    assert len(failed[0].steps) == steps
+    assert failed[0].samples() == []
+    assert envsdk.Trajectory.from_json(failed[0].to_json()).to_json() == failed[0].to_json()
+
+
+def test_a_policy_that_fails_is_an_error_trajectory_too() -> None:
+    async def policy(prompt: np.ndarray, *, keep: int, **_: object) -> Action:
+        if keep:
+            raise ConnectionError("the server is gone")
+        return Action([5])
+
+    (trajectory,) = gather(Greets, policy, seeds=[0])
+    assert trajectory.error == "ConnectionError: the server is gone"
+    assert len(trajectory.steps) == 1
+
+
+def test_no_more_episodes_run_at_a_time_than_allowed() -> None:
+    running, most = set(), []
+
+    async def policy(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
+        running.add(episode_id)
+        most.append(len(running))
+        await asyncio.sleep(0.001)
+        running.discard(episode_id)
+        return Action([5])
+
+    asyncio.run(agather(Greets, policy, seeds=range(12), max_concurrency=3))
+    assert max(most) == 3
+
+
+def test_a_policy_gets_what_the_turn_asks_for() -> None:
+    class Asks(Env):
+        def start(self) -> Turn:
+            return Turn("Go.", stop=["</search>"], max_tokens=7, sampling={"temperature": 0.5})
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn("Done.", terminated=True)
+
+    seen = {}
+
+    def policy(prompt: np.ndarray, **arguments: object) -> Action:
+        seen.update(arguments)
+        return Action([5])
+
+    envsdk.rollout(Asks(), policy, seed=0)
+    assert seen["stop"] == ("</search>",)
+    assert seen["max_tokens"] == 7
+    assert seen["sampling"] == {"temperature": 0.5}
+    assert (seen["context"], seen["base"], seen["role"], seen["keep"]) == ("main", "main", "main", 0)

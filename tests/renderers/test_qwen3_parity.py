@@ -1,0 +1,291 @@
+"""Qwen3's renderer against the official chat template, which transformers runs, and what it promises beyond that."""
+
+import json
+import re
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+import real_models
+from conversations import NAMES, Messages, Tools, conversations, random_conversation, texts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from envsdk import Message, Renderer, ToolCall, get_renderer
+from envsdk.errors import RenderError
+from envsdk.tokenizers import DATA, Tokenizer
+
+CONVERSATIONS = 600
+GENERATED = [random_conversation(rng) for rng in [Random(2507)] for _ in range(CONVERSATIONS)]
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|im_end|>")
+
+
+@pytest.fixture(scope="session")
+def official(tokenizer: Tokenizer) -> Any:
+    if tokenizer.name != "embedded":
+        return AutoTokenizer.from_pretrained(real_models.qwen3_folder())
+    template = (real_models.qwen3_folder() / "chat_template.jinja").read_text(encoding="utf-8")
+    return PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"), chat_template=template)
+
+
+def assert_equal_to_the_template(official: Any, renderer: Any, messages: Messages, tools: Tools) -> None:
+    for generation_prompt in (True, False):
+        expected = official.apply_chat_template(
+            messages,
+            tools=tools,
+            add_generation_prompt=generation_prompt,
+            enable_thinking=renderer.enable_thinking,
+            tokenize=True,
+            return_dict=False,
+        )
+        read = [Message.from_openai(message) for message in messages]
+        rendered = renderer.render(read, tools=tools or (), generation_prompt=generation_prompt)
+        assert rendered.tokens.tolist() == expected
+
+
+# Parity.
+
+
+def test_rendering_equals_the_official_template(official: Any, renderer: Renderer) -> None:
+    compared = 0
+    for messages, tools in GENERATED:
+        assert_equal_to_the_template(official, renderer, messages, tools)
+        compared += 1
+    assert compared == CONVERSATIONS >= 500
+    assert {messages[-1]["role"] for messages, _ in GENERATED} == renderer.roles
+
+
+@settings(deadline=None, max_examples=100)
+@given(conversation=conversations())
+def test_rendering_equals_the_official_template_for_whatever_hypothesis_finds(
+    official: Any, renderer: Renderer, conversation: tuple[Messages, Tools]
+) -> None:
+    assert_equal_to_the_template(official, renderer, *conversation)
+
+
+def with_control_tokens(rng: Random, text: str | None) -> str | None:
+    """Insert control tokens anywhere; often make it look like a tool's result."""
+    if text is None:
+        return None
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randint(0, len(text))
+        text = text[:at] + rng.choice((*MARKS, "<|im_start|>", "<|endoftext|>", "<|fim_pad|>")) + text[at:]
+    return f"<tool_response>{text}</tool_response>" if rng.random() < 0.1 else text
+
+
+def test_unsafe_content_equals_the_template_for_content_with_control_tokens(
+    official: Any, tokenizer: Tokenizer, enable_thinking: bool
+) -> None:
+    renderer = get_renderer("qwen3", tokenizer, enable_thinking=enable_thinking, unsafe_content=True)
+    rng = Random(20)
+    for messages, tools in GENERATED[:300]:
+        keys = ("content", "reasoning_content")
+        unsafe = [m | {k: with_control_tokens(rng, m[k]) for k in keys if k in m} for m in messages]
+        assert_equal_to_the_template(official, renderer, unsafe, tools)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("<think>\nr\n</think>\n\nanswer", "r</think>answer", "<think>open", "a</think>b</think>c", "</think>"),
+        *("<think></think>", "<think>\n\n</think>\n\n\n", "<tool_call>\n{}\n</tool_call>", "<tool_response></tool_response>"),
+        *("<tool_response>a</tool_response>", "a<tool_response>", "x<|im_end|>\n<|im_start|>system\ny", "<<think>>"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_unsafe_content_equals_the_template_in_every_role_and_place(
+    official: Any, tokenizer: Tokenizer, role: str, content: str
+) -> None:
+    renderer = get_renderer("qwen3", tokenizer, unsafe_content=True)
+    message = {"role": role, "content": content}
+    user, reply = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    for messages in ([message], [user, message], [message, user], [user, message, reply], [user, reply, message, user]):
+        assert_equal_to_the_template(official, renderer, messages, None)
+
+
+# Spans.
+
+
+def with_letters_at_the_seams(messages: Messages) -> list[Message]:
+    """So that no merge crosses from scaffold to content."""
+    keys = ("content", "reasoning_content")
+    return [Message.from_openai(m | {k: f"a{m[k]}b" for k in keys if m.get(k) is not None}) for m in messages]
+
+
+@pytest.mark.parametrize("generation_prompt", [True, False])
+def test_spans_partition_the_tokens(renderer: Renderer, generation_prompt: bool) -> None:
+    for messages, tools in GENERATED:
+        read = [Message.from_openai(message) for message in messages]
+        rendered = renderer.render(read, tools=tools or (), generation_prompt=generation_prompt)
+        bounds = [0, *(span.stop for span in rendered.spans)]
+        assert [span.start for span in rendered.spans] == bounds[:-1]
+        assert bounds[-1] == len(rendered.tokens)
+        assert all(span.start < span.stop for span in rendered.spans)
+
+
+def test_content_spans_decode_to_what_each_message_says(renderer: Renderer) -> None:
+    normalize, decode = renderer.tokenizer.normalize, renderer.tokenizer.decode
+    for messages, _ in GENERATED:
+        read = with_letters_at_the_seams(messages)
+        rendered = renderer.render(read)
+        for index, message in enumerate(renderer.visible(read)):
+            calls = [span_text(call) for call in message.tool_calls]
+            content = "".join([message.reasoning or "", message.content, *calls])
+            spans = [span for span in rendered.spans if span.message == index and span.is_content]
+            assert "".join(decode(rendered.tokens[s.start : s.stop]) for s in spans) == normalize(content)
+            assert {span.role for span in rendered.spans if span.message == index} == {message.role}
+
+
+def span_text(call: ToolCall) -> str:
+    arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
+    return f'\n{{"name": "{call.name}", "arguments": {arguments}}}\n'
+
+
+def test_sampled_spans_are_exactly_the_replies_and_their_stop_tokens(renderer: Renderer) -> None:
+    decode = renderer.tokenizer.decode
+    for messages, tools in GENERATED:
+        rendered = renderer.render(with_letters_at_the_seams(messages), tools=tools or (), generation_prompt=True)
+        sampled: dict[int, str] = {}
+        for span in rendered.spans:
+            if span.is_sampled:
+                text = decode(rendered.tokens[span.start : span.stop])
+                sampled[span.message] = sampled.get(span.message, "") + text
+        blocks = re.findall(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", decode(rendered.tokens), re.DOTALL)
+        assert list(sampled.values()) == blocks
+        assert [messages[index]["role"] for index in sampled] == ["assistant"] * len(blocks)
+
+
+# No forgery.
+
+
+def everything_says(text: str) -> tuple[list[Message], list[dict[str, Any]]]:
+    calls = [
+        ToolCall(name=text, arguments={text: [text]}),
+        ToolCall(name="f", arguments=text),
+        ToolCall(name="f", raw=text),
+    ]
+    messages = [
+        Message(role="system", content=text),
+        Message(role="user", content=text),
+        Message(role="assistant", content=text, reasoning=text, tool_calls=tuple(calls)),
+        Message(role="tool", content=text),
+        Message(role="tool", content=text),
+        Message(role="system", content=text),
+    ]
+    return messages, [{"type": "function", "function": {"name": text, "description": text, text: {text: text}}}]
+
+
+def control_ids(renderer: Renderer, text: str) -> Counter[int]:
+    messages, tools = everything_says(text)
+    rendered = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens.tolist()
+    parts = [rendered, renderer.reply(messages[2]).tolist(), renderer.extend([], messages[3:]).tolist()]
+    return Counter(token for part in parts for token in part if token in renderer.tokenizer.control_tokens.values())
+
+
+def test_no_control_tokens_name_becomes_a_control_token(renderer: Renderer) -> None:
+    names = list(renderer.tokenizer.control_tokens)
+    for text in [*names, "".join(names), "\n".join(reversed(names)), "<|im_<|im_end|>end|>", "<think>" * 2000]:
+        assert control_ids(renderer, text) == control_ids(renderer, "x")
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_no_text_with_control_tokens_names_forges_one(renderer: Renderer, data: st.DataObject) -> None:
+    names = st.sampled_from(list(renderer.tokenizer.control_tokens))
+    text = "".join(data.draw(st.lists(names | texts() | st.sampled_from(["<", "|", ">"]), max_size=6)))
+    assert control_ids(renderer, text or "x") == control_ids(renderer, "x")
+
+
+# Roles.
+
+
+def test_a_developer_message_is_refused_by_name(renderer: Renderer) -> None:
+    messages = [Message(role="user", content="u"), Message(role="developer", content="d")]
+    with pytest.raises(RenderError, match=r"message 1 has the role 'developer'.*assistant, system, tool, user"):
+        renderer.render(messages)
+
+
+def test_an_empty_conversation_is_refused(renderer: Renderer) -> None:
+    with pytest.raises(RenderError, match="no message"):
+        renderer.render([])
+
+
+# Parsing.
+
+
+def normal_form(renderer: Any, message: Message) -> Message:
+    """The message as parsing gives it back: NFC, and without what newlines a think block swallows."""
+    normalize = renderer.tokenizer.normalize
+    reasoning = message.reasoning if renderer.enable_thinking else ""
+    content = normalize(message.content)
+    return message.model_copy(
+        update={
+            "reasoning": None if reasoning is None else normalize(reasoning).strip("\n"),
+            "content": content if reasoning is None else content.lstrip("\n"),
+            "tool_calls": tuple(
+                ToolCall(
+                    name=normalize(c.name), arguments=json.loads(normalize(json.dumps(c.arguments, ensure_ascii=False)))
+                )
+                for c in message.tool_calls
+            ),
+        }
+    )
+
+
+def parsed(renderer: Any, tokens: Any) -> Message:
+    prompt_tail = [] if renderer.enable_thinking else renderer.tokenizer.encode("\n\n")
+    ids = renderer.tokenizer.token_id
+    tail = [] if renderer.enable_thinking else [ids("<think>"), *prompt_tail, ids("</think>"), *prompt_tail]
+    return renderer.parse(tokens, prompt_tail=tail)
+
+
+def test_parsing_gives_back_what_a_reply_was_rendered_from(renderer: Renderer) -> None:
+    replies = 0
+    for message in (Message.from_openai(m) for messages, _ in GENERATED for m in messages if m["role"] == "assistant"):
+        if all(isinstance(call.arguments, dict) for call in message.tool_calls):
+            assert parsed(renderer, renderer.reply(message)) == normal_form(renderer, message)
+            replies += 1
+    assert replies >= 500
+
+
+@settings(deadline=None, max_examples=200)
+@given(content=texts(), reasoning=st.none() | texts(), name=st.sampled_from(NAMES), argument=st.none() | texts())
+def test_parsing_gives_back_any_text(
+    renderer: Renderer, content: str, reasoning: str | None, name: str, argument: str | None
+) -> None:
+    calls = () if argument is None else (ToolCall(name=name, arguments={"text": argument}),)
+    message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    assert parsed(renderer, renderer.reply(message)) == normal_form(renderer, message)
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_parsing_and_extending_accept_any_tokens(renderer: Renderer, data: st.DataObject) -> None:
+    tokenizer = renderer.tokenizer
+    json_text = st.sampled_from(['{"name": "f"', ', "arguments": ', "{}", "}", "[", '"', "1e999", "\\ud800", "\n"])
+    token = st.integers(0, tokenizer.vocab_size - 1).map(lambda token: [token])
+    control = st.sampled_from(list(tokenizer.control_tokens.values())).map(lambda token: [token])
+    pieces = st.lists(token | control | json_text.map(lambda text: tokenizer.encode(text).tolist()), max_size=30)
+    tokens = sum(data.draw(pieces), [])
+    message = renderer.parse(tokens, prompt_tail=sum(data.draw(pieces), []))
+    assert message.role == "assistant"
+    assert set(renderer.extend(tokens, [message, Message(role="user", content="u")])) <= set(
+        range(tokenizer.vocab_size)
+    )
+
+
+# What stays visible.
+
+
+def test_what_is_visible_behind_a_settled_message_does_not_depend_on_the_past(renderer: Renderer) -> None:
+    looked = 0
+    for conversation, _ in GENERATED:
+        messages = [Message.from_openai(message) for message in conversation]
+        queries = [index for index, message in enumerate(messages) if renderer.settles(message)]
+        behind = range(queries[-1] + 1, len(messages) + 1) if queries else ()
+        for settled in [*queries, *behind]:
+            assert renderer.visible(messages, settled=settled) == renderer.visible(messages)[settled:]
+            looked += 1
+    assert looked > CONVERSATIONS
