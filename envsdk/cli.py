@@ -27,8 +27,8 @@ _errors = Console(stderr=True)
 _DEMO_HISTORIES: Mapping[str, str | Mapping[str, Any]] = {
     "keep": "keep",
     "strip": "strip",
-    "compact, every 2": {"name": "compact", "every": 2},
-    "budget, 240 tokens": {"name": "budget", "max_tokens": 240, "target": 0.6},
+    "compact": {"name": "compact", "every": 2},
+    "budget": {"name": "budget", "max_tokens": 240, "target": 0.6},
 }
 _SPECIFICATION = "A name, with options as name:key=value,key=value or as JSON."
 
@@ -63,7 +63,7 @@ def rollout(
     trajectories = _roll_out(env, policy, range(seed, seed + episodes), concurrency, options)
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     report = Report.of(trajectories, samples)
-    _console.print(table(f"{policy} policy", [((env, history), report)], ("environment", "history")))
+    _console.print(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
     _print_errors(trajectories)
     if folder is not None:
         _write(folder, trajectories, samples)
@@ -86,12 +86,12 @@ def demo(
         for label, history in _DEMO_HISTORIES.items():
             row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": history})
             for trajectory in row:
-                trajectory.id += f"/{label.split(',')[0]}"
+                trajectory.id += f"/{label}"
             row_samples = [sample.validate() for trajectory in row for sample in trajectory.samples()]
-            rows.append(((env, label), Report.of(row, row_samples)))
+            rows.append(((_short(env), label), Report.of(row, row_samples)))
             trajectories += row
             samples += row_samples
-    title = "What each history policy costs (reference policy, Qwen3 renderer, embedded tokenizer)"
+    title = "What each history policy costs (compact: every 2 steps; budget: 240 tokens)"
     _console.print(table(title, rows, ("environment", "history")))
     _print_errors(trajectories)
     _write(folder, trajectories, samples)
@@ -117,6 +117,10 @@ def specification(text: str) -> str | dict[str, Any]:
     if not all(key and equals for key, equals, _ in pairs):
         raise ConfigError(f"{text!r} is no name with options; write it as name:key=value,key=value or as JSON")
     return {"name": name, **{key.strip(): _value(value) for key, _, value in pairs}}
+
+
+def _short(env: str) -> str:
+    return env.rpartition("/")[2].partition("-v")[0]
 
 
 def _value(text: str) -> Any:

@@ -52,7 +52,9 @@ class Report:
         )
 
 
-_COLUMNS = ("episodes", "reward", "steps", "breaks", "samples", "handed out", "sampled", "as samples", "as a tree")
+# Heads stand on two lines and numbers never wrap, so that the table fits into 80 columns.
+_COLUMNS = ("epi-\nsodes", "mean\nreward", "\nsteps", "breaks\nby reason", "sam-\nples")
+_TOKEN_COLUMNS = ("handed\nout", "as\nsamples", "as a\ntree")
 
 
 def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequence[str]) -> "Table":
@@ -63,13 +65,16 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
         rows: For each row its labels and its report.
         labels: The heads of the label columns.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    drawn = Table(title=title, caption="handed out ... as a tree: tokens")
+    caption = "Tokens handed out, tokens trained as separate samples, tokens trained as a prefix tree."
+    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for label in labels:
-        drawn.add_column(label)
-    for column in _COLUMNS:
-        drawn.add_column(column, justify="left" if column == "breaks" else "right")
+        drawn.add_column("\n" + label)
+    for column in (*_COLUMNS, *_TOKEN_COLUMNS):
+        is_text = column.startswith("breaks")
+        drawn.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
     for names, report in rows:
         drawn.add_row(*names, *_cells(report))
     return drawn
@@ -77,12 +82,12 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
 
 def _cells(report: Report) -> list[str]:
     failed = f" ({report.failed} failed)" if report.failed else ""
-    tokens = (report.observed_tokens, report.sampled_tokens, report.sample_tokens, report.tree_tokens)
+    tokens = (report.observed_tokens, report.sample_tokens, report.tree_tokens)
     return [
         f"{report.episodes}{failed}",
         f"{report.mean_reward:.3f}",
         str(report.steps),
-        ", ".join(f"{count} {reason}" for reason, count in sorted(report.breaks.items())) or "none",
+        "\n".join(f"{count} {reason}" for reason, count in sorted(report.breaks.items())) or "none",
         str(report.samples),
         *(f"{count:,}" for count in tokens),
     ]

@@ -1,7 +1,31 @@
-"""Hypothesis draws the same examples in every run; `--hypothesis-profile=explore` looks for new ones."""
+"""Both vocabularies and Qwen3's renderer on each; and how hypothesis draws.
 
+Hypothesis draws the same examples in every run; `--hypothesis-profile=explore` looks for new ones.
+"""
+
+import pytest
+import real_models
 from hypothesis import settings
+
+from envsdk import Renderer, get_renderer, load_tokenizer
+from envsdk.tokenizers import Tokenizer
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", params=["embedded", "qwen3"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return load_tokenizer("embedded" if request.param == "embedded" else real_models.qwen3_folder())
+
+
+@pytest.fixture(scope="session", params=[True, False], ids=["thinking", "direct"])
+def enable_thinking(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: Tokenizer, enable_thinking: bool) -> Renderer:
+    """Qwen3's renderer: on both vocabularies, with and without thinking."""
+    return get_renderer("qwen3", tokenizer, enable_thinking=enable_thinking)

