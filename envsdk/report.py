@@ -53,7 +53,7 @@ class Report:
 
 
 # Heads stand on two lines and numbers never wrap, so that the table fits into 80 columns.
-_COLUMNS = ("epi-\nsodes", "mean\nreward", "\nsteps", "breaks\nby reason", "sam-\nples")
+_COLUMNS = ("epi-\nsodes", "mean\nreward", "\nsteps", "breaks by\nreason", "sam-\nples")
 _TOKEN_COLUMNS = ("handed\nout", "as\nsamples", "as a\ntree")
 
 
@@ -69,12 +69,14 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
     from rich.table import Table
 
     caption = "Tokens handed out, tokens trained as separate samples, tokens trained as a prefix tree."
-    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
     for label in labels:
-        drawn.add_column("\n" + label)
+        drawn.add_column("\n" + label, no_wrap=True)
     for column in (*_COLUMNS, *_TOKEN_COLUMNS):
-        is_text = column.startswith("breaks")
-        drawn.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
+        if column.startswith("breaks"):
+            drawn.add_column(column, min_width=12, overflow="fold")
+        else:
+            drawn.add_column(column, justify="right", no_wrap=True)
     for names, report in rows:
         drawn.add_row(*names, *_cells(report))
     return drawn
