@@ -160,8 +160,7 @@ class Context:
                 length=len(view.tokens),
                 renderer=self.renderer,
                 state=self._state,
-                starts=view.starts,
-                end=view.end,
+                view=view,
             )
         )
         is_legal = rewrite is None or (

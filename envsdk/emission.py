@@ -6,6 +6,7 @@ cross that seam. Everything else about a rendering is read off the same pieces: 
 token.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +56,8 @@ class Encoder:
         self.tokenizer = tokenizer
         self.unsafe_content = unsafe_content
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
-        self._names = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        names = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        self._control_token = re.compile("(" + "|".join(map(re.escape, names)) + ")")
         self._splits: dict[str, tuple[tuple[str, int], ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
         self._single = {i: np.array([i], dtype=np.int32) for i in tokenizer.control_tokens.values()}
@@ -72,16 +74,11 @@ class Encoder:
         return tuple(self._find(text)) if self.unsafe_content else ((text, -1),)
 
     def _find(self, text: str) -> Iterator[tuple[str, int]]:
-        found = min(((at, n) for n in self._names if (at := text.find(n)) >= 0), default=None, key=lambda f: f[0])
-        if found is None:
-            if text:
-                yield text, -1
-            return
-        at, name = found
-        if at:
-            yield text[:at], -1
-        yield name, self.tokenizer.token_id(name)
-        yield from self._find(text[at + len(name) :])
+        for index, part in enumerate(self._control_token.split(text)):
+            if index % 2:
+                yield part, self.tokenizer.token_id(part)
+            elif part:
+                yield part, -1
 
     def control(self, token: int) -> "NDArray[np.int32]":
         """A control token as an array."""

@@ -7,7 +7,7 @@ rewrite of it. Policies are frozen configuration; what they remember lives in th
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +15,9 @@ from .action import RewriteReason
 from .errors import ConfigError, ContextFull, unknown_name, what_is_invalid
 from .messages import Message
 from .renderer import Renderer
+
+if TYPE_CHECKING:
+    from .view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,19 @@ class History:
     renderer: Renderer
     state: dict[str, Any]
     """The policy's own memory for this context, empty at first."""
-    starts: Sequence[int] = field(repr=False)
-    """The position of each message's first token."""
-    end: int = field(repr=False)
-    """The position behind the last message."""
+    view: "View" = field(repr=False)
+    """The view itself."""
 
     def tokens(self, index: int) -> int:
         """How many tokens message `index` has."""
-        following = self.starts[index + 1] if index + 1 < len(self.messages) else self.end
-        return following - self.starts[index]
+        view = self.view
+        following = view.starts[index + 1] if index + 1 < len(view.messages) else view.end
+        return following - view.starts[index]
 
-    def measure(self, message: Message) -> int:
-        """How many tokens a message would have; O(its length)."""
-        out = self.renderer.emission()
-        self.renderer.emit_conversation(out, [_NEIGHBOUR, message], first=1)
-        return len(out.tokens()[0])
+    @property
+    def measure(self) -> Callable[[Message], int]:
+        """A function that says how many tokens a message would have in the view; O(its length) a call."""
+        return self.view.measure()
 
 
 class HistoryPolicy(BaseModel, ABC):
@@ -183,7 +184,9 @@ class _Draft:
         self.length = history.length
         self._history = history
         self._goal = goal
+        self._measure = history.measure
         self._messages: list[Message | None] = list(history.messages)
+        self._tokens: dict[int, int] = {}  # of the messages that were replaced
 
     def drop(self, stage: Stage) -> None:
         """Drop the oldest things of one kind, until the goal is reached."""
@@ -207,15 +210,13 @@ class _Draft:
     def _drop_thinking(self, index: int) -> None:
         message = self._messages[index]
         if message is not None and message.reasoning is not None:
-            self._replace(index, _without_reasoning(message))
+            self._replace(index, message, _without_reasoning(message))
 
     def _drop_result(self, index: int) -> None:
         message = self._messages[index]
         is_old = index < self._history.new
         if is_old and message is not None and message.role == "tool" and message.content != DROPPED_RESULT:
-            shorter = message.model_copy(update={"content": DROPPED_RESULT, "parts": None})
-            if self._history.measure(shorter) < self._history.tokens(index):
-                self._replace(index, shorter)
+            self._replace(index, message, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
 
     def _drop_round(self, index: int) -> None:
         """Drop a reply and all up to the next one: so no tool result stays without its call."""
@@ -226,28 +227,26 @@ class _Draft:
             end += 1
         if end < len(self._messages):
             for position in range(index, end):
-                self._replace(position, None)
+                self.length -= self._tokens.get(position, self._history.tokens(position))
+                self._messages[position] = None
 
     def _is_reply(self, index: int) -> bool:
         message = self._messages[index]
         return message is not None and message.role == "assistant"
 
-    def _replace(self, index: int, message: Message | None) -> None:
-        old = self._messages[index]
-        before = 0 if old is None else self._count(index, old)
-        self.length += (0 if message is None else self._history.measure(message)) - before
-        self._messages[index] = message
-
-    def _count(self, index: int, message: Message) -> int:
-        is_original = message is self._history.messages[index]
-        return self._history.tokens(index) if is_original else self._history.measure(message)
+    def _replace(self, index: int, old: Message, new: Message) -> None:
+        """Put a message in another's place, if it is shorter."""
+        saved = self._measure(old) - self._measure(new)
+        if saved > 0:
+            self.length -= saved
+            self._tokens[index] = self._history.tokens(index) - saved
+            self._messages[index] = new
 
 
 def _without_reasoning(message: Message) -> Message:
     return message if message.reasoning is None else message.model_copy(update={"reasoning": None})
 
 
-_NEIGHBOUR = Message(role="user")
 _POLICIES: dict[str, type[HistoryPolicy]] = {policy.name: policy for policy in (Keep, Strip, Compact, Budget)}
 
 

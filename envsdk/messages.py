@@ -3,6 +3,7 @@
 Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reasoning` beside the content.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
@@ -23,6 +24,51 @@ def _is_unicode(text: str) -> str:
 
 Text: TypeAlias = Annotated[str, AfterValidator(_is_unicode)]
 """A text that can be encoded as UTF-8."""
+
+
+_MAX_DEPTH = 64
+_MAX_INTEGER = 10**4000  # Python reads and writes no longer ones
+
+
+def _check_json(value: Any, depth: int = 0) -> None:
+    """Refuse what JSON cannot hold, and what is too deep or too long to be written again.
+
+    Raises:
+        ValueError: It says what is wrong.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _is_unicode(value)
+        case int() if abs(value) > _MAX_INTEGER:
+            raise ValueError("an integer has more than 4,000 digits")
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{value} is no number of JSON")
+        case int() | float():
+            pass
+        case list():
+            for item in cast("list[Any]", value):
+                _check_json(item, depth + 1)
+        case dict():
+            for key, item in cast("dict[Any, Any]", value).items():
+                if not isinstance(key, str):
+                    raise ValueError(f"the key {key!r} is no string")
+                _is_unicode(key)
+                _check_json(item, depth + 1)
+        case _:
+            raise ValueError(f"a {type(value).__name__} is no value of JSON")
+
+
+def _is_json(value: dict[str, Any]) -> dict[str, Any]:
+    _check_json(value)
+    return value
+
+
+Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_is_json)]
+"""The arguments of a call by name: values of JSON."""
 
 
 class _Frozen(BaseModel):
@@ -52,7 +98,7 @@ class ToolCall(_Frozen):
     """
 
     name: Text
-    arguments: dict[str, Any] | Text = Field(default_factory=dict[str, Any])
+    arguments: Arguments | Text = Field(default_factory=dict[str, Any])
     id: str | None = None
     error: str | None = None
     raw: Text | None = None

@@ -1,5 +1,6 @@
 """Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -28,8 +29,20 @@ R = TypeVar("R", bound=Record)
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
-    """Write fields as one line, without the line end. Arrays become lists, NaN null."""
-    return orjson.dumps({"schema": SCHEMA_VERSION, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+    """Write fields as one line, without the line end. Arrays become lists, NaN null.
+
+    Raises:
+        InvalidRecord: If a field holds something that is no JSON, such as a task that is an object.
+    """
+    try:
+        return orjson.dumps({"schema": SCHEMA_VERSION, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InvalidRecord(f"the record cannot be written: {error}") from error
+
+
+def fragment(value: Any) -> orjson.Fragment:
+    """JSON with integers of any length, which models write and orjson does not."""
+    return orjson.Fragment(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def load(line: bytes | str) -> dict[str, Any]:
@@ -39,8 +52,8 @@ def load(line: bytes | str) -> dict[str, Any]:
         InvalidRecord: If it is no JSON object, or of another schema version.
     """
     try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        value = json.loads(line)  # orjson would round long integers
+    except ValueError as error:
         raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRecord("not a record: it is no JSON object")

@@ -119,7 +119,7 @@ class Renderer(ABC):
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """Write a message that is not the assistant's. Of its neighbours only `seam` may matter."""
+        """Write a message that is not the assistant's. Of its neighbours only what `seam` says may matter."""
 
     @abstractmethod
     def emit_reply(self, out: Emission, message: Message) -> None:
@@ -156,9 +156,9 @@ class Renderer(ABC):
         """The scaffold that asks for a reply."""
         return self.opening
 
-    def seam(self, message: Message) -> object:
-        """What of a message the tokens of its neighbours may depend on."""
-        return message.role
+    def seam(self, message: Message, neighbour: Message | None) -> object:
+        """What of its neighbour the tokens of a message depend on; the same value, the same tokens."""
+        return None if neighbour is None else neighbour.role
 
     # What follows from it.
 
@@ -243,7 +243,7 @@ class Renderer(ABC):
         return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
 
     def is_closed(self, reply: TokenIds) -> bool:
-        """Whether the reply ended its turn itself."""
+        """Whether the reply ended its turn itself, as the family's history has it."""
         return self.closing(reply) == self.after_turn
 
     def emission(self) -> Emission:

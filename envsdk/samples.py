@@ -144,8 +144,6 @@ class Sample:
 
 def samples_of(trajectory: Trajectory, loss: LossRule = "all") -> list[Sample]:
     """Make the samples of a trajectory; see `Trajectory.samples`."""
-    if trajectory.status == "error":
-        return []
     trains = _rule(trajectory, loss)
     tracks: dict[str, _Track] = {}
     segments: list[tuple[int, Sample]] = []

@@ -14,7 +14,7 @@ from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, UndeclaredBreak
 from .messages import Message
-from .records import dump, load
+from .records import dump, fragment, load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -170,21 +170,22 @@ class Trajectory:
             length[name] = step.keep + step.stop - step.start
         return size
 
-    def samples(self, loss: "LossRule" = "all") -> "list[Sample]":
+    def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
         """Training samples: one for each segment of each context in which a token is trained.
 
         Args:
             loss: Which steps are trained: `"all"`, `"last_step"` (of each context), or a function of a `Step`.
+            include_failed: Whether a failed episode gives samples of the steps that it had; else it gives none.
 
         Returns:
-            The samples, in the order in which their segments began. A failed episode gives none.
+            The samples, in the order in which their segments began.
 
         Raises:
             UndeclaredBreak: If a step drops tokens and no break says so.
         """
         from .samples import samples_of
 
-        return samples_of(self, loss)
+        return [] if self.status == "error" and not include_failed else samples_of(self, loss)
 
     def to_json(self) -> bytes:
         """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
@@ -226,7 +227,7 @@ def check_declared(step: Step, index: int, length: int) -> None:
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:
     messages = [message.model_dump(exclude_defaults=True) for message in log.messages]
-    return {**{field.name: getattr(log, field.name) for field in fields(log)}, "messages": messages}
+    return {**{field.name: getattr(log, field.name) for field in fields(log)}, "messages": fragment(messages)}
 
 
 def _load_log(record: Mapping[str, Any]) -> ContextLog:

@@ -4,12 +4,13 @@ A rewrite writes as little as it can. Messages that stay are copied, token for t
 the rest is copied, if it can be cut at a token boundary; only what is left is written again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .arrays import Growing
+from .emission import Emission
 from .history import Rewrite
 from .messages import Message, ToolSchema
 from .renderer import Renderer
@@ -95,6 +96,18 @@ class View:
         self.body = len(self.tokens)
         return past.start
 
+    def measure(self) -> Callable[[Message], int]:
+        """A function that says how many tokens a message would have, if it took the place of one that is here."""
+        past = _Past(self, 0)
+
+        def tokens(message: Message) -> int:
+            out = self.renderer.emission()
+            self.renderer.emit_conversation(out, [_NEIGHBOUR, message], first=1)
+            tail = self._sampled_tail(message, out, past)
+            return len(out.tokens()[0]) if tail is None else len(self._opening()) + len(tail)
+
+        return tokens
+
     def _add(self, message: Message, start: int, body: int = -1) -> None:
         self.messages.append(message)
         self.starts.append(start)
@@ -108,13 +121,11 @@ class View:
                 break
             first, offset = first + 1, offset + 1
         messages = rewrite.messages[offset:]
-        if first and self._seam(self.messages, first) != self._seam(messages, 0):
-            first -= 1  # its neighbour is another now, so it is written in another way
-            messages = [self.messages[first], *messages]
+        if first:
+            before, old, new = self.messages[first - 1], _at(self.messages, first), _at(messages, 0)
+            if self.renderer.seam(before, old) != self.renderer.seam(before, new):
+                return first - 1, [before, *messages]  # its neighbour is another now: it is written in another way
         return first, messages
-
-    def _seam(self, messages: Sequence[Message], index: int) -> object:
-        return self.renderer.seam(messages[index]) if 0 <= index < len(messages) else None
 
     def _write(self, view: Sequence[Message], at: int, index: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
         """The tokens of `view[at]`, which will be message `index`, and where its sampled part begins in them, or -1."""
@@ -124,16 +135,24 @@ class View:
             return past.tokens(source), past.body(source)
         out = self.renderer.emission()
         self.renderer.emit_conversation(out, view, tools=self.tools, first=at, stop=at + 1)
+        tail = self._sampled_tail(message, out, past)
+        if tail is None:
+            return out.tokens()[0], -1
+        opening = self._opening()
+        return np.concatenate([opening, tail]), len(opening)
+
+    def _sampled_tail(self, message: Message, out: Emission, past: "_Past") -> "NDArray[np.int32] | None":
+        """What the model sampled of a reply that was written to `out`, if it says the same."""
         reply = past.replies.get(_said(message)) if message.role == "assistant" else None
-        if reply is not None:
-            opening = self._opening()
-            tail = self._tail(past.sampled(reply), out.text().removeprefix(self.renderer.opening))
-            if tail is not None:
-                return np.concatenate([opening, tail]), len(opening)
-        return out.tokens()[0], -1
+        if reply is None:
+            return None
+        return self._tail(past.sampled(reply), out.text().removeprefix(self.renderer.opening))
 
     def _has_same_neighbours(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
-        return all(self._seam(view, at + side) == self._seam(past.messages, source + side) for side in (-1, 1))
+        seam, message = self.renderer.seam, view[at]
+        return all(
+            seam(message, _at(view, at + side)) == seam(message, _at(past.messages, source + side)) for side in (-1, 1)
+        )
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
         """The end of `sampled` that says exactly `text`, or None if no token begins there."""
@@ -151,6 +170,9 @@ class View:
         out = self.renderer.emission()
         out.scaffold(self.renderer.opening)
         return out.tokens()[0]
+
+
+_NEIGHBOUR = Message(role="user")
 
 
 class _Past:
@@ -184,6 +206,10 @@ class _Past:
     def body(self, index: int) -> int:
         """Where the sampled part begins in its tokens, or -1."""
         return self._bodies[index] - self._bounds[index] if self._bodies[index] >= 0 else -1
+
+
+def _at(messages: Sequence[Message], index: int) -> Message | None:
+    return messages[index] if 0 <= index < len(messages) else None
 
 
 def _said(message: Message) -> tuple[int, int]:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from envsdk.messages import Message, ToolCall
 
 NOT_ENDED = "the turn was not ended: there is no stop token"
@@ -56,7 +58,7 @@ class HermesReply:
                 self._end_call(None)
                 if text.strip():
                     self._errors.append("there is text after a tool call")
-                    self._content += text
+                    self._content += "\n" * bool(self._content) + text
             case _:
                 self._errors.append(f"{control} is out of place")
                 self._add(control + text)
@@ -103,8 +105,7 @@ class HermesReply:
 def parse_call(text: str) -> ToolCall:
     """Read `{"name": ..., "arguments": ...}`. What cannot be read is a call with an error and the text as arguments."""
     try:
-        value: Any = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         return ToolCall(name="", arguments=text, error=f"a tool call is not valid JSON: {error}")
     if not isinstance(value, dict):
@@ -114,9 +115,12 @@ def parse_call(text: str) -> ToolCall:
     if not isinstance(name, str) or not name:
         return ToolCall(name="", arguments=text, error="a tool call has no name")
     if not isinstance(arguments, (dict, str)):
-        return ToolCall(name=name, arguments=json.dumps(arguments), error=f"{name}: the arguments are no JSON object")
-    return ToolCall(name=name, arguments=cast("dict[str, Any] | str", arguments))
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+        return ToolCall(name="", arguments=text, error="a tool call's arguments are no JSON object")
+    try:
+        return ToolCall(name=name, arguments=cast("dict[str, Any] | str", arguments))
+    except ValidationError as error:
+        return ToolCall(
+            name="",
+            arguments=text,
+            error=f"a tool call is not valid JSON: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
+        )

@@ -91,6 +91,10 @@ class Qwen3(Renderer):
         if following is None or following.role != "tool":
             out.scaffold("<|im_end|>\n")
 
+    def seam(self, message: Message, neighbour: Message | None) -> bool:
+        """Only tool messages look beside them: whether the block goes on."""
+        return message.role == "tool" and neighbour is not None and neighbour.role == "tool"
+
     def emit_reply(self, out: Emission, message: Message) -> None:
         """The think block, the text, the calls. Newlines around the reasoning belong to the block."""
         content = message.content

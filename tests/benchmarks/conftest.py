@@ -1,8 +1,8 @@
 """The episodes that are measured, and the table of what came out.
 
-All of it is on Qwen3's real vocabulary. Speed is told as a ratio to something timed in the same run wherever that can be,
-and no test fails because a machine is slow or busy. With `--benchmark-disable` the benchmarks run once, on something
-small, and no table is printed.
+All of it is on Qwen3's real vocabulary. Speed is told as a ratio to something timed in the same run wherever that can
+be, and no test fails because a machine is slow or busy. With `--benchmark-disable` the benchmarks run once, on
+something small, and no table is printed.
 """
 
 import re

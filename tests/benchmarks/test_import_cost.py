@@ -1,15 +1,31 @@
-"""How long it takes to start Python and import the package; see tests/core/test_imports.py for what is imported."""
+"""How long it takes to start Python and import the package; tests/core/test_imports.py says what may be imported."""
 
 import subprocess
 import sys
+from time import perf_counter
 
 import pytest
 
 
-@pytest.mark.parametrize(("statement", "at_most_s"), [("import envsdk", 0.15), ("from envsdk import Env, Turn", 0.3)])
-def test_importing_is_fast(benchmark, report, statement, at_most_s):
-    command = [sys.executable, "-c", statement]
-    benchmark.pedantic(subprocess.run, args=(command,), kwargs={"check": True}, rounds=5, warmup_rounds=1)
+@pytest.mark.parametrize(
+    ("statement", "without", "at_most_s"),
+    [("import envsdk", "pass", 0.15), ("from envsdk import Env, Turn", "import gymnasium, pydantic.main", 0.3)],
+)
+def test_importing_is_fast(benchmark, report, statement, without, at_most_s):
+    base_s = []
+
+    def time_what_we_add_to():
+        start = perf_counter()
+        run(without)
+        base_s.append(perf_counter() - start)
+        return (statement,), {}
+
+    benchmark.pedantic(run, setup=time_what_we_add_to, rounds=10, warmup_rounds=1)
     if benchmark.enabled:
-        seconds = benchmark.stats.stats.min
-        report(f"{statement}, start of Python included", seconds, "s", at_most=at_most_s)
+        note = f"{min(base_s):.3g} s of it: {without}"
+        report(f"python -c '{statement}'", benchmark.stats.stats.min, "s", at_most=at_most_s, note=note)
+
+
+def run(statement: str) -> None:
+    """Start a new Python."""
+    subprocess.run([sys.executable, "-c", statement], check=True)

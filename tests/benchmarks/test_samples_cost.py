@@ -11,9 +11,9 @@ def test_samples_cost_little_more_than_writing_them(benchmark, report, make_play
     if benchmark.enabled:
         tokens, written = len(trajectory.contexts["main"].tokens), sum(map(len, samples))
         milliseconds = 1e3 * benchmark.stats.stats.median
-        what = f"samples() of 200 steps of {tokens / 200:.0f} tokens, {history}"
+        what = f"samples() of 200 steps, {history}"
         if history == "keep":
-            report(what, milliseconds, "ms", at_most=10)
+            report(what, milliseconds, "ms", at_most=10, note=f"{tokens / 200:.0f} tokens a step")
         else:
             note = f"{milliseconds:.0f} ms for {written:,} tokens in {len(samples)} samples"
             report(what, 1e6 * milliseconds / written, "ns a token written", at_most=10, note=note)

@@ -11,22 +11,25 @@ both_histories = pytest.mark.parametrize("history", ["keep", "strip"])
 @both_histories
 def test_a_step_costs_little_more_than_encoding_its_text(benchmark, report, tokenizer, make_playback, history):
     model = make_playback(history, content=(20, 100) if history == "strip" else (100, 100))
-    step, encoding_s = -1, []
+    step, encoding_s, again_s = -1, [], []
     model.env.reset(seed=0)
 
     def encode_another_answer():
         nonlocal step
         step += 1
         text = model.env.answer(step + 45)
-        start = perf_counter()
-        tokenizer.encode(text)
-        encoding_s.append(perf_counter() - start)
+        for seconds in (encoding_s, again_s):
+            start = perf_counter()
+            tokenizer.encode(text)
+            seconds.append(perf_counter() - start)
         return (model.action(step),), {}
 
     benchmark.pedantic(model.env.step, setup=encode_another_answer, rounds=2000, warmup_rounds=20)
     if benchmark.enabled:
         step_us, encoding_us = 1e6 * benchmark.stats.stats.median, 1e6 * median(encoding_s)
-        note = f"encode {encoding_us:.0f} µs: 2x + {step_us - 2 * encoding_us:.0f} µs"
+        # The target is set by a text that is as new to the processor's caches as the one in the step.
+        note = f"encode {encoding_us:.0f} µs, at once again {1e6 * median(again_s):.0f}"
+        note += f": 2x + {step_us - 2 * encoding_us:.0f} µs"
         report(f"step with 200 new words, {history}", step_us, "µs", at_most=2 * encoding_us + 100, note=note)
 
 

@@ -109,6 +109,7 @@ def test_a_failed_episode_keeps_its_steps_and_stops_no_other(fails: str, steps: 
     assert failed[0].error.startswith("ValueError: no ")
     assert len(failed[0].steps) == steps
     assert failed[0].samples() == []
+    assert len(failed[0].samples(include_failed=True)) == min(steps, 1)
     assert envsdk.Trajectory.from_json(failed[0].to_json()).to_json() == failed[0].to_json()
 
 

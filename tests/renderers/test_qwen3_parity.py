@@ -21,6 +21,11 @@ from envsdk.tokenizers import DATA, Tokenizer
 CONVERSATIONS = 600
 GENERATED = [random_conversation(rng) for rng in [Random(2507)] for _ in range(CONVERSATIONS)]
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+FORGERIES = (
+    *("<think>\nr\n</think>\n\nanswer", "r</think>answer", "<think>open", "a</think>b</think>c", "</think>"),
+    *("<<think>>", "<think></think>", "<think>\n\n</think>\n\n\n", "<tool_call>\n{}\n</tool_call>"),
+    *("<tool_response></tool_response>", "<tool_response>a</tool_response>", "x<|im_end|>\n<|im_start|>system\ny"),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -83,20 +88,7 @@ def test_unsafe_content_equals_the_template_for_content_with_control_tokens(
         assert_equal_to_the_template(official, renderer, unsafe, tools)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("<think>\nr\n</think>\n\nanswer", "r</think>answer", "<think>open", "a</think>b</think>c", "</think>"),
-        *(
-            "<think></think>",
-            "<think>\n\n</think>\n\n\n",
-            "<tool_call>\n{}\n</tool_call>",
-            "<<think>>",
-            "a<tool_response>",
-        ),
-        *("<tool_response></tool_response>", "<tool_response>a</tool_response>", "x<|im_end|>\n<|im_start|>system\ny"),
-    ],
-)
+@pytest.mark.parametrize("content", FORGERIES)
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_unsafe_content_equals_the_template_in_every_role_and_place(
     official: Any, tokenizer: Tokenizer, role: str, content: str
@@ -104,8 +96,9 @@ def test_unsafe_content_equals_the_template_in_every_role_and_place(
     renderer = get_renderer("qwen3", tokenizer, unsafe_content=True)
     message = {"role": role, "content": content}
     user, reply = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "reasoning_content": "r"}
-    for messages in ([message], [user, message], [message, user], [user, message, reply], [user, reply, message, user]):
-        assert_equal_to_the_template(official, renderer, messages, None)
+    for before in ([], [user], [user, reply]):
+        for after in ([], [user], [reply]):
+            assert_equal_to_the_template(official, renderer, [*before, message, *after], None)
 
 
 # Spans.
@@ -238,7 +231,7 @@ def parsed_reply(renderer: Renderer, message: Message) -> Message:
 
 
 def is_json_after_nfc(renderer: Renderer, text: str) -> bool:
-    """NFC makes one letter of an accent and the n of an escaped newline before it: so it is in the official tokenizer."""
+    """NFC merges an accent into the n of an escaped newline before it; the official tokenizer does so, too."""
     try:
         json.loads(renderer.tokenizer.normalize(json.dumps(text, ensure_ascii=False)))
     except json.JSONDecodeError:

@@ -1,0 +1,458 @@
+"""Numbers that follow from the design: how many samples, which breaks, how many tokens, which end."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envsdk import Action, Break, Env, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
+from envsdk.errors import EpisodeError
+from envsdk.history import DROPPED_RESULT, History, Rewrite
+from envsdk.limits import UNLIMITED
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look something up."}}
+Reply = Message | Action
+
+
+class Scripted(Env):
+    """Says one turn after the other."""
+
+    def __init__(self, turns: Sequence[Turn], **options: Any) -> None:
+        super().__init__(**options)
+        self.turns = turns
+
+    def start(self) -> Turn:
+        self.said = 1
+        return self.turns[0]
+
+    def respond(self, reply: Message) -> Turn:
+        self.said += 1
+        return self.turns[self.said - 1]
+
+
+class Seen:
+    """An episode, as a policy sees it."""
+
+    def __init__(self, turns: Sequence[Turn], replies: Sequence[Reply], **options: Any) -> None:
+        self.env = Scripted(turns, **options)
+        self.observation, info = self.env.reset(seed=0)
+        self.infos = [info]
+        self.prompts = [self.env.prompt().tolist()]
+        for reply in replies:
+            if self.env.trajectory is not None:
+                break
+            action = reply if isinstance(reply, Action) else Action(self.env.renderer.reply(reply))
+            self.observation, self.reward, self.terminated, self.truncated, info = self.env.step(action)
+            self.infos.append(info)
+            self.prompts.append(self.env.prompt().tolist())
+
+    @property
+    def trajectory(self) -> Trajectory:
+        assert self.env.trajectory is not None
+        return self.env.trajectory
+
+    @property
+    def breaks(self) -> list[Break | None]:
+        return [info.get("break") for info in self.infos]
+
+    @property
+    def max_tokens(self) -> list[int]:
+        return [info["max_tokens"] for info in self.infos]
+
+    def text(self, index: int = -1) -> str:
+        return self.env.renderer.tokenizer.decode(self.prompts[index])
+
+
+def thinks(number: int, *, calls: bool = False) -> Message:
+    """A reply with reasoning of always the same length."""
+    call = ({"name": "look", "arguments": {"id": number}},) if calls else ()
+    return Message(
+        role="assistant", reasoning=f"thought {number:03} " * 8, content=f"Answer {number:03}.", tool_calls=call
+    )
+
+
+def says(content: str) -> Message:
+    return Message(role="assistant", content=content)
+
+
+def result(number: int, length: int = 8) -> Turn:
+    return Turn(Message(role="tool", content=f"result {number:03} " * length))
+
+
+def query(number: int = 0) -> Turn:
+    return Turn(f"Question {number:03}?", tools=[TOOL] if number == 0 else None)
+
+
+END = Turn("The end.", terminated=True)
+
+
+def talk(steps: int, history: Any, **options: Any) -> Seen:
+    """A user's query before each of the thinking steps."""
+    turns = [query(number) for number in range(steps)]
+    return Seen([*turns, END], [thinks(number) for number in range(steps)], history=history, **options)
+
+
+def tool_loop(steps: int, history: Any, **options: Any) -> Seen:
+    """One query, and a tool call with a result in each thinking step."""
+    turns = [query(), *(result(number) for number in range(steps - 1))]
+    replies = [thinks(number, calls=True) for number in range(steps)]
+    return Seen([*turns, END], replies, history=history, **options)
+
+
+# How many samples.
+
+STEPS = range(1, 13)
+
+
+def test_keep_gives_one_sample_however_many_steps_think():
+    assert [len(talk(steps, "keep").trajectory.samples()) for steps in STEPS] == [1] * 12
+
+
+def test_strip_gives_a_sample_for_each_thinking_step_that_answers_a_user():
+    assert [len(talk(steps, "strip").trajectory.samples()) for steps in STEPS] == list(STEPS)
+
+
+@pytest.mark.parametrize("every", range(1, 6))
+@pytest.mark.parametrize("episode", [talk, tool_loop])
+def test_compact_gives_a_sample_for_every_n_steps(episode: Any, every: int):
+    history = {"name": "compact", "every": every}
+    counts = [len(episode(steps, history).trajectory.samples()) for steps in STEPS]
+    assert counts == [math.ceil(steps / every) for steps in STEPS]
+
+
+def test_compact_trains_n_steps_in_each_sample_and_what_is_left_in_the_last():
+    samples = talk(11, {"name": "compact", "every": 4}).trajectory.samples()
+    assert [sample.metadata["steps"] for sample in samples] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert [sample.n_segments for sample in samples] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}], ids=str)
+def test_steps_that_do_not_think_give_one_sample_under_each_policy(history: Any):
+    turns = [query(number) for number in range(6)]
+    seen = Seen([*turns, END], [says(f"Answer {number}.") for number in range(6)], history=history)
+    assert len(seen.trajectory.samples()) == 1
+
+
+def test_separate_samples_train_each_sampled_token_once_and_the_tree_counts_each_token_once():
+    trajectory = talk(12, "strip").trajectory
+    assert sum(int(sample.mask.sum()) for sample in trajectory.samples()) == trajectory.sampled_tokens
+    assert trajectory.tree_size() == trajectory.observed_tokens + trajectory.sampled_tokens
+    assert sum(map(len, trajectory.samples())) > 2 * trajectory.tree_size()
+
+
+# Which breaks.
+
+
+def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_query_breaks_once():
+    turns = [query(), result(1), result(2), query(3), END]
+    replies = [thinks(1, calls=True), thinks(2, calls=True), thinks(3), thinks(4)]
+    seen = Seen(turns, replies, history="strip")
+    assert [broken is not None for broken in seen.breaks] == [False, False, False, True, False]
+    first = seen.env.renderer.render(seen.env.messages()[:1], tools=[TOOL], history="keep").tokens
+    length = len(seen.prompts[2]) + len(seen.env.renderer.reply(thinks(3)))
+    kept = len(first)
+    assert seen.breaks[3] == Break("rewrite", "thinking_stripped", "main", "main", kept, length - kept)
+    assert [sample.metadata["steps"] for sample in seen.trajectory.samples()] == [[0, 1, 2], [3]]
+
+
+def test_a_stripped_prompt_has_the_calls_and_results_and_no_thinking():
+    turns = [query(), result(1), query(2), END]
+    seen = Seen(turns, [thinks(1, calls=True), thinks(2), says("Yes.")], history="strip")
+    assert "thought" not in seen.text(2)
+    assert seen.text(2).count("<tool_response>") == 1
+    assert '{"name": "look", "arguments": {"id": 1}}' in seen.text(2)
+
+
+def test_an_empty_think_block_in_a_tool_round_is_a_template_break_under_strip():
+    empty = Message(role="assistant", reasoning="", tool_calls=({"name": "look", "arguments": {"id": 1}},))
+    seen = Seen([query(), result(1), result(2), END], [empty, thinks(2, calls=True), says("Yes.")], history="strip")
+    assert [broken and (broken.kind, broken.reason) for broken in seen.breaks] == [
+        *(None, ("rewrite", "template"), None, None)
+    ]
+    kept = len(seen.prompts[0]) - len(seen.env.renderer.tokenizer.encode("assistant\n")) - 1
+    assert (seen.breaks[1].kept, seen.breaks[1].dropped) == (
+        kept,
+        len(seen.prompts[0]) + len(seen.env.renderer.reply(empty)) - kept,
+    )
+    assert "<think>" not in seen.text(1)
+
+
+def test_the_empty_think_block_of_a_model_that_does_not_think_is_a_template_break_under_strip():
+    direct = {"name": "qwen3", "enable_thinking": False}
+    turns = [query(number) for number in range(5)]
+    seen = Seen([*turns, END], [says("Yes.")] * 5, history="strip", renderer=direct)
+    assert [broken.reason for broken in seen.trajectory.breaks] == ["template"] * 4
+
+
+def test_compact_says_after_how_many_steps_it_compacts():
+    seen = talk(7, {"name": "compact", "every": 3})
+    assert [(broken.reason, broken.detail) for broken in seen.trajectory.breaks] == [
+        ("compaction", "after 3 steps"),
+        ("compaction", "after 6 steps"),
+    ]
+    assert [index for index, broken in enumerate(seen.breaks) if broken] == [3, 6]
+
+
+def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
+    class Shout(HistoryPolicy):
+        def view(self, history: History) -> Rewrite | None:
+            loud = history.messages[-1].content.upper()
+            return Rewrite(len(history.messages) - 1, [Message(role="tool", content=loud)], "edit")
+
+    turns = [query(), Turn("more"), END]
+    tokens = [
+        int(token) for char in "not as it would be written" for token in get_renderer("qwen3").tokenizer.encode(char)
+    ]
+    seen = Seen(turns, [Action(tokens)], history=Shout())
+    assert seen.breaks == [None, None]
+    assert seen.prompts[1][: len(seen.prompts[0]) + len(tokens)] == [*seen.prompts[0], *tokens]
+    assert "MORE" in seen.text()
+
+
+# The budget.
+
+
+def test_a_budget_rewrites_rarely_because_it_rewrites_down_to_its_target():
+    for episode in (talk, tool_loop):
+        seen = episode(60, {"name": "budget", "max_tokens": 1000, "target": 0.5})
+        lengths = list(map(len, seen.prompts[:-1]))
+        rewritten = [length for length, broken in zip(lengths, seen.breaks, strict=False) if broken]
+        new = seen.trajectory.sampled_tokens + sum(
+            len(seen.env.renderer.tokenizer.encode(m.content)) for m in seen.env.messages()
+        )
+        assert max(lengths) <= 1000
+        assert 1 < len(rewritten) <= 2 * new / (0.5 * 1000)
+        assert all(0.3 * 1000 < length <= 0.5 * 1000 for length in rewritten)
+        assert [broken.reason for broken in seen.trajectory.breaks] == ["budget"] * len(rewritten)
+
+
+def test_a_budget_with_a_higher_target_keeps_more_and_rewrites_more_often():
+    counts = [
+        len(tool_loop(60, {"name": "budget", "max_tokens": 1000, "target": target}).trajectory.breaks)
+        for target in (0.3, 0.6, 0.9)
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[2]
+
+
+@pytest.mark.parametrize("order", [("oldest",), ("tool_results", "oldest"), ("thinking", "oldest")], ids=str)
+def test_a_budget_leaves_no_tool_result_without_its_call_and_no_call_without_its_result(order: Sequence[str]):
+    seen = tool_loop(40, {"name": "budget", "max_tokens": 700, "order": order})
+    assert seen.trajectory.breaks
+    for index in range(len(seen.prompts) - 1):
+        said = seen.text(index).split("<|im_end|>", 1)[1]  # behind the system block, which shows how to call
+        parts = re.findall(r'"id": (\d+)|<tool_response>\n(?:result 0*(\d+)|\[)', said)
+        calls = [int(call) for call, _ in parts if call]
+        assert calls == list(range(index - len(calls), index))
+        assert [bool(call) for call, _ in parts] == [True, False] * len(calls)
+        assert all(int(number) == calls[i // 2] for i, (_, number) in enumerate(parts) if number)
+
+
+def test_a_budget_drops_the_oldest_thinking_first_and_no_more_than_it_must():
+    seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.9, "order": ["thinking"]})
+    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    thoughts = [int(number) for number in dict.fromkeys(re.findall(r"thought (\d+)", seen.text(index)))]
+    assert thoughts == list(range(index - len(thoughts), index))
+    assert 0 < len(thoughts) < index
+    assert seen.text(index).count('<tool_call>\n{"name": "look"') == index
+
+
+def test_a_budget_puts_a_notice_in_the_place_of_a_dropped_tool_result():
+    seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.8, "order": ["tool_results"]})
+    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", seen.text(index))
+    dropped = results.count(DROPPED_RESULT)
+    assert 0 < dropped < len(results)
+    assert results[:dropped] == [DROPPED_RESULT] * dropped
+
+
+def test_a_budget_keeps_the_first_messages_and_the_last_reply_with_its_answer():
+    seen = tool_loop(40, {"name": "budget", "max_tokens": 400, "target": 0.1, "order": ["oldest"]})
+    for index in range(1, 40):
+        assert "Question 000?" in seen.text(index)
+        assert f"Answer {index - 1:03}." in seen.text(index)
+        assert f"result {index - 1:03}" in seen.text(index)
+
+
+def test_an_episode_is_truncated_when_the_budget_finds_nothing_to_drop():
+    turns = [query(), result(1, length=200), END]
+    seen = Seen(turns, [thinks(1, calls=True)], history={"name": "budget", "max_tokens": 400})
+    assert (seen.truncated, seen.infos[-1]["stop_reason"]) == (True, "context_full")
+    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
+    assert seen.observation.extends
+    assert [len(sample.metadata["steps"]) for sample in seen.trajectory.samples()] == [1]
+
+
+# Limits: each way to end, and how many tokens a reply may have on the way there.
+
+
+def length_of(turn: Turn, **options: Any) -> int:
+    return len(Seen([turn], [], **options).prompts[0])
+
+
+def test_the_environment_terminates():
+    seen = Seen([query(), Turn("Yes.", reward=1.0, terminated=True)], [says("7")])
+    assert (seen.terminated, seen.truncated, seen.reward) == (True, False, 1.0)
+    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("terminated", StopReason.TERMINATED)
+    assert seen.max_tokens[0] == UNLIMITED
+
+
+def test_the_environment_truncates():
+    seen = Seen([query(), Turn("Time is up.", truncated=True)], [says("7")])
+    assert (seen.terminated, seen.truncated) == (False, True)
+    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("truncated", StopReason.TRUNCATED)
+
+
+def test_what_the_environment_says_comes_before_every_limit():
+    cut = Action([5], finish_reason="length")
+    limits = {"max_steps": 1, "max_sampled_tokens": 1, "max_context_tokens": 30}
+    seen = Seen([Turn("Well?"), END], [cut], limits=limits)
+    assert seen.trajectory.stop_reason == StopReason.TERMINATED
+
+
+def test_max_steps_ends_after_so_many_replies_and_the_last_one_is_scored():
+    turns = [query(), query(1), Turn("Question?", reward=0.5)]
+    seen = Seen(turns, [says("7"), says("8")], limits={"max_steps": 2})
+    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.MAX_STEPS, 0.5)
+    assert [step.reward for step in seen.trajectory.steps] == [0.0, 0.5]
+    assert seen.max_tokens[:2] == [UNLIMITED] * 2
+
+
+def test_max_context_tokens_leaves_a_reply_what_the_prompt_does_not_take():
+    first = length_of(Turn("Question?"))
+    limits = {"max_context_tokens": first + 40}
+    seen = Seen([Turn("Question?"), Turn("And?"), Turn("And?" * 40)], [Action([5] * 10), Action([5])], limits=limits)
+    assert seen.max_tokens[0] == 40
+    assert seen.max_tokens[1] == first + 40 - len(seen.prompts[1])
+    assert (seen.truncated, seen.trajectory.stop_reason) == (True, StopReason.MAX_CONTEXT_TOKENS)
+    assert not seen.text().endswith("<|im_start|>assistant\n")
+
+
+def test_a_context_has_room_for_one_token_or_it_is_full():
+    first = length_of(Turn("Question?"))
+    for room, is_over in ((1, False), (0, True)):
+        seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": first + room})
+        assert (seen.env.trajectory is not None) == is_over
+    assert seen.infos[0]["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
+    with pytest.raises(EpisodeError, match="after the end"):
+        seen.env.step([5])
+
+
+def test_max_sampled_tokens_counts_all_replies_of_the_episode():
+    turns = [query(), query(1), query(2), query(3)]
+    seen = Seen(turns, [Action([5] * 4), Action([5] * 5), Action([5])], limits={"max_sampled_tokens": 10})
+    assert seen.max_tokens[:3] == [10, 6, 1]
+    assert seen.trajectory.stop_reason == StopReason.MAX_SAMPLED_TOKENS
+
+
+def test_max_tool_calls_counts_every_call_broken_ones_too():
+    call = {"name": "look", "arguments": {}}
+    two = Message(role="assistant", tool_calls=(call, {"name": "no such tool", "arguments": "text"}))
+    turns = [query(), result(1), result(2), result(3)]
+    seen = Seen(
+        turns,
+        [two, says("Wait."), two.model_copy(update={"tool_calls": two.tool_calls[:1]})],
+        limits={"max_tool_calls": 3},
+    )
+    assert [len(step.parts) for step in seen.trajectory.steps] == [1, 1, 1]
+    assert seen.trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
+
+
+def test_a_cut_reply_ends_the_episode_unless_it_may_go_on():
+    cut = Action([5, 6], finish_reason="length")
+    seen = Seen([query(), Turn("Go on.", reward=-1.0)], [cut])
+    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.CUT, -1.0)
+    assert seen.infos[1]["truncated_reply"]
+    seen = Seen([query(), Turn("Go on."), END], [cut, says("7")], limits={"end_on_cut": False})
+    assert seen.trajectory.stop_reason == StopReason.TERMINATED
+
+
+def test_a_failure_ends_the_episode_with_what_there_is_of_it():
+    seen = Seen([query(), query(1), END], [says("7")])
+    trajectory = seen.env.fail(RuntimeError("the disk is full"))
+    assert (trajectory.status, trajectory.stop_reason) == ("error", StopReason.ERROR)
+    assert trajectory.error == "RuntimeError: the disk is full"
+    assert (len(trajectory.steps), trajectory.samples()) == (1, [])
+
+
+def test_a_reply_may_have_as_many_tokens_as_the_tightest_limit_leaves():
+    limits = {"max_sampled_tokens": 30, "max_context_tokens": 1000}
+    turns = [Turn("Question?", max_tokens=50), Turn("And?", max_tokens=8), END]
+    assert Seen(turns, [Action([5])], limits=limits).max_tokens == [30, 8]
+
+
+def test_a_reply_that_was_interrupted_has_what_is_left_of_the_limits():
+    first = length_of(Turn("Question?"))
+    part = Action([5] * 4, finish_reason="abort")
+    for limits in ({"max_sampled_tokens": 10}, {"max_context_tokens": first + 10}):
+        assert Seen([Turn("Question?"), END], [part, part], limits=limits).max_tokens == [10, 6, 2]
+
+
+# Not as it should be.
+
+
+@pytest.mark.xfail(strict=True, reason="the part that was sampled is not taken off the turn's own max_tokens")
+def test_a_reply_that_was_interrupted_has_what_is_left_of_its_turn():
+    part = Action([5] * 4, finish_reason="abort")
+    assert Seen([Turn("Question?", max_tokens=10), END], [part, part]).max_tokens == [10, 6, 2]
+
+
+@pytest.mark.xfail(strict=True, reason="info repeats the rewards of the turn before")
+def test_an_interrupted_reply_reports_no_reward_twice():
+    seen = Seen([query(), Turn("And?", reward={"a": 1.0}), END], [says("7"), Action([5], finish_reason="abort")])
+    assert [info["rewards"] for info in seen.infos[1:]] == [{"a": 1.0}, {}]
+
+
+@pytest.mark.xfail(strict=True, reason="the last message's empty think block stays when it is no longer the last")
+@pytest.mark.parametrize(
+    "turn", [Turn([]), Turn([Message(role="assistant", content="an example")])], ids=["none", "shot"]
+)
+def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(turn: Turn):
+    seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
+    shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
+    assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
+
+
+@pytest.mark.xfail(strict=True, reason="a sample holds the observations behind its last trained token")
+@pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
+def test_no_sample_holds_tokens_behind_its_last_trained_one(loss: Any):
+    seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
+    (sample,) = seen.trajectory.samples(loss)
+    assert len(sample) == np.flatnonzero(sample.mask)[-1] + 1
+
+
+@pytest.mark.xfail(strict=True, reason="an episode that is full at a rewrite ends with a break that no step has")
+def test_the_breaks_of_a_trajectory_are_those_that_were_declared():
+    seen = Seen([query(), Turn("more " * 60)], [thinks(1)], history="strip", limits={"max_context_tokens": 220})
+    assert seen.trajectory.stop_reason == StopReason.MAX_CONTEXT_TOKENS
+    assert seen.breaks[1] is not None
+    assert seen.trajectory.breaks == [broken for broken in seen.breaks if broken]
+
+
+@pytest.mark.xfail(strict=True, reason="reset() raises ContextFull")
+def test_an_episode_whose_first_prompt_passes_the_budget_is_truncated_at_once():
+    seen = Seen([query()], [], history={"name": "budget", "max_tokens": 10})
+    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
+
+
+@pytest.mark.xfail(strict=True, reason="the tools before the first message are counted as a part of it")
+def test_a_budget_knows_how_long_the_first_message_is():
+    first = Turn(Message(role="tool", content="result " * 60), tools=[TOOL])
+    turns = [first, Turn("more " * 60), Turn("more " * 10), END]
+    seen = Seen(turns, [says("a"), says("b")], history={"name": "budget", "max_tokens": 230, "order": ["tool_results"]})
+    assert max(map(len, seen.prompts[:-1])) <= 230
+
+
+@pytest.mark.xfail(strict=True, reason="orjson writes neither integers of more than 64 bits nor deep nesting")
+@pytest.mark.parametrize("value", ["1" + 20 * "0", "[" * 300 + "]" * 300], ids=["large", "deep"])
+def test_a_trajectory_with_any_arguments_of_a_call_can_be_written(value: str):
+    renderer = get_renderer("qwen3")
+    call = renderer.tokenizer.encode(f'\n{{"name": "look", "arguments": {{"x": {value}}}}}\n')
+    ends = map(renderer.tokenizer.token_id, ("<tool_call>", "</tool_call>", "<|im_end|>"))
+    opened, closed, ended = ends
+    seen = Seen([query(), END], [Action([opened, *call, closed, ended])])
+    line = seen.trajectory.to_json()
+    assert Trajectory.from_json(line).to_json() == line
