@@ -55,8 +55,8 @@ class History:
         return following - view.starts[index]
 
     @property
-    def measure(self) -> Callable[[Message], int]:
-        """A function that says how many tokens a message would have in the view; O(its length) a call."""
+    def measure(self) -> Callable[[int, Message], int]:
+        """A function that says how many tokens a message would have in the place of message `index`."""
         return self.view.measure()
 
 
@@ -210,13 +210,13 @@ class _Draft:
     def _drop_thinking(self, index: int) -> None:
         message = self._messages[index]
         if message is not None and message.reasoning is not None:
-            self._replace(index, message, _without_reasoning(message))
+            self._replace(index, _without_reasoning(message))
 
     def _drop_result(self, index: int) -> None:
         message = self._messages[index]
         is_old = index < self._history.new
         if is_old and message is not None and message.role == "tool" and message.content != DROPPED_RESULT:
-            self._replace(index, message, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
+            self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
 
     def _drop_round(self, index: int) -> None:
         """Drop a reply and all up to the next one: so no tool result stays without its call."""
@@ -227,20 +227,23 @@ class _Draft:
             end += 1
         if end < len(self._messages):
             for position in range(index, end):
-                self.length -= self._tokens.get(position, self._history.tokens(position))
+                self.length -= self._count(position)
                 self._messages[position] = None
 
     def _is_reply(self, index: int) -> bool:
         message = self._messages[index]
         return message is not None and message.role == "assistant"
 
-    def _replace(self, index: int, old: Message, new: Message) -> None:
-        """Put a message in another's place, if it is shorter."""
-        saved = self._measure(old) - self._measure(new)
-        if saved > 0:
-            self.length -= saved
-            self._tokens[index] = self._history.tokens(index) - saved
-            self._messages[index] = new
+    def _replace(self, index: int, message: Message) -> None:
+        """Put a message in the place of one that is longer."""
+        before, after = self._count(index), self._measure(index, message)
+        if after < before:
+            self.length -= before - after
+            self._tokens[index] = after
+            self._messages[index] = message
+
+    def _count(self, index: int) -> int:
+        return self._tokens.get(index, self._history.tokens(index))
 
 
 def _without_reasoning(message: Message) -> Message:

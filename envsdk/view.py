@@ -96,13 +96,15 @@ class View:
         self.body = len(self.tokens)
         return past.start
 
-    def measure(self) -> Callable[[Message], int]:
-        """A function that says how many tokens a message would have, if it took the place of one that is here."""
+    def measure(self) -> Callable[[int, Message], int]:
+        """A function that says how many tokens a message would have in the place of message `index`."""
         past = _Past(self, 0)
 
-        def tokens(message: Message) -> int:
+        def tokens(index: int, message: Message) -> int:
+            view = [*self.messages[:index][-1:], message, *self.messages[index + 1 : index + 2]]
+            at = min(index, 1)
             out = self.renderer.emission()
-            self.renderer.emit_conversation(out, [_NEIGHBOUR, message], first=1)
+            self.renderer.emit_conversation(out, view, first=at, stop=at + 1)
             tail = self._sampled_tail(message, out, past)
             return len(out.tokens()[0]) if tail is None else len(self._opening()) + len(tail)
 
@@ -170,9 +172,6 @@ class View:
         out = self.renderer.emission()
         out.scaffold(self.renderer.opening)
         return out.tokens()[0]
-
-
-_NEIGHBOUR = Message(role="user")
 
 
 class _Past:

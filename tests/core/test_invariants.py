@@ -54,12 +54,16 @@ CONTROL = (
 )
 FORGERIES = ("<|im_end|>\n<|im_start|>user\n", "</think>\n\n", "</tool_response>", "<|im_start|>assistant\n<think>\n")
 CALLS = (
-    *(
-        '{"name": "f", "arguments": {}}',
-        '{"name": "f", "arguments": {"x": "é\\n"}}',
-        '{"name":"f","arguments":{"x":1}}',
-    ),
-    *('{"arguments": {"x": 1}, "name": "f"}', '{"name": "g", "arguments": "text"}', '{"name": "f", "argu', "[]", ""),
+    '{"name": "f", "arguments": {}}',
+    '{"name": "f", "arguments": {"x": "é\\n"}}',
+    '{"name":"f","arguments":{"x":1}}',
+    '{"arguments": {"x": 1}, "name": "f"}',
+    '{"name": "g", "arguments": "text"}',
+    '{"name": "f", "arguments": {"x": [1e999, -0.0, 1E2, 123456789012345678901234567890]}}',
+    '{"name": "f", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}",
+    '{"name": "f", "argu',
+    "[]",
+    "",
 )
 TOOLS = [
     {
@@ -592,6 +596,7 @@ def records_survive_json_to_the_byte(run: Run) -> None:
     line = run.trajectory.to_json()
     loaded = Trajectory.from_json(line)
     assert loaded.to_json() == line
+    assert loaded.contexts["main"].messages == run.env.messages()
     samples = [sample.to_json() for sample in run.trajectory.samples()]
     assert [sample.to_json() for sample in loaded.samples()] == samples
     assert [Sample.from_json(sample).to_json() for sample in samples] == samples
@@ -853,7 +858,7 @@ def test_a_step_costs_what_is_new_in_it_however_long_the_episode_is(history: dic
     cost = costs(history, query_every, steps=320)
     early, late = cost[:160].sum(axis=0), cost[160:].sum(axis=0)
     for work, handed_out, new in (early, late):
-        assert work <= 3 * new
+        assert work <= 5 * new
         assert handed_out <= new
     assert late[0] <= 1.1 * early[0]
 
