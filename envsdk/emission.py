@@ -7,7 +7,7 @@ token.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,10 +24,16 @@ class Piece(NamedTuple):
     text: str
     control: int
     """The control token's id, or -1 for text."""
+    is_content: bool
+
+
+class Mark(NamedTuple):
+    """From which piece on what is written belongs to whom."""
+
+    piece: int
     message: int
     role: str
     is_sampled: bool
-    is_content: bool
 
 
 class Span(NamedTuple):
@@ -58,27 +64,27 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + "|".join(map(re.escape, names)) + ")")
-        self._splits: dict[str, tuple[tuple[str, int], ...]] = {}
+        self._scaffolds: dict[str, tuple[Piece, ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
         self._single = {i: np.array([i], dtype=np.int32) for i in tokenizer.control_tokens.values()}
 
-    def split(self, scaffold: str) -> tuple[tuple[str, int], ...]:
-        """Split scaffold at its control tokens: (text, -1) or (name, id)."""
-        parts = self._splits.get(scaffold)
-        if parts is None:
-            parts = self._splits[scaffold] = tuple(self._find(scaffold))
-        return parts
+    def scaffold(self, text: str) -> tuple[Piece, ...]:
+        """Scaffold cut at its control tokens."""
+        pieces = self._scaffolds.get(text)
+        if pieces is None:
+            pieces = self._scaffolds[text] = tuple(self._cut(text, is_content=False))
+        return pieces
 
-    def split_content(self, text: str) -> Sequence[tuple[str, int]]:
-        """Content is one text; with `unsafe_content` it is split like scaffold."""
-        return tuple(self._find(text)) if self.unsafe_content else ((text, -1),)
+    def content(self, text: str) -> tuple[Piece, ...]:
+        """Content, which is one text; with `unsafe_content` it is cut like scaffold."""
+        return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, -1, True),)
 
-    def _find(self, text: str) -> Iterator[tuple[str, int]]:
+    def _cut(self, text: str, *, is_content: bool) -> Iterator[Piece]:
         for index, part in enumerate(self._control_token.split(text)):
             if index % 2:
-                yield part, self.tokenizer.token_id(part)
+                yield Piece(part, self.tokenizer.token_id(part), is_content)
             elif part:
-                yield part, -1
+                yield Piece(part, -1, is_content)
 
     def control(self, token: int) -> "NDArray[np.int32]":
         """A control token as an array."""
@@ -97,42 +103,37 @@ class Encoder:
 class Emission:
     """What was written so far. Nothing is encoded until `tokens` is asked for."""
 
-    __slots__ = ("_encoder", "_message", "_pieces", "_role", "_starts", "is_sampled")
+    __slots__ = ("_encoder", "_marks", "_pieces", "_starts")
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
-        self._message = -1
-        self._role = "system"
-        self.is_sampled = False
-        """Whether what is written now is what a model would sample."""
+        self._marks: list[Mark] = [Mark(0, -1, "system", False)]
 
     def begin(self, message: int, role: str) -> None:
         """Begin a message; what follows belongs to it."""
         self._starts.append(len(self._pieces))
         self.attribute(message, role)
 
-    def attribute(self, message: int, role: str) -> None:
-        """What follows belongs to that message, though none begins here."""
-        self._message, self._role = message, role
+    def attribute(self, message: int, role: str, *, is_sampled: bool = False) -> None:
+        """What follows belongs to that message, though none begins here; a model would have sampled it, or not."""
+        self._marks.append(Mark(len(self._pieces), message, role, is_sampled))
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
-        for part, control in self._encoder.split(text):
-            self._pieces.append(Piece(part, control, self._message, self._role, self.is_sampled, False))
+        self._pieces.extend(self._encoder.scaffold(text))
 
     def content(self, text: str) -> None:
         """Write somebody's text; it is never a control token."""
         if text:
-            for part, control in self._encoder.split_content(text):
-                self._pieces.append(Piece(part, control, self._message, self._role, self.is_sampled, True))
+            self._pieces.extend(self._encoder.content(text))
 
     def text(self) -> str:
         """What was written, as it will be encoded; control tokens by their names."""
         normalize = self._encoder.tokenizer.normalize
         return "".join(
-            run[0].text if run[0].control >= 0 else normalize("".join(p.text for p in run)) for _, run in self._runs()
+            run[0].text if run[0].control >= 0 else normalize("".join([p.text for p in run])) for run in self._runs()
         )
 
     def tokens(self) -> "tuple[NDArray[np.int32], list[int]]":
@@ -143,13 +144,14 @@ class Emission:
         """
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
-        length = 0
-        for first, run in self._runs():
-            token_of_piece[first] = length
+        piece = length = 0
+        for run in self._runs():
+            token_of_piece[piece] = length
             chunk = self._encode(run)
             chunks.append(chunk)
+            piece += len(run)
             length += len(chunk)
-        token_of_piece[len(self._pieces)] = length
+        token_of_piece[piece] = length
         tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
         starts = [token_of_piece[p] if p in token_of_piece else self._start_inside(p) for p in self._starts]
         return tokens, starts
@@ -157,49 +159,47 @@ class Emission:
     def spans(self) -> list[Span]:
         """Who wrote which tokens; a token across a seam belongs to the later part."""
         spans: list[Span] = []
-        for start, stop, piece in self._located():
-            same = piece[2:]
-            if spans and spans[-1][2:] == same and spans[-1].stop == start:
+        marks = [*self._marks, Mark(len(self._pieces), -1, "", False)]
+        following = 1
+        for index, (start, stop, piece) in enumerate(self._located()):
+            while marks[following].piece <= index:
+                following += 1
+            _, message, role, is_sampled = marks[following - 1]
+            span = Span(start, stop, message, role, is_sampled, piece.is_content)
+            if spans and spans[-1][2:] == span[2:]:
                 spans[-1] = spans[-1]._replace(stop=stop)
             elif start < stop:
-                spans.append(Span(start, stop, *same))
+                spans.append(span)
         return spans
 
-    def _runs(self) -> Iterator[tuple[int, list[Piece]]]:
-        """The pieces, text next to text together, each run with the index of its first piece."""
+    def _runs(self) -> Iterator[list[Piece]]:
+        """The pieces, text next to text together."""
         run: list[Piece] = []
-        first = 0
-        for index, piece in enumerate(self._pieces):
+        for piece in self._pieces:
             if piece.control < 0:
-                if not run:
-                    first = index
                 run.append(piece)
                 continue
             if run:
-                yield first, run
+                yield run
                 run = []
-            yield index, [piece]
+            yield [piece]
         if run:
-            yield first, run
+            yield run
 
     def _encode(self, run: list[Piece]) -> "NDArray[np.int32]":
-        piece = run[0]
-        if piece.control >= 0:
-            return self._encoder.control(piece.control)
-        if len(run) == 1:
-            return self._encoder.encode(piece.text, remember=not piece.is_content)
-        return self._encoder.encode("".join([p.text for p in run]), remember=not any(p.is_content for p in run))
+        text, control, is_content = run[0]
+        if control >= 0:
+            return self._encoder.control(control)
+        if len(run) > 1:
+            text = "".join([piece.text for piece in run])
+            is_content = any(piece.is_content for piece in run)
+        return self._encoder.encode(text, remember=not is_content)
 
     def _located(self) -> Iterator[tuple[int, int, Piece]]:
         """Each piece with its first token and the one after its last."""
         at = 0
-        for _, run in self._runs():
-            if len(run) == 1:
-                length = len(self._encode(run))
-                yield at, at + length, run[0]
-                at += length
-                continue
-            bounds = self._bounds(run)
+        for run in self._runs():
+            bounds = [0, len(self._encode(run))] if len(run) == 1 else self._bounds(run)
             for start, stop, piece in zip(bounds[:-1], bounds[1:], run, strict=True):
                 yield at + start, at + stop, piece
             at += bounds[-1]
@@ -217,7 +217,4 @@ class Emission:
 
     def _start_inside(self, index: int) -> int:
         """The first token of a piece that stands inside a text."""
-        for position, (start, _, _) in enumerate(self._located()):
-            if position == index:
-                return start
-        raise IndexError(index)
+        return next(start for position, (start, _, _) in enumerate(self._located()) if position == index)

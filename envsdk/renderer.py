@@ -163,6 +163,13 @@ class Renderer(ABC):
     # What follows from it.
 
     @cached_property
+    def opening_tokens(self) -> "NDArray[np.int32]":
+        """How an assistant's message begins, as tokens."""
+        out = self.emission()
+        out.scaffold(self.opening)
+        return out.tokens()[0]
+
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a reply."""
         return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
@@ -295,9 +302,9 @@ class Renderer(ABC):
             self.emit_message(out, message, previous, following)
             return
         out.scaffold(self.opening)
-        out.is_sampled = True
+        out.attribute(index, message.role, is_sampled=True)
         self.emit_reply(out, message)
-        out.is_sampled = False
+        out.attribute(index, message.role)
         out.scaffold(self.after_turn)
 
     def split(self, tokens: TokenIds) -> SplitReply:
@@ -307,7 +314,7 @@ class Renderer(ABC):
         decode = self.tokenizer.decode
         segments: list[Segment] = []
         control, start = "", 0
-        for position in np.flatnonzero(marks).tolist():
+        for position in marks.nonzero()[0].tolist():
             name = self._marks[int(marks[position]) - 1]
             segments.append(Segment(control, decode(array[start:position])))
             control, start = name, position + 1
@@ -327,6 +334,10 @@ class Renderer(ABC):
             elif not opened:
                 opened = self.blocks.get(control, "")
         return opened
+
+    def has_structure(self, tokens: TokenIds) -> bool:
+        """Whether there is any of the family's control tokens that `parse` looks for."""
+        return bool(self._marks_in(np.asarray(tokens, dtype=np.int32)).any())
 
     def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
         """For each token which of the family's control tokens it is, counted from 1, or 0."""

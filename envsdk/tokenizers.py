@@ -71,8 +71,8 @@ class Tokenizer(Protocol):
         """Decode ids; control tokens become their names, broken UTF-8 and ids without a name U+FFFD."""
         ...
 
-    def token_bytes(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> list[bytes]:
-        """The bytes that each token stands for."""
+    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
+        """The bytes that tokens stand for; also where each token ends in them."""
         ...
 
     def token_id(self, control_token: str) -> int:
@@ -144,26 +144,35 @@ class TiktokenTokenizer(_Named):
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         tokens = self.encode(text)
-        return tokens, np.cumsum([len(piece) for piece in self.token_bytes(tokens)], dtype=np.int64)
+        return tokens, np.cumsum(self._lengths[tokens])
 
     def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        try:
-            return self._encoding.decode_bytes(_as_list(tokens)).decode("utf-8", errors="replace")
-        except (KeyError, OverflowError):
-            return b"".join(self.token_bytes(tokens)).decode("utf-8", errors="replace")
+        return self._decode_bytes(_as_list(tokens)).decode("utf-8", errors="replace")
 
-    def token_bytes(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> list[bytes]:
-        ids = _as_list(tokens)
+    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
+        return self._decode_bytes(tokens.tolist()), np.cumsum(self._lengths[tokens])
+
+    def _decode_bytes(self, ids: list[int]) -> bytes:
         try:
-            return self._encoding.decode_tokens_bytes(ids)
+            return self._encoding.decode_bytes(ids)
         except (KeyError, OverflowError):
-            return [self._single(token) for token in ids]
+            return b"".join([self._single(token) for token in ids])
 
     def _single(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(token)
         except (KeyError, OverflowError):
             return UNNAMED.encode()
+
+    @cached_property
+    def _lengths(self) -> "NDArray[np.int64]":
+        """How many bytes each id stands for."""
+        lengths = np.full(self.vocab_size, len(UNNAMED.encode()), dtype=np.int64)
+        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
+        lengths[list(ranks.values())] = [len(piece) for piece in ranks]
+        for name, token in self.control_tokens.items():
+            lengths[token] = len(name.encode())
+        return lengths
 
     @property
     def fingerprint(self) -> str:
@@ -236,10 +245,11 @@ class HuggingFaceTokenizer(_Named):
         return self.encode(normal), bytes_before[ends].astype(np.int64)
 
     def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        return b"".join(self.token_bytes(tokens)).decode("utf-8", errors="replace")
+        return b"".join([self._single(token) for token in _as_list(tokens)]).decode("utf-8", errors="replace")
 
-    def token_bytes(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> list[bytes]:
-        return [self._single(token) for token in _as_list(tokens)]
+    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
+        pieces = [self._single(token) for token in tokens.tolist()]
+        return b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
     def _single(self, token: int) -> bytes:
         text = self._names.get(token, UNNAMED)

@@ -106,7 +106,7 @@ class View:
             out = self.renderer.emission()
             self.renderer.emit_conversation(out, view, first=at, stop=at + 1)
             tail = self._sampled_tail(message, out, past)
-            return len(out.tokens()[0]) if tail is None else len(self._opening()) + len(tail)
+            return len(out.tokens()[0]) if tail is None else len(self.renderer.opening_tokens) + len(tail)
 
         return tokens
 
@@ -140,7 +140,7 @@ class View:
         tail = self._sampled_tail(message, out, past)
         if tail is None:
             return out.tokens()[0], -1
-        opening = self._opening()
+        opening = self.renderer.opening_tokens
         return np.concatenate([opening, tail]), len(opening)
 
     def _sampled_tail(self, message: Message, out: Emission, past: "_Past") -> "NDArray[np.int32] | None":
@@ -158,20 +158,14 @@ class View:
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
         """The end of `sampled` that says exactly `text`, or None if no token begins there."""
-        pieces = self.renderer.tokenizer.token_bytes(sampled)
+        said, ends = self.renderer.tokenizer.decode_with_ends(sampled)
         wanted = text.encode()
-        if not b"".join(pieces).endswith(wanted):
+        if not said.endswith(wanted):
             return None
-        left, position = len(wanted), len(pieces)
-        while left > 0:
-            position -= 1
-            left -= len(pieces[position])
-        return sampled[position:] if left == 0 else None
-
-    def _opening(self) -> "NDArray[np.int32]":
-        out = self.renderer.emission()
-        out.scaffold(self.renderer.opening)
-        return out.tokens()[0]
+        cut = len(said) - len(wanted)
+        position = int(np.searchsorted(ends, cut, side="right")) if cut else 0
+        is_boundary = not position or ends[position - 1] == cut
+        return sampled[position:] if is_boundary else None
 
 
 class _Past:

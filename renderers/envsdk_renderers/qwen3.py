@@ -143,8 +143,9 @@ class Qwen3(Renderer):
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
         """Read the think block, the text and the calls; see `Renderer.parse`."""
         reply = HermesReply(call_text)
-        for control, text in self.split(prompt_tail).segments:
-            reply.read_prompt(control, text)
+        if self.has_structure(prompt_tail):
+            for control, text in self.split(prompt_tail).segments:
+                reply.read_prompt(control, text)
         split = self.split(tokens)
         for control, text in split.segments:
             reply.read(control, text)

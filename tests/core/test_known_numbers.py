@@ -283,6 +283,10 @@ def test_an_episode_is_truncated_when_the_budget_finds_nothing_to_drop():
     assert (seen.truncated, seen.infos[-1]["stop_reason"]) == (True, "context_full")
     assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
     assert seen.observation.extends
+    said = seen.env.renderer.extend(
+        seen.env.renderer.reply(thinks(1, calls=True)), turns[1].messages, generation_prompt=False
+    )
+    assert seen.observation.tokens.tolist() == said.tolist()
     assert [len(sample.metadata["steps"]) for sample in seen.trajectory.samples()] == [1]
 
 
@@ -458,3 +462,12 @@ def test_a_budget_knows_how_long_the_first_message_is():
     turns = [first, Turn("more " * 60), Turn("more " * 10), END]
     seen = Seen(turns, [says("a"), says("b")], history={"name": "budget", "max_tokens": 230, "order": ["tool_results"]})
     assert max(map(len, seen.prompts[:-1])) <= 230
+
+
+@pytest.mark.xfail(strict=True, reason="the tools stay with the message that was the first one, and are shown again")
+def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
+    class Note(HistoryPolicy):
+        def view(self, history: History) -> Rewrite | None:
+            return Rewrite(0, [Message(role="user", content="a note"), *history.messages], "edit")
+
+    assert Seen([query()], [], history=Note()).text().count("# Tools") == 1
