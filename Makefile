@@ -1,7 +1,7 @@
 # Everything runs from .venv, which the first target that needs it creates: a plain venv and pip.
 PYTHON ?= python3
 BIN := .venv/bin
-# A copy of what was installed from is kept, so that a change of the project file installs again.
+# Stamps of what is installed: a change of the project file installs again.
 CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint

@@ -1,8 +1,9 @@
 """What passes between an environment and a policy: observations, actions, and declared breaks."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -92,19 +93,31 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
         action = Action(action)  # pyright: ignore[reportArgumentType]
     if action.finish_reason not in get_args(FinishReason):
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {get_args(FinishReason)}")
-    if not (isinstance(action.temperature, (int, float)) and 0 <= action.temperature < float("inf")):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ActionError(f"temperature is {action.temperature!r}; expected a finite number of at least 0")
+    _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
+    version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
-        tokens, logprobs, action.finish_reason, float(action.temperature), action.policy_version, action.extra
+        tokens, logprobs, action.finish_reason, float(action.temperature), version, copy.deepcopy(dict(action.extra))
     )
+
+
+def _check_sampling(action: Action) -> None:
+    temperature: Any = action.temperature
+    if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature < float("inf"):
+        raise ActionError(f"temperature is {temperature!r}; expected a finite number of at least 0")
+    version: Any = action.policy_version
+    if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
+        raise ActionError(f"policy_version is {version!r}; expected None or an integer from 0 to 2**31 - 1")
+    extra: Any = action.extra
+    if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
+        raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
 
 
 def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
     try:
         array: NDArray[Any] = np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ActionError(f"tokens must be a flat sequence of int: {error}") from error
     if array.ndim != 1:
         raise ActionError(
@@ -127,7 +140,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
 def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
     try:
         array = np.asarray(values, dtype=np.float32).copy()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
     if array.shape != (length,):
         raise ActionError(f"logprobs have shape {array.shape}, but there are {length} tokens: one for each, in order")

@@ -46,5 +46,11 @@ class Growing(Generic[Scalar]):
         self._length = length
 
     def truncate(self, length: int) -> None:
-        """Drop all elements from position `length` on."""
-        self._length = min(self._length, length)
+        """Drop all elements from position `length` on.
+
+        Raises:
+            IndexError: If there are not as many.
+        """
+        if not 0 <= length <= self._length:
+            raise IndexError(f"cannot keep {length} of {self._length} elements")
+        self._length = length

@@ -125,7 +125,7 @@ def _short(env: str) -> str:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:
         return text
 

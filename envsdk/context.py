@@ -5,14 +5,15 @@ in which it came; its view is the prompt as it is now. Tokens of a reply are nev
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
 
 from .action import Break, RewriteReason
 from .arrays import Growing
-from .errors import UndeclaredBreak
+from .errors import ContextFull, UndeclaredBreak
 from .history import History, HistoryPolicy, Rewrite
+from .limits import StopReason
 from .messages import Message, ToolSchema
 from .renderer import Renderer
 from .view import View
@@ -29,8 +30,8 @@ class Delta(NamedTuple):
     broken: Break | None = None
     closed_reply: bool = False
     """Whether the reply had to be closed, because its turn did not end."""
-    is_full: bool = False
-    """Whether no token more fits into the context; there is no generation prompt then."""
+    full: StopReason | None = None
+    """Why nothing more can be sampled in this context, if so; there is no generation prompt then."""
 
 
 class Context:
@@ -59,6 +60,7 @@ class Context:
         self.log_logprobs = Growing(np.float32)
         self._view = View(renderer)
         self._seen = 0
+        self._opening = 0
         self._state: dict[str, Any] = {}
 
     def __len__(self) -> int:
@@ -104,12 +106,16 @@ class Context:
     ) -> Delta:
         """Render the first messages; see `observe`."""
         self._view.tools = tuple(tools)
+        self._opening = len(messages)
         out = self.renderer.emission()
         self.renderer.emit_conversation(out, messages, tools=tools)
         self.renderer.emit_generation_prompt(out, len(messages))
         tokens, starts = out.tokens()
         self._view.append(tokens, messages, starts)
-        rewrite = self._ask_policy()
+        try:
+            rewrite = self._ask_policy()
+        except ContextFull:
+            return self._hand_out(messages, 0, full=StopReason.CONTEXT_FULL)
         if rewrite is not None:
             self._view.rewrite(rewrite)
         return self._hand_out(messages, 0, max_tokens=max_tokens)
@@ -124,7 +130,6 @@ class Context:
 
         Raises:
             RenderError: If the model family cannot express one of the messages; the context is then as it was.
-            ContextFull: If the history policy finds nothing to drop; the context is then as it was.
         """
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
@@ -137,6 +142,9 @@ class Context:
         try:
             rewrite = self._ask_policy()
             keep = length if rewrite is None else min(view.rewrite(rewrite), length)
+        except ContextFull:
+            view.go_back(before)
+            return self.observe(messages, is_final=True)._replace(full=StopReason.CONTEXT_FULL)
         except Exception:
             view.go_back(before)
             raise
@@ -149,27 +157,27 @@ class Context:
         """What the history policy says of the view.
 
         Raises:
-            UndeclaredBreak: If it rewrites for a reason that is none.
+            UndeclaredBreak: If it returns anything but None and a legal rewrite.
         """
         view = self._view
         rewrite = self.policy.view(
             History(
-                messages=view.messages,
+                messages=ReadOnly(view.messages),
                 new=self._seen,
+                opening=self._opening,
                 steps=self.steps,
                 length=len(view.tokens),
                 renderer=self.renderer,
                 state=self._state,
-                view=view,
+                tokens=view.count,
+                measure=view.measure,
             )
         )
-        is_legal = rewrite is None or (
-            rewrite.reason in get_args(RewriteReason) and 0 <= rewrite.start <= len(view.messages)
-        )
-        if not is_legal:
+        if rewrite is not None and not _is_legal(rewrite, len(view.messages)):
             raise UndeclaredBreak(
-                f"the history policy {type(self.policy).__name__} rewrites {self.name!r}, which has "
-                f"{len(view.messages)} messages, with {rewrite!r:.200}; reasons are {get_args(RewriteReason)}"
+                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
+                f"message, and has one of the reasons {get_args(RewriteReason)}"
             )
         return rewrite
 
@@ -181,14 +189,45 @@ class Context:
         *,
         closed_reply: bool = False,
         max_tokens: int | None = None,
+        full: StopReason | None = None,
     ) -> Delta:
         """Log the tokens behind the first `keep`, and give them out."""
         self.messages.extend(messages)
         self._seen = len(self._view.messages)
-        is_full = max_tokens is not None and len(self) >= max_tokens
-        if is_full:
+        if full is None and max_tokens is not None and len(self) >= max_tokens:
+            full = StopReason.MAX_CONTEXT_TOKENS
+        if full is not None:
             self._view.drop_generation_prompt()
         tokens = self._view.tokens.copy(keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
-        return Delta(tokens, keep, broken, closed_reply, is_full)
+        return Delta(tokens, keep, broken, closed_reply, full)
+
+
+class ReadOnly(Sequence[Message]):
+    """Messages to read, without a copy of them all."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+
+def _is_legal(rewrite: object, length: int) -> bool:
+    return (
+        isinstance(rewrite, Rewrite)
+        and rewrite.reason in get_args(RewriteReason)
+        and 0 <= rewrite.start <= length
+        and bool(rewrite.start or rewrite.messages)
+        and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
+    )

@@ -63,7 +63,7 @@ class Encoder:
         self.unsafe_content = unsafe_content
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
-        self._control_token = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
         self._scaffolds: dict[str, tuple[Piece, ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
         self._single = {i: np.array([i], dtype=np.int32) for i in tokenizer.control_tokens.values()}

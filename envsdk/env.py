@@ -1,8 +1,10 @@
 """The class that authors of environments write, which is a `gymnasium.Env`."""
 
 import asyncio
+import copy
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -83,15 +85,16 @@ class Env(gymnasium.Env[Observation, Any]):
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.config: Any = self._read_config(config)
-        self.renderer = _find_renderer(renderer, tokenizer)
-        self.history = get_history(history)
-        self.limits = Limits.of(limits, self.default_limits)
+        self._renderer = _find_renderer(renderer, tokenizer)
+        self._history = get_history(history)
+        self._limits = Limits.of(limits, self.default_limits)
         self.tasks = None if tasks is None else load_tasks(tasks)
         self.render_mode = render_mode
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
         self.task = None
         self._episode: Episode | None = None
+        self._episodes = 0
         self._runner: asyncio.Runner | None = None
 
     # What authors write.
@@ -126,6 +129,21 @@ class Env(gymnasium.Env[Observation, Any]):
     # What policies and trainers use.
 
     @property
+    def renderer(self) -> Renderer:
+        """The renderer, with its `tokenizer`."""
+        return self._renderer
+
+    @property
+    def history(self) -> HistoryPolicy:
+        """The history policy."""
+        return self._history
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of an episode."""
+        return self._limits
+
+    @property
     def trajectory(self) -> Trajectory | None:
         """The episode, once it is over; None before."""
         return None if self._episode is None else self._episode.trajectory
@@ -151,24 +169,24 @@ class Env(gymnasium.Env[Observation, Any]):
 
         Args:
             seed: The same seed gives the same task and the same bytes. None goes on with the random state.
-            options: `{"task": index_or_row}` chooses the task.
+            options: `task` (the index of a row, or the row itself) chooses the task; `episode_id` and `group_id` name
+                the episode and what it shares with others of the same task.
 
         Returns:
             The first observation and its `info`.
         """
+        self._refuse_event_loop(self.start)
         self._begin(seed, options)
-        with _Blame(self, "start"):
-            turn = self._now(self.start())
-        return self._opened(turn)
+        with self._notes("start"):
+            return self._opened(self._now(self.start()))
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """As `reset`, inside an event loop."""
         self._begin(seed, options)
-        with _Blame(self, "start"):
-            turn = await _soon(self.start())
-        return self._opened(turn)
+        with self._notes("start"):
+            return self._opened(await _soon(self.start()))
 
     def step(self, action: Action | Any) -> Result:
         """Take an action: an `Action`, or its tokens alone as an integer array.
@@ -180,13 +198,13 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: Before `reset` and after the end.
             ActionError: If the action is not legal; the episode goes on as if it had not been given.
         """
+        self._refuse_event_loop(self.respond)
         episode = self._running
         reply = episode.receive(action)
         if reply is None:
             return episode.go_on()
-        with _Blame(self, "respond"):
-            turn = self._now(self.respond(reply))
-        return episode.advance(turn)
+        with self._notes("respond"):
+            return episode.advance(self._now(self.respond(reply)))
 
     async def astep(self, action: Action | Any) -> Result:
         """As `step`, inside an event loop."""
@@ -194,12 +212,15 @@ class Env(gymnasium.Env[Observation, Any]):
         reply = episode.receive(action)
         if reply is None:
             return episode.go_on()
-        with _Blame(self, "respond"):
-            turn = await _soon(self.respond(reply))
-        return episode.advance(turn)
+        with self._notes("respond"):
+            return episode.advance(await _soon(self.respond(reply)))
 
     def fail(self, error: BaseException) -> Trajectory:
-        """End the episode because something failed, and return what there is of it."""
+        """End the episode because something failed, and return what there is of it.
+
+        Raises:
+            EpisodeError: If there is no episode, or it has ended already.
+        """
         return self._running.fail(error)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -213,6 +234,9 @@ class Env(gymnasium.Env[Observation, Any]):
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runner": None}  # an event loop cannot be copied; another is made when it is needed
 
     def __repr__(self) -> str:
         return f"<{self.name} renderer={self.renderer.name!r} history={self.history.specification()}>"
@@ -233,18 +257,25 @@ class Env(gymnasium.Env[Observation, Any]):
             raise ConfigError(f"{type(self).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
 
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        super().reset(seed=seed)
-        unknown = set(options or ()) - {"task"}
-        if unknown:
-            raise ConfigError(f"reset() does not know the options {sorted(unknown)}; it knows 'task'")
-        episode_id = self.name if seed is None else f"{self.name}/{seed}"
+        options = options or {}
+        self._episodes += 1
+        episode_id = options.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
         self._episode = Episode(episode_id, self.name, seed, self.renderer, self.history, self.limits)
+        self._episode.config = self.config.model_dump(mode="json")
+        self._episode.group_id = options.get("group_id")
+        unknown = options.keys() - set(_RESET_OPTIONS)
+        if unknown:
+            raise ConfigError(f"reset() does not know the options {sorted(unknown)}; it knows {_RESET_OPTIONS}")
+        super().reset(seed=None if seed is None else int(seed))
         self.task = None
-        if options and "task" in options:
-            self.task = check_task(find(self.tasks, options["task"]), self.Task)
+        if "task" in options:
+            row = find(self.tasks, options["task"])
         elif self.tasks is not None:
-            self.task = check_task(self.tasks[pick(self.tasks, seed, self.np_random)], self.Task)
-        self._episode.task = self.task
+            row = self.tasks[pick(self.tasks, seed, self.np_random)]
+        else:
+            return
+        self._episode.task = check_task(row, self.Task)
+        self.task = copy.deepcopy(self._episode.task)  # what the author does to it changes neither data nor record
 
     def _opened(self, turn: Turn) -> tuple[Observation, dict[str, Any]]:
         result = self._running.open(turn)
@@ -254,32 +285,35 @@ class Env(gymnasium.Env[Observation, Any]):
         """The value, awaited in an event loop of our own if it has to be."""
         if not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(_soon(value))
+
+    def _refuse_event_loop(self, method: Callable[..., Any]) -> None:
+        """Before anything happens: an async method cannot be waited for inside an event loop by a plain function."""
+        if inspect.iscoroutinefunction(method) and in_event_loop():
+            raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
+
+    @contextmanager
+    def _notes(self, method: str) -> Generator[None]:
+        """Note on an exception which method of the author it came from, and when."""
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self._runner = self._runner or asyncio.Runner()
-            return self._runner.run(_soon(value))
-        if inspect.iscoroutine(value):
-            value.close()
-        raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
+            yield
+        except Exception as error:
+            episode = self._running
+            error.add_note(f"Raised by {method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}.")
+            raise
 
 
-class _Blame:
-    """Notes on an author's exception where it came from."""
+_RESET_OPTIONS = ("episode_id", "group_id", "task")
 
-    __slots__ = ("_env", "_method")
 
-    def __init__(self, env: Env, method: str) -> None:
-        self._env, self._method = env, method
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            episode = self._env._running  # pyright: ignore[reportPrivateUsage]
-            where = f"{self._method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}"
-            error.add_note(f"Raised by {where}.")
+def in_event_loop() -> bool:
+    """Whether an event loop is running in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _soon(value: T | Awaitable[T]) -> T:
@@ -289,6 +323,8 @@ async def _soon(value: T | Awaitable[T]) -> T:
 def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
     if isinstance(renderer, Renderer):
         return renderer
+    if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
     options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
     return get_renderer(options.pop("name", None), tokenizer, **options)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .action import Break, CheckedAction, Observation, check_action
 from .context import Context, Delta
-from .errors import ContextFull, EpisodeError, TurnError
+from .errors import EpisodeError, TurnError
 from .history import HistoryPolicy
 from .limits import UNLIMITED, Limits, StopReason
 from .messages import Message, check_calls
@@ -53,6 +53,8 @@ class Episode:
         self.env = env
         self.seed = seed
         self.task: Any = None
+        self.config: dict[str, Any] = {}
+        self.group_id: str | None = None
         self.renderer = renderer
         self.history = history
         self.limits = limits
@@ -64,6 +66,7 @@ class Episode:
         self._sampled = 0
         self._tool_calls = 0
         self._turn = Turn()
+        self._unasked = False  # the episode ended before anybody was asked: the next step says so
 
     def open(self, turn: Turn) -> Result:
         """Take the first turn.
@@ -72,26 +75,30 @@ class Episode:
             TurnError: If it holds a reward, an end, or no message.
         """
         _check_turn(turn)
-        if turn.reward or turn.terminated or turn.truncated:
+        if any(turn.rewards.values()) or turn.terminated or turn.truncated:
             raise TurnError("the first turn has a reward or ends the episode, but nobody has replied yet")
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         messages = [*system, *turn.messages]
         if not messages:
             raise TurnError("the first turn has no message; start() must say something")
         delta = self.context.open(messages, turn.tools or (), max_tokens=self.limits.max_context_tokens)
-        return self._hand_out(turn, delta, StopReason.MAX_CONTEXT_TOKENS if delta.is_full else None, is_first=True)
+        return self._hand_out(turn, delta, delta.full, is_first=True)
 
     def receive(self, action: object) -> Message | None:
         """Take an action.
 
         Returns:
-            The whole reply as a message; or None if the policy was interrupted and the reply goes on.
+            The whole reply as a message; or None if the policy was interrupted and the reply goes on, or if the episode
+            ended before anybody was asked: `go_on` has the result.
 
         Raises:
             EpisodeError: If no action is due.
             ActionError: If the action is not legal; the episode is then as it was.
         """
         step = self._step
+        if step is None and self._unasked:
+            self._unasked = False
+            return None
         if step is None:
             raise EpisodeError(
                 "step() after the end of the episode: call reset()"
@@ -101,12 +108,15 @@ class Episode:
         checked = check_action(action, self.renderer.tokenizer.vocab_size)
         self._act(step, checked)
         if checked.finish_reason == "abort":
-            return None
+            if self._max_tokens(self._turn):
+                return None
+            step.finish_reason = "length"  # there is no room for the rest
         self._step = None
         message = check_calls(self.context.parse_reply(), self.context.tools)
         self.context.add_reply(message)
         self._tool_calls += len(message.tool_calls)
-        return message
+        # The arguments of calls are dicts: the author gets a copy, so that the record stays as it is.
+        return message.model_copy(deep=True) if message.tool_calls else message
 
     def advance(self, turn: Turn) -> Result:
         """Take what the environment says after a reply.
@@ -119,27 +129,37 @@ class Episode:
         if turn.system is not None or turn.tools is not None:
             raise TurnError("only the first turn has `system` and `tools`")
         step = self.steps[-1]
-        step.reward, step.rewards, step.metrics = turn.reward, turn.rewards, turn.metrics
+        step.reward, step.rewards, step.metrics = turn.reward, dict(turn.rewards), dict(turn.metrics)
         reason = self._reason_to_stop(turn, step)
-        delta, reason = self._observe(turn, reason)
-        return self._hand_out(turn, delta, reason)
+        is_final = reason is not None
+        delta = self.context.observe(turn.messages, is_final=is_final, max_tokens=self.limits.max_context_tokens)
+        return self._hand_out(turn, delta, reason or delta.full)
 
     def go_on(self) -> Result:
-        """The empty observation after a part of a reply."""
+        """The empty observation after a part of a reply, or after an episode that ended before anybody was asked."""
         length = len(self.context)
         observation = Observation(np.empty(0, dtype=np.int32), length, True, self.context.name, self.context.name)
-        return Result(observation, 0.0, False, False, self._info(self._turn, None, closed_reply=False))
+        info = self._info(self._turn, None, closed_reply=False)
+        info.update(rewards={}, metrics={})
+        if self.trajectory is not None:
+            info["stop_reason"] = self.trajectory.stop_reason
+        return Result(observation, 0.0, False, self.trajectory is not None, info)
 
     def fail(self, error: BaseException) -> Trajectory:
-        """End the episode because something failed; what was sampled so far is kept."""
-        self._end("error", StopReason.ERROR, f"{type(error).__name__}: {error}")
-        assert self.trajectory is not None
-        return self.trajectory
+        """End the episode because something failed; what was sampled so far is kept.
+
+        Raises:
+            EpisodeError: If it has ended already.
+        """
+        if self.trajectory is not None:
+            raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
+        notes: list[str] = getattr(error, "__notes__", [])
+        return self._end("error", StopReason.ERROR, " ".join([f"{type(error).__name__}: {error}", *notes]))
 
     def _act(self, step: Step, action: CheckedAction) -> None:
         self.context.act(action.tokens, action.logprobs)
         stop = len(self.context.log_tokens)
-        step.parts += (Part(stop, action.temperature, action.policy_version, dict(action.extra)),)
+        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
         step.finish_reason = action.finish_reason
         if len(step.parts) == 1:
             self.steps.append(step)
@@ -158,15 +178,6 @@ class Episode:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def _observe(self, turn: Turn, reason: StopReason | None) -> tuple[Delta, StopReason | None]:
-        if reason is None:
-            try:
-                delta = self.context.observe(turn.messages, max_tokens=self.limits.max_context_tokens)
-                return delta, StopReason.MAX_CONTEXT_TOKENS if delta.is_full else None
-            except ContextFull:
-                reason = StopReason.CONTEXT_FULL
-        return self.context.observe(turn.messages, is_final=True), reason
-
     def _hand_out(self, turn: Turn, delta: Delta, reason: StopReason | None, *, is_first: bool = False) -> Result:
         extends = not is_first and delta.broken is None
         name = self.context.name
@@ -176,7 +187,9 @@ class Episode:
             start = stop - len(delta.tokens)
             self._step = Step(name, name, delta.keep, extends, start, stop, broken=delta.broken)
         else:
-            self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
+            self._unasked = is_first
+            trajectory = self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
+            trajectory.final_break = delta.broken
         info = self._info(turn, delta.broken, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
@@ -204,14 +217,17 @@ class Episode:
     def _max_tokens(self, turn: Turn) -> int:
         """How many tokens the next reply may have: the smallest of what the turn and each limit leave."""
         limits = self.limits
-        left = [UNLIMITED, UNLIMITED if turn.max_tokens is None else turn.max_tokens]
+        left = [UNLIMITED]
+        if turn.max_tokens is not None:
+            step = self._step  # a part of the reply may be there already
+            left.append(turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
         if limits.max_context_tokens is not None:
             left.append(limits.max_context_tokens - len(self.context))
         if limits.max_sampled_tokens is not None:
             left.append(limits.max_sampled_tokens - self._sampled)
         return max(0, min(left))
 
-    def _end(self, status: Status, reason: StopReason, error: str | None = None) -> None:
+    def _end(self, status: Status, reason: StopReason, error: str | None = None) -> Trajectory:
         context = self.context
         length = max((step.stop for step in self.steps), default=0)
         log = ContextLog(
@@ -231,13 +247,17 @@ class Episode:
             stop_reason=str(reason),
             contexts={context.name: log},
             steps=self.steps,
-            renderer=self.renderer.name,
+            renderer=self.renderer.specification(),
             tokenizer=self.renderer.tokenizer.fingerprint,
             vocab_size=self.renderer.tokenizer.vocab_size,
             history=self.history.specification(),
+            limits=self.limits.model_dump(exclude_defaults=True),
+            config=self.config,
             task=_as_json(self.task),
+            group_id=self.group_id,
             error=error,
         )
+        return self.trajectory
 
 
 def _reached(count: int, limit: int | None) -> bool:

@@ -7,7 +7,7 @@ rewrite of it. Policies are frozen configuration; what they remember lives in th
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,9 +15,6 @@ from .action import RewriteReason
 from .errors import ConfigError, ContextFull, unknown_name, what_is_invalid
 from .messages import Message
 from .renderer import Renderer
-
-if TYPE_CHECKING:
-    from .view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,14 @@ class Rewrite:
 
 @dataclass(slots=True)
 class History:
-    """What a policy sees. The messages are the context's own: read them, do not change them."""
+    """What a policy sees."""
 
     messages: Sequence[Message]
-    """The view: what the model would see if nothing were rewritten."""
+    """The view: what the model would see if nothing were rewritten. Read-only."""
     new: int
     """The index of the first message that was added since the policy last looked."""
+    opening: int
+    """How many messages the first turn had."""
     steps: int
     """How many replies the context holds, hidden ones included."""
     length: int
@@ -45,19 +44,10 @@ class History:
     renderer: Renderer
     state: dict[str, Any]
     """The policy's own memory for this context, empty at first."""
-    view: "View" = field(repr=False)
-    """The view itself."""
-
-    def tokens(self, index: int) -> int:
-        """How many tokens message `index` has."""
-        view = self.view
-        following = view.starts[index + 1] if index + 1 < len(view.messages) else view.end
-        return following - view.starts[index]
-
-    @property
-    def measure(self) -> Callable[[int, Message], int]:
-        """A function that says how many tokens a message would have in the place of message `index`."""
-        return self.view.measure()
+    tokens: Callable[[int], int] = field(repr=False)
+    """`tokens(index)`: how many tokens a message has."""
+    measure: Callable[[int, Message], int] = field(repr=False)
+    """`measure(index, message)`: how many tokens a message would have in the place of that one; O(its length)."""
 
 
 class HistoryPolicy(BaseModel, ABC):
@@ -102,7 +92,10 @@ class Strip(HistoryPolicy):
     def view(self, history: History) -> Rewrite | None:
         """Rewrite from the first message on that the template shows in another way."""
         settled = self._settled(history)
-        shown = history.renderer.visible(history.messages, settled)
+        if "query" in history.state:
+            shown = history.renderer.visible(history.messages, settled)
+        else:  # nobody has asked yet: what is new is shown as a conversation without a query
+            shown = history.renderer.visible(history.messages[settled:])
         changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
         if not changed:
             return None
@@ -111,7 +104,11 @@ class Strip(HistoryPolicy):
         return Rewrite(changed[0], shown[changed[0] - settled :], reason)
 
     def _settled(self, history: History) -> int:
-        """How many messages stay as they are: those before the last query that was there when we last looked."""
+        """How many messages stay as they are.
+
+        A new query changes what came since the last one; else the message before the new ones can change, which was the
+        last one.
+        """
         last = history.state.get("query")
         queries = [
             i for i in range(history.new, len(history.messages)) if history.renderer.settles(history.messages[i])
@@ -119,7 +116,7 @@ class Strip(HistoryPolicy):
         if queries:
             history.state["query"] = queries[-1]
             return last or 0
-        return 0 if last is None else history.new
+        return max(0, history.new - 1)
 
 
 class Compact(HistoryPolicy):
@@ -159,8 +156,8 @@ class Budget(HistoryPolicy):
     """The part of `max_tokens` that a rewrite aims at."""
     order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
     """What is dropped, in this order, the oldest first: reasoning; the content of tool results (a notice takes its
-    place); replies together with what the environment answered. The messages before the first reply stay, and so does
-    the last reply with its answer."""
+    place); replies together with what the environment answered. The first turn stays, and so does the last reply with
+    its answer."""
 
     def view(self, history: History) -> Rewrite | None:
         """Drop the oldest things, stage by stage, until the target is reached."""
@@ -184,7 +181,6 @@ class _Draft:
         self.length = history.length
         self._history = history
         self._goal = goal
-        self._measure = history.measure
         self._messages: list[Message | None] = list(history.messages)
         self._tokens: dict[int, int] = {}  # of the messages that were replaced
 
@@ -220,7 +216,7 @@ class _Draft:
 
     def _drop_round(self, index: int) -> None:
         """Drop a reply and all up to the next one: so no tool result stays without its call."""
-        if not self._is_reply(index):
+        if index < self._history.opening or not self._is_reply(index):
             return
         end = index + 1
         while end < len(self._messages) and not self._is_reply(end):
@@ -236,7 +232,7 @@ class _Draft:
 
     def _replace(self, index: int, message: Message) -> None:
         """Put a message in the place of one that is longer."""
-        before, after = self._count(index), self._measure(index, message)
+        before, after = self._count(index), self._history.measure(index, message)
         if after < before:
             self.length -= before - after
             self._tokens[index] = after
@@ -253,6 +249,11 @@ def _without_reasoning(message: Message) -> Message:
 _POLICIES: dict[str, type[HistoryPolicy]] = {policy.name: policy for policy in (Keep, Strip, Compact, Budget)}
 
 
+def is_named(policy: HistoryPolicy) -> bool:
+    """Whether `get_history` finds the policy by its name."""
+    return _POLICIES.get(policy.name) is type(policy)
+
+
 def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
     """Find a history policy.
 
@@ -265,6 +266,8 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     """
     if isinstance(value, HistoryPolicy):
         return value
+    if not isinstance(value, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"history is {value!r:.80}; expected a name, a name with options, or a HistoryPolicy object")
     options = {"name": value} if isinstance(value, str) else dict(value)
     name = options.pop("name", None)
     if name not in _POLICIES:

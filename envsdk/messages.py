@@ -217,7 +217,13 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         return [value]
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
-    return [item if isinstance(item, Message) else Message.from_openai(item) for item in value]
+    return [item if isinstance(item, Message) else Message.from_openai(_mapping(item)) for item in value]
+
+
+def _mapping(item: object) -> Mapping[str, Any]:
+    if not isinstance(item, Mapping):
+        raise TypeError(f"expected a Message or a mapping in the list, got a {type(item).__name__}: {item!r:.80}")
+    return cast("Mapping[str, Any]", item)
 
 
 def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
@@ -243,6 +249,7 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
 def _call_error(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str | None:
     if call.name not in schemas:
         return f"unknown tool {call.name!r}; known: {', '.join(schemas) or 'none'}"
-    required = schemas[call.name].get("parameters", {}).get("required", ())
+    parameters: Mapping[str, Any] = schemas[call.name].get("parameters") or {}
+    required = parameters.get("required") or ()
     missing = [name for name in required if isinstance(call.arguments, dict) and name not in call.arguments]
     return f"{call.name}: missing argument {', '.join(missing)}" if missing else None

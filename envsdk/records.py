@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+import numpy as np
 import orjson
 
 from .errors import InvalidRecord
@@ -28,28 +29,34 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
-def dump(fields: Mapping[str, Any]) -> bytes:
+def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
     """Write fields as one line, without the line end. Arrays become lists, NaN null.
 
     Raises:
         InvalidRecord: If a field holds something that is no JSON, such as a task that is an object.
     """
     try:
-        return orjson.dumps({"schema": SCHEMA_VERSION, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps({"schema": SCHEMA_VERSION, "kind": kind, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InvalidRecord(f"the record cannot be written: {error}") from error
 
 
 def fragment(value: Any) -> orjson.Fragment:
-    """JSON with integers of any length, which models write and orjson does not."""
-    return orjson.Fragment(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """JSON as it comes: integers of any length, numpy's values as plain ones, and what is no JSON as its `repr`."""
+    return orjson.Fragment(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
 
 
-def load(line: bytes | str) -> dict[str, Any]:
+def _plain(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return cast("Any", value).tolist()
+    return repr(value)
+
+
+def load(line: bytes | str, kind: str) -> dict[str, Any]:
     """Read the fields of a line.
 
     Raises:
-        InvalidRecord: If it is no JSON object, or of another schema version.
+        InvalidRecord: If it is no JSON object, of another kind, or of another schema version.
     """
     try:
         value = json.loads(line)  # orjson would round long integers
@@ -61,16 +68,21 @@ def load(line: bytes | str) -> dict[str, Any]:
     version = fields.pop("schema", None)
     if version != SCHEMA_VERSION:
         raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
+    found = fields.pop("kind", None)
+    if found != kind:
+        raise InvalidRecord(f"the record is a {found}, not a {kind}")
     return fields
 
 
 def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
-    """Write records, one a line; returns how many."""
+    """Write records, one a line; returns how many. The file is there whole, or as it was."""
     count = 0
-    with Path(path).open("wb") as file:
+    unfinished = Path(f"{path}.unfinished")
+    with unfinished.open("wb") as file:
         for record in records:
             file.write(record.to_json() + b"\n")
             count += 1
+    unfinished.replace(path)
     return count
 
 

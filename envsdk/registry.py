@@ -35,7 +35,14 @@ def register_renderer(name: str, factory: "Callable[..., Renderer]") -> None:
     """Register a renderer: `get_renderer(name, tokenizer, **options)` calls `factory(tokenizer, **options)`.
 
     A package registers its renderers with entry points in the group `envsdk.renderers` instead.
+
+    Raises:
+        PluginError: If another renderer has that name.
     """
+    points = {point.value for point in entry_points(group=RENDERERS) if point.name == name}
+    known = {_path(_renderers[name])} if name in _renderers else points
+    if known - {_path(factory)}:
+        raise PluginError(f"the renderer name {name!r} is taken by {known.pop()}")
     _renderers[name] = factory
 
 
@@ -58,17 +65,24 @@ def get_renderer(name: str, tokenizer: Any = "embedded", **options: Any) -> "Ren
         ConfigError: If it does not take the options.
         TokenizerError: If the tokenizer does not load, or lacks control tokens that the family needs.
     """
+    from .renderer import Renderer
+
     factory = _renderers.get(name)
     if factory is None:
         points = [point for point in entry_points(group=RENDERERS) if point.name == name]
         if not points:
             raise unknown_name("renderer", name, list_renderers())
+        if len({point.value for point in points}) > 1:
+            raise PluginError(f"two packages have a renderer {name!r}: {', '.join(point.value for point in points)}")
         factory = _renderers[name] = _load(points[0])
     try:
         inspect.signature(factory).bind(None, **options)
     except TypeError as error:
         raise ConfigError(f"renderer {name!r} with {options}: {error}; it is {inspect.signature(factory)}") from error
-    return factory(load_tokenizer(tokenizer), **options)
+    renderer: object = factory(load_tokenizer(tokenizer), **options)
+    if not isinstance(renderer, Renderer):
+        raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}, and no envsdk.Renderer")
+    return renderer
 
 
 def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any) -> None:
@@ -84,11 +98,11 @@ def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any
     """
     import gymnasium
 
+    _refuse_gymnasium_limit(kwargs)
     known = _envs.get(id)
-    if known is not None:
-        if known != entry_point:
-            raise PluginError(f"the environment id {id!r} is taken by {known!r}; it cannot be {entry_point!r} as well")
-        return
+    if known is not None and _path(known) != _path(entry_point):
+        raise PluginError(f"the environment id {id!r} is taken by {_path(known)}; {_path(entry_point)} needs another")
+    gymnasium.registry.pop(id, None)  # a class that is defined again, as in a notebook, takes its own place
     gymnasium.register(id, entry_point=entry_point, **kwargs)  # pyright: ignore[reportUnknownMemberType]
     _envs[id] = entry_point
 
@@ -118,6 +132,7 @@ def make(id: str, **kwargs: Any) -> "Env":
 
     from .env import Env
 
+    _refuse_gymnasium_limit(kwargs)
     load_plugins()
     if id not in _envs:
         broken = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
@@ -128,7 +143,8 @@ def make(id: str, **kwargs: Any) -> "Env":
             load_env_creator(entry_point)
     except (ImportError, AttributeError) as error:
         raise PluginError(f"the environment {id!r} ({entry_point}) cannot be imported: {error}") from error
-    env = gymnasium.make(id, disable_env_checker=True, **kwargs).unwrapped
+    options: dict[str, Any] = {name: _as_json(value) for name, value in kwargs.items()}
+    env = gymnasium.make(id, disable_env_checker=True, **options).unwrapped
     if not isinstance(env, Env):
         raise PluginError(f"the environment {id!r} is a {type(env).__name__}, and no envsdk.Env")
     return env
@@ -146,6 +162,28 @@ def load_plugins() -> None:
         except PluginError as error:
             _broken_plugins[point.name] = str(error.__cause__)
             warnings.warn(f"{error}; its environments are not there", PluginWarning, stacklevel=3)
+
+
+def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("max_episode_steps") is not None:
+        raise ConfigError("max_episode_steps would end an episode behind envsdk's back; use limits={'max_steps': ...}")
+
+
+def _as_json(value: object) -> object:
+    """Limits and history policies as JSON, so that the environment's specification is JSON, too."""
+    from .history import HistoryPolicy, is_named
+    from .limits import Limits
+
+    if isinstance(value, Limits):
+        return value.model_dump(exclude_defaults=True)
+    return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value
+
+
+def _path(entry_point: object) -> str:
+    """Where a class or function is, as entry points write it."""
+    if isinstance(entry_point, str):
+        return entry_point
+    return f"{getattr(entry_point, '__module__', '?')}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
 
 
 def _load(point: EntryPoint) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from .emission import Emission, Encoder, Span
-from .errors import RenderError, TokenizerError
+from .errors import ConfigError, RenderError, TokenizerError
 from .messages import Message, ToolSchema
 from .tokenizers import Tokenizer
 
@@ -91,6 +91,8 @@ class Renderer(ABC):
     """The other control tokens that `parse` tells apart from text."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"unsafe_content is {unsafe_content!r}; expected True or False")
         names = [*self.stop_tokens, *self.blocks, *self.structure]
         missing = [name for name in names if name not in tokenizer.control_tokens]
         if missing:
@@ -156,6 +158,10 @@ class Renderer(ABC):
         """The scaffold that asks for a reply."""
         return self.opening
 
+    def specification(self) -> dict[str, Any]:
+        """The renderer as JSON: its name and the options that are not the default."""
+        return {"name": self.name, **({"unsafe_content": True} if self.unsafe_content else {})}
+
     def seam(self, message: Message, neighbour: Message | None) -> object:
         """What of its neighbour the tokens of a message depend on; the same value, the same tokens."""
         return None if neighbour is None else neighbour.role
@@ -196,6 +202,8 @@ class Renderer(ABC):
         """
         if not messages:
             raise RenderError("there is no message to render")
+        if history not in ("template", "keep"):
+            raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
         shown = self.visible(messages) if history == "template" else messages
         out = self.emission()
         self.emit_conversation(out, shown, tools=tools)

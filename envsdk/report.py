@@ -69,12 +69,12 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
     from rich.table import Table
 
     caption = "Tokens handed out, tokens trained as separate samples, tokens trained as a prefix tree."
-    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
+    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
     for label in labels:
         drawn.add_column("\n" + label, no_wrap=True)
     for column in (*_COLUMNS, *_TOKEN_COLUMNS):
         if column.startswith("breaks"):
-            drawn.add_column(column, min_width=12, overflow="fold")
+            drawn.add_column(column, min_width=13, overflow="fold")
         else:
             drawn.add_column(column, justify="right", no_wrap=True)
     for names, report in rows:
@@ -89,7 +89,11 @@ def _cells(report: Report) -> list[str]:
         f"{report.episodes}{failed}",
         f"{report.mean_reward:.3f}",
         str(report.steps),
-        "\n".join(f"{count} {reason}" for reason, count in sorted(report.breaks.items())) or "none",
+        "\n".join(f"{count} {_wrapped(reason)}" for reason, count in sorted(report.breaks.items())) or "none",
         str(report.samples),
         *(f"{count:,}" for count in tokens),
     ]
+
+
+def _wrapped(reason: str) -> str:
+    return reason.replace("_", "_\n", 1)

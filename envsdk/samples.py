@@ -14,8 +14,8 @@ import numpy as np
 from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, InvalidSample
-from .records import dump, load
-from .trajectory import Step, Trajectory, check_declared
+from .records import dump, fragment, load
+from .trajectory import Step, Trajectory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,13 +90,7 @@ class Sample:
         Raises:
             InvalidSample: It names the field and the position.
         """
-        length = len(self.tokens)
-        for name in ("mask", "logprobs", "step_ids", "part_ids"):
-            array = getattr(self, name)
-            if array is not None and array.shape != (length,):
-                raise InvalidSample(f"{name} has shape {array.shape}, but there are {length} tokens")
-        if isinstance(self.advantage, np.ndarray) and self.advantage.shape != (length,):
-            raise InvalidSample(f"advantage has shape {self.advantage.shape}, but there are {length} tokens")
+        self._check_arrays()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         vocab_size = self.metadata.get("vocab_size") or np.iinfo(np.int32).max
@@ -110,10 +104,30 @@ class Sample:
             self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
             self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
             self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
-        if not math.isfinite(self.reward):
-            raise InvalidSample(f"reward is {self.reward}")
-        self._refuse("step_rewards", ~np.isfinite(self.step_rewards), "is not finite")
+        for name in ("reward", "loss_weight"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidSample(f"{name} is {getattr(self, name)}")
+        for name in ("step_rewards", "temperature"):
+            self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
+        if self.advantage is not None:
+            advantage = np.atleast_1d(np.asarray(self.advantage, dtype=np.float32))
+            if not np.isfinite(advantage).all():
+                raise InvalidSample(f"advantage[{int(np.argmin(np.isfinite(advantage)))}] is not finite")
         return self
+
+    def _check_arrays(self) -> None:
+        lengths = {"step_rewards": len(self.step_rewards), "temperature": len(self.temperature)}
+        lengths["policy_version"] = len(self.temperature)
+        for name, dtype in _ARRAYS.items():
+            array: Any = getattr(self, name)
+            if array is None or (name == "advantage" and isinstance(array, (int, float))):
+                continue
+            kind = getattr(array, "dtype", type(array).__name__)
+            if kind != dtype:
+                raise InvalidSample(f"{name} is {kind}; expected an array of {np.dtype(dtype)}")
+            expected = (lengths.get(name, len(self.tokens)),)
+            if array.shape != expected:
+                raise InvalidSample(f"{name} has shape {array.shape}, but {expected} is what fits the others")
 
     def _refuse(self, name: str, wrong: "NDArray[np.bool_]", why: str) -> None:
         if wrong.any():
@@ -122,7 +136,8 @@ class Sample:
 
     def to_json(self) -> bytes:
         """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
-        return dump({field.name: getattr(self, field.name) for field in fields(self)})
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return dump("sample", {**record, "extra": fragment(self.extra), "metadata": fragment(self.metadata)})
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Sample":
@@ -131,7 +146,7 @@ class Sample:
         Raises:
             InvalidRecord: If it is no sample, of another schema version, or damaged.
         """
-        record = load(line)
+        record = load(line, "sample")
         try:
             for name, dtype in _ARRAYS.items():
                 if isinstance(record[name], list):
@@ -147,10 +162,13 @@ def samples_of(trajectory: Trajectory, loss: LossRule = "all") -> list[Sample]:
     trains = _rule(trajectory, loss)
     tracks: dict[str, _Track] = {}
     segments: list[tuple[int, Sample]] = []
-    for index, step in enumerate(trajectory.steps):
-        track = tracks.setdefault(step.context, _Track(trajectory, step.context))
-        check_declared(step, index, len(track))
-        if step.keep < len(track):
+    for index, step in trajectory.walk():
+        track = tracks.get(step.context)
+        if track is None:
+            track = tracks[step.context] = _Track(trajectory, step.context)
+            if step.base != step.context:
+                track.start_from(tracks[step.base], step.keep)
+        elif step.keep < len(track):
             segments.extend(track.close())
         track.add(index, step, trains(step))
     for track in tracks.values():
@@ -191,7 +209,13 @@ class _Track:
         self._logprobs = Growing(np.float32)
         self._step_ids = Growing(np.int32)
         self._part_ids = Growing(np.int32)
-        self._arrays = (self._tokens, self._mask, self._logprobs, self._step_ids, self._part_ids)
+        # With what they hold where nothing is trained.
+        self._other_arrays: tuple[tuple[Growing[Any], Any], ...] = (
+            (self._mask, False),
+            (self._logprobs, 0.0),
+            (self._step_ids, -1),
+            (self._part_ids, -1),
+        )
         self._steps: list[tuple[int, Step]] = []
         self._parts = 0
         self._breaks: list[Break] = []
@@ -200,9 +224,16 @@ class _Track:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    def start_from(self, base: "_Track", keep: int) -> None:
+        """Begin with a prefix of another context; what is trained of it is trained there."""
+        self._tokens.append(base._tokens.view[:keep])
+        for array, value in self._other_arrays:
+            array.extend(keep, value)
+
     def add(self, index: int, step: Step, is_trained: bool) -> None:
         """Replay a step."""
-        for array in self._arrays:
+        self._tokens.truncate(step.keep)
+        for array, _ in self._other_arrays:
             array.truncate(step.keep)
         if not self._steps:
             self._forget(step.keep)
@@ -226,7 +257,7 @@ class _Track:
 
     def _forget(self, stop: int) -> None:
         """What a segment kept of the one before was trained there."""
-        for array, value in ((self._mask, False), (self._logprobs, 0.0), (self._step_ids, -1), (self._part_ids, -1)):
+        for array, value in self._other_arrays:
             array.view[self._old : stop] = value
         self._old = stop
 
@@ -241,19 +272,20 @@ class _Track:
     def _sample(self, steps: list[tuple[int, Step]]) -> Sample:
         trajectory = self._trajectory
         parts = [part for _, step in steps for part in step.parts]
-        mask = self._mask.copy()
-        logprobs = self._logprobs.copy()
+        length = int(self._mask.view.nonzero()[0][-1]) + 1  # nothing behind the last trained token is needed
+        mask = self._mask.copy(0, length)
+        logprobs = self._logprobs.copy(0, length)
         keys = dict.fromkeys(key for part in parts for key in part.extra)
         return Sample(
-            tokens=self._tokens.copy(),
+            tokens=self._tokens.copy(0, length),
             mask=mask,
             logprobs=None if np.isnan(logprobs[mask]).all() else logprobs,
-            step_ids=self._step_ids.copy(),
+            step_ids=self._step_ids.copy(0, length),
             reward=trajectory.reward,
             step_rewards=np.array([step.reward or 0.0 for _, step in steps], dtype=np.float32),
             temperature=np.array([part.temperature for part in parts], dtype=np.float32),
             policy_version=np.array([_version(part.policy_version) for part in parts], dtype=np.int32),
-            part_ids=self._part_ids.copy(),
+            part_ids=self._part_ids.copy(0, length),
             context=self._name,
             role=self._log.role,
             parent=self._log.parent,
@@ -264,6 +296,7 @@ class _Track:
             stop_reason=trajectory.stop_reason,
             truncated=trajectory.status == "truncated",
             breaks=list(self._breaks),
+            group_id=trajectory.group_id,
             extra={key: [part.extra.get(key) for part in parts] for key in keys},
             metadata={
                 "env": trajectory.env,

@@ -1,12 +1,12 @@
 """Tasks from data: a list, a JSONL file, a Hugging Face data set."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
-import orjson
 from pydantic import BaseModel, ValidationError
 
 from .errors import TaskError, what_is_invalid
@@ -55,11 +55,14 @@ def _read_jsonl(path: Path) -> Sequence[Any]:
         if not line.strip():
             continue
         try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            row = json.loads(line)  # integers of any length stay exact
+        except ValueError as error:
             raise TaskError(
                 f"{path}, line {number} is no JSON ({error}). A task file has one JSON object a line"
             ) from error
+        if not isinstance(row, dict):
+            raise TaskError(f"{path}, line {number} is no JSON object. A task file has one JSON object a line")
+        rows.append(row)
     return rows
 
 

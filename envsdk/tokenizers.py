@@ -10,6 +10,7 @@ both give the same ids; what cannot be shown stays with the `tokenizers` library
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -140,7 +141,15 @@ class TiktokenTokenizer(_Named):
         return unicodedata.normalize("NFC", text) if self._nfc and not text.isascii() else text
 
     def encode(self, text: str) -> "NDArray[np.int32]":
-        return np.array(self._encoding.encode_ordinary(self.normalize(text)), dtype=np.int32)
+        try:
+            return np.array(self._encoding.encode_ordinary(self.normalize(text)), dtype=np.int32)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # tiktoken's, which is no Exception
+                raise
+            raise TokenizerError(
+                f"{self.name}: a text of {len(text):,} characters cannot be encoded: {error}. A run of a million "
+                "spaces is too much for its regular expression; cut such texts"
+            ) from None
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         tokens = self.encode(text)
@@ -218,7 +227,7 @@ class HuggingFaceTokenizer(_Named):
         super().__init__(name, control_tokens, max(self._names) + 1, vocab_size)
         self._control_ids = np.array(sorted(control_tokens.values()), dtype=np.int32)
         self._byte_level = "ByteLevel" in orjson.dumps(specification.get("decoder")).decode()
-        self._rules = orjson.dumps([specification.get(key) for key in ("normalizer", "pre_tokenizer")])
+        self._rules = [specification.get(key) for key in ("model", "normalizer", "pre_tokenizer")]
 
     def normalize(self, text: str) -> str:
         normalizer = self._plain.normalizer
@@ -232,11 +241,14 @@ class HuggingFaceTokenizer(_Named):
 
     def _encode_apart(self, text: str) -> "NDArray[np.int32]":
         """Encode a text whose model has control tokens as pieces, each name cut after its first character."""
-        for name in self.control_tokens:
-            start = text.find(name)
-            if start >= 0 and len(name) > 1:
-                return np.concatenate([self.encode(text[: start + 1]), self.encode(text[start + 1 :])])
-        raise TokenizerError(f"{self.name}: plain text gives a control token and no cut of it helps: {text[:80]!r}")
+        names = "|".join(re.escape(name) for name in self.control_tokens if len(name) > 1)
+        cuts = [match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", text)]
+        parts = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        encoded = [self._plain.encode(part, add_special_tokens=False).ids for part in parts]
+        tokens = np.array([token for ids in encoded for token in ids], dtype=np.int32)
+        if np.isin(tokens, self._control_ids).any():
+            raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {text[:80]!r}")
+        return tokens
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         normal = self.normalize(text)
@@ -267,8 +279,7 @@ class HuggingFaceTokenizer(_Named):
 
     @cached_property
     def _fingerprint(self) -> str:
-        vocabulary = "\n".join(f"{token} {self._names[token]}" for token in sorted(self._names))
-        return _hash(vocabulary.encode(), self._rules, _sorted_json(self.control_tokens))
+        return _hash(orjson.dumps(self._rules, option=orjson.OPT_SORT_KEYS), _sorted_json(self.control_tokens))
 
 
 def load_tokenizer(source: Any = "embedded", *, vocab_size: int | None = None) -> Tokenizer:
@@ -289,10 +300,12 @@ def load_tokenizer(source: Any = "embedded", *, vocab_size: int | None = None) -
         TokenizerError: If there is no such tokenizer, or its file cannot be read.
     """
     if isinstance(source, Tokenizer):
+        if vocab_size not in (None, source.vocab_size):
+            raise TokenizerError(f"{source!r} is loaded already; vocab_size={vocab_size} comes too late")
         return source
     if isinstance(source, (str, Path)):
         if str(source) == "embedded":
-            return _load_file(DATA / "embedded.json", "embedded", None)
+            return _load_file(DATA / "embedded.json", "embedded", vocab_size)
         path = Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():

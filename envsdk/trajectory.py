@@ -99,13 +99,22 @@ class Trajectory:
     stop_reason: str
     contexts: dict[str, ContextLog]
     steps: list[Step]
-    renderer: str = ""
+    renderer: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The renderer and its options."""
     tokenizer: str = ""
     """The tokenizer's fingerprint."""
     vocab_size: int = 0
     history: dict[str, Any] = field(default_factory=dict[str, Any])
     """The history policy and its options."""
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The environment's own options."""
     task: Any = None
+    """The task; what of it is no JSON is stored as its `repr`."""
+    group_id: str | None = None
+    """What episodes of the same task share, for group baselines."""
+    final_break: Break | None = None
+    """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
     error: str | None = None
 
     @property
@@ -116,7 +125,8 @@ class Trajectory:
     @property
     def breaks(self) -> list[Break]:
         """All declared breaks, in order."""
-        return [step.broken for step in self.steps if step.broken is not None]
+        breaks = [step.broken for step in self.steps if step.broken is not None]
+        return breaks if self.final_break is None else [*breaks, self.final_break]
 
     @property
     def sampled_tokens(self) -> int:
@@ -128,17 +138,30 @@ class Trajectory:
         """How many tokens were handed out."""
         return sum(step.action_start - step.start for step in self.steps)
 
+    def walk(self) -> Iterator[tuple[int, Step]]:
+        """The steps with their indices, each checked against those before it.
+
+        Raises:
+            UndeclaredBreak: If a step drops tokens and no break says so.
+            InvalidRecord: If a step keeps tokens that are not there, or `extends` is not what it must be.
+        """
+        lengths: dict[str, int] = {}
+        for index, step in enumerate(self.steps):
+            is_new = step.context not in lengths
+            _check_step(index, step, is_new, lengths.get(step.context, 0), lengths.get(step.base, 0))
+            lengths[step.context] = step.keep + step.stop - step.start
+            yield index, step
+
     def prompts(self) -> Iterator[Prompt]:
         """Replay the deltas: for each step the prompt that the policy saw, and its action. O(context) a step.
 
         Raises:
-            UndeclaredBreak: If a step drops tokens and no break says so.
+            UndeclaredBreak: See `walk`.
         """
         contexts: dict[str, Growing[np.int32]] = {}
-        for index, step in enumerate(self.steps):
+        for _, step in self.walk():
             log = self.contexts[step.context].tokens
             tokens = contexts.setdefault(step.context, Growing(np.int32))
-            check_declared(step, index, len(tokens))
             if step.base != step.context:
                 tokens.truncate(0)
                 tokens.append(contexts[step.base].view[: step.keep])
@@ -154,21 +177,21 @@ class Trajectory:
         A token counts once, however many samples hold it, and only if a sampled token stands at or after it in its
         branch.
         """
-        size = 0
-        pending: dict[str, int] = {}  # tokens at the end of a context that no sampled token follows, yet
+        counted = {name: np.zeros(len(log.tokens), dtype=np.bool_) for name, log in self.contexts.items()}
         length: dict[str, int] = {}
-        for step in self.steps:
+        # The ranges of logs at the end of each context that no sampled token follows, yet.
+        pending: dict[str, list[tuple[str, int, int]]] = {}
+        for _, step in self.walk():
             name = step.context
-            open_tokens = pending.get(name, 0)
-            dropped = length.get(name, step.keep) - step.keep
-            open_tokens = max(0, open_tokens - dropped) + step.action_start - step.start
-            sampled = step.stop - step.action_start
-            if sampled:
-                size += open_tokens + sampled
-                open_tokens = 0
-            pending[name] = open_tokens
+            dropped = length.get(step.base, 0) - step.keep
+            ranges = [*_without_end(pending.get(step.base, []), dropped), (name, step.start, step.stop)]
+            if step.stop > step.action_start:
+                for log, start, stop in ranges:
+                    counted[log][start:stop] = True
+                ranges = []
+            pending[name] = ranges
             length[name] = step.keep + step.stop - step.start
-        return size
+        return sum(int(np.count_nonzero(tokens)) for tokens in counted.values())
 
     def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
         """Training samples: one for each segment of each context in which a token is trained.
@@ -191,7 +214,10 @@ class Trajectory:
         """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
-        return dump(record)
+        record["steps"] = [_dump_step(step) for step in self.steps]
+        record["task"] = fragment(self.task)
+        record["seed"] = fragment(self.seed)
+        return dump("trajectory", record)
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Trajectory":
@@ -200,29 +226,45 @@ class Trajectory:
         Raises:
             InvalidRecord: If it is no trajectory, of another schema version, or damaged.
         """
-        record = load(line)
+        record = load(line, "trajectory")
         try:
             record["contexts"] = {name: _load_log(log) for name, log in record["contexts"].items()}
+            record["final_break"] = _load_break(record["final_break"])
             record["steps"] = [_load_step(step) for step in record["steps"]]
             trajectory = cls(**record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
-        _check_ranges(trajectory)
+        try:
+            _check_ranges(trajectory)
+            for _ in trajectory.walk():
+                pass
+        except TypeError as error:
+            raise InvalidRecord(f"the trajectory is damaged: {error}") from error
         return trajectory
 
 
-def check_declared(step: Step, index: int, length: int) -> None:
-    """Refuse a step that drops tokens of its context's `length` without a declared rewrite.
-
-    Raises:
-        UndeclaredBreak: If it does.
-    """
+def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
     drops = step.base == step.context and step.keep < length
     if drops and (step.broken is None or step.broken.kind != "rewrite"):
         raise UndeclaredBreak(
             f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
             "history policy declares what it drops; if you changed the record, record a Break with it"
         )
+    if not 0 <= step.keep <= base_length:
+        raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
+    if step.extends != (not is_new and step.broken is None):
+        raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.broken}")
+
+
+def _without_end(ranges: list[tuple[str, int, int]], count: int) -> list[tuple[str, int, int]]:
+    """The ranges without their last `count` elements."""
+    left = list(ranges)
+    while left and count > 0:
+        log, start, stop = left.pop()
+        if stop - start > count:
+            left.append((log, start, stop - count))
+        count -= stop - start
+    return left
 
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:
@@ -230,24 +272,46 @@ def _dump_log(log: ContextLog) -> dict[str, Any]:
     return {**{field.name: getattr(log, field.name) for field in fields(log)}, "messages": fragment(messages)}
 
 
+def _dump_step(step: Step) -> Step | dict[str, Any]:
+    if not any(part.extra for part in step.parts):
+        return step
+    parts = [
+        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": fragment(part.extra)} for part in step.parts
+    ]
+    return {**{f.name: getattr(step, f.name) for f in fields(step)}, "parts": parts}
+
+
 def _load_log(record: Mapping[str, Any]) -> ContextLog:
     messages = [Message.model_validate(message) for message in record["messages"]]
-    tokens = np.array(record["tokens"], dtype=np.int32)
+    given = np.array(record["tokens"])
+    tokens = given.astype(np.int32)
+    if given.size and (given.dtype.kind not in "iu" or not np.array_equal(given, tokens) or tokens.min() < 0):
+        raise ValueError("its tokens are no ids")
     logprobs = np.array(record["logprobs"], dtype=np.float32)
     if tokens.shape != logprobs.shape or tokens.ndim != 1:
         raise ValueError(f"there are {tokens.shape} tokens and {logprobs.shape} logprobs")
     return ContextLog(record["role"], record["parent"], tokens, logprobs, messages, record["tools"])
 
 
+def _load_break(record: dict[str, Any] | None) -> Break | None:
+    return None if record is None else Break(**record)
+
+
 def _load_step(record: dict[str, Any]) -> Step:
     record["parts"] = tuple(Part(**part) for part in record["parts"])
-    record["broken"] = None if record["broken"] is None else Break(**record["broken"])
+    record["broken"] = _load_break(record["broken"])
     return Step(**record)
 
 
 def _check_ranges(trajectory: Trajectory) -> None:
+    """Each step's ranges follow those of the step before it in its context, and lie in the log."""
+    ends = dict.fromkeys(trajectory.contexts, 0)
     for index, step in enumerate(trajectory.steps):
-        log = trajectory.contexts.get(step.context)
         stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
-        if log is None or stops != sorted(stops) or step.start < 0 or stops[-1] > len(log.tokens):
+        is_known = step.context in ends and step.base in ends
+        if not is_known or stops != sorted(stops) or step.start != ends[step.context]:
             raise InvalidRecord(f"step {index} points outside the log of its context {step.context!r}")
+        ends[step.context] = stops[-1]
+    for name, end in ends.items():
+        if end > len(trajectory.contexts[name].tokens):
+            raise InvalidRecord(f"a step points outside the log of its context {name!r}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -66,33 +66,50 @@ class Turn:
             raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
         except (TypeError, KeyError, ValueError) as error:
             raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
-        if max_tokens is not None and max_tokens < 1:
-            raise TurnError(f"max_tokens is {max_tokens}; a reply has at least 1 token")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"max_tokens is {max_tokens!r}; expected None or an integer of at least 1")
+        if system is not None and not isinstance(system, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"system is a {type(system).__name__}; expected a text")
+        if terminated and truncated:
+            raise TurnError("a Turn is terminated (the task is over) or truncated (it is cut off), not both")
         self.system = system
-        self.tools = tools
-        self.rewards = _named(reward)
+        self.tools = None if tools is None else _checked_tools(tools)
+        self.rewards = {} if reward is None else _numbers("reward", reward)
         self.reward = sum(self.rewards.values()) if reward is not None else None
-        self.metrics = dict(metrics or {})
+        self.metrics = _numbers("metrics", metrics or {})
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
-        self.info = dict(info or {})
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.max_tokens = max_tokens
-        self.sampling = dict(sampling or {})
+        try:
+            self.info = dict(info or {})
+            self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+            self.sampling = dict(sampling or {})
+        except (TypeError, ValueError) as error:
+            raise TurnError(f"info and sampling are mappings, stop is a list of strings: {error}") from error
 
     def __repr__(self) -> str:
         end = " terminated" if self.terminated else " truncated" if self.truncated else ""
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
 
 
-def _named(reward: float | Mapping[str, float] | None) -> dict[str, float]:
-    if reward is None:
-        return {}
-    named: Mapping[str, Any] = reward if isinstance(reward, Mapping) else {"reward": reward}
+def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
+    """Named finite numbers; one number is named like the field."""
+    named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
-        rewards = {name: float(value) for name, value in named.items()}
-    except (TypeError, ValueError) as error:
-        raise TurnError(f"reward {reward!r} is no number and no mapping of names to numbers: {error}") from error
-    if not all(map(math.isfinite, rewards.values())):
-        raise TurnError(f"reward {reward!r} is not finite")
-    return rewards
+        numbers = {str(name): float(number) for name, number in named.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TurnError(f"{field} {value!r:.80} is no number and no mapping of names to numbers: {error}") from error
+    if not all(map(math.isfinite, (*numbers.values(), sum(numbers.values())))):
+        raise TurnError(f"{field} {value!r:.80} is not finite")
+    return numbers
+
+
+def _checked_tools(tools: Sequence[ToolSchema]) -> list[ToolSchema]:
+    for tool in tools:
+        function: Any = tool.get("function", tool) if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
+            raise TurnError(
+                f"a tool is a JSON schema in the OpenAI form, {{'type': 'function', 'function': {{'name': ...}}}}, got "
+                f"{tool!r:.80}"
+            )
+    return list(tools)

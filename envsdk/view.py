@@ -4,13 +4,12 @@ A rewrite writes as little as it can. Messages that stay are copied, token for t
 the rest is copied, if it can be cut at a token boundary; only what is left is written again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .arrays import Growing
-from .emission import Emission
 from .history import Rewrite
 from .messages import Message, ToolSchema
 from .renderer import Renderer
@@ -83,7 +82,7 @@ class View:
         past = _Past(self, first)
         view = [*self.messages[:first][-1:], *messages]  # with the neighbour before them
         before = len(view) - len(messages)
-        written = [self._write(view, before + i, first + i, past) for i in range(len(messages))]
+        written = [self._write(view, before + i, past) for i in range(len(messages))]
         prompt = self.tokens.copy(self.end)
         del self.messages[first:], self.starts[first:], self.bodies[first:]
         self.tokens.truncate(past.start)
@@ -96,19 +95,14 @@ class View:
         self.body = len(self.tokens)
         return past.start
 
-    def measure(self) -> Callable[[int, Message], int]:
-        """A function that says how many tokens a message would have in the place of message `index`."""
-        past = _Past(self, 0)
+    def count(self, index: int) -> int:
+        """How many tokens message `index` has."""
+        return [*self.starts[index + 1 : index + 2], self.end][0] - self.starts[index]
 
-        def tokens(index: int, message: Message) -> int:
-            view = [*self.messages[:index][-1:], message, *self.messages[index + 1 : index + 2]]
-            at = min(index, 1)
-            out = self.renderer.emission()
-            self.renderer.emit_conversation(out, view, first=at, stop=at + 1)
-            tail = self._sampled_tail(message, out, past)
-            return len(out.tokens()[0]) if tail is None else len(self.renderer.opening_tokens) + len(tail)
-
-        return tokens
+    def measure(self, index: int, message: Message) -> int:
+        """How many tokens a message would have in the place of message `index`."""
+        view = [*self.messages[:index][-1:], message, *self.messages[index + 1 : index + 2]]
+        return len(self._write_again(view, min(index, 1), self._sampled(index))[0])
 
     def _add(self, message: Message, start: int, body: int = -1) -> None:
         self.messages.append(message)
@@ -129,26 +123,31 @@ class View:
                 return first - 1, [before, *messages]  # its neighbour is another now: it is written in another way
         return first, messages
 
-    def _write(self, view: Sequence[Message], at: int, index: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
-        """The tokens of `view[at]`, which will be message `index`, and where its sampled part begins in them, or -1."""
-        message = view[at]
-        source = past.same.get(id(message))
-        if source is not None and index and self._has_same_neighbours(view, at, past, source):
+    def _sampled(self, index: int) -> "NDArray[np.int32] | None":
+        """What was sampled of message `index`, with what closes it."""
+        body = self.bodies[index]
+        return self.tokens.view[body : self.starts[index] + self.count(index)] if body >= 0 else None
+
+    def _write(self, view: Sequence[Message], at: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
+        """The tokens of `view[at]`, and where its sampled part begins in them, or -1."""
+        source = past.find(view[at])
+        if source is None:
+            return self._write_again(view, at, None)
+        # The first message's tokens hold the tools, so they are no copy for any other place.
+        is_same = past.messages[source] is view[at] and at and not past.is_opening(source)
+        if is_same and self._has_same_neighbours(view, at, past, source):
             return past.tokens(source), past.body(source)
+        return self._write_again(view, at, past.sampled(source))
+
+    def _write_again(
+        self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None"
+    ) -> "tuple[NDArray[np.int32], int]":
+        """As `_write`, by the renderer, but with the sampled tokens of the old message where they say the same."""
         out = self.renderer.emission()
         self.renderer.emit_conversation(out, view, tools=self.tools, first=at, stop=at + 1)
-        tail = self._sampled_tail(message, out, past)
-        if tail is None:
-            return out.tokens()[0], -1
         opening = self.renderer.opening_tokens
-        return np.concatenate([opening, tail]), len(opening)
-
-    def _sampled_tail(self, message: Message, out: Emission, past: "_Past") -> "NDArray[np.int32] | None":
-        """What the model sampled of a reply that was written to `out`, if it says the same."""
-        reply = past.replies.get(_said(message)) if message.role == "assistant" else None
-        if reply is None:
-            return None
-        return self._tail(past.sampled(reply), out.text().removeprefix(self.renderer.opening))
+        tail = None if sampled is None else self._tail(sampled, out.text().removeprefix(self.renderer.opening))
+        return (out.tokens()[0], -1) if tail is None else (np.concatenate([opening, tail]), len(opening))
 
     def _has_same_neighbours(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
         seam, message = self.renderer.seam, view[at]
@@ -176,25 +175,34 @@ class _Past:
         bounds = [*view.starts[first:], view.end]
         self.start = bounds[0]
         self.messages = view.messages[first - lead :]
+        self._has_opening = not first
         self._tokens = view.tokens.copy(self.start, view.end)
         self._bounds = [0] * lead + [bound - self.start for bound in bounds]
         self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in view.bodies[first:]]
-        self.same: dict[int, int] = {}
-        """Where a message is, by its identity."""
-        self.replies: dict[tuple[int, int], int] = {}
-        """Where a sampled message is, by what it says behind its reasoning."""
-        for index, message in enumerate(self.messages[lead:], lead):
-            self.same[id(message)] = index
-            if self._bodies[index] >= 0:
-                self.replies.setdefault(_said(message), index)
+        self._same = {id(message): index for index, message in enumerate(self.messages) if index >= lead}
+        self._next = lead
+
+    def find(self, message: Message) -> int | None:
+        """Which message this one is, or which reply it is that lost its reasoning; they come in order."""
+        index = self._same.get(id(message))
+        if index is None and message.role == "assistant":
+            later = range(self._next, len(self.messages))
+            index = next((i for i in later if self._bodies[i] >= 0 and _says(self.messages[i], message)), None)
+        if index is not None:
+            self._next = index + 1
+        return index
+
+    def is_opening(self, index: int) -> bool:
+        """Whether this is the conversation's first message."""
+        return self._has_opening and index == 0
 
     def tokens(self, index: int) -> "NDArray[np.int32]":
         """The tokens of message `index`."""
         return self._tokens[self._bounds[index] : self._bounds[index + 1]]
 
-    def sampled(self, index: int) -> "NDArray[np.int32]":
-        """Its tokens from the first sampled one on, with those that close it."""
-        return self._tokens[self._bodies[index] : self._bounds[index + 1]]
+    def sampled(self, index: int) -> "NDArray[np.int32] | None":
+        """Its tokens from the first sampled one on, with those that close it; None if the model did not write it."""
+        return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
 
     def body(self, index: int) -> int:
         """Where the sampled part begins in its tokens, or -1."""
@@ -205,6 +213,6 @@ def _at(messages: Sequence[Message], index: int) -> Message | None:
     return messages[index] if 0 <= index < len(messages) else None
 
 
-def _said(message: Message) -> tuple[int, int]:
-    """The identity of a reply's text and calls: copies of a message share them."""
-    return id(message.content), id(message.tool_calls)
+def _says(old: Message, message: Message) -> bool:
+    """Whether a reply says the same behind its reasoning."""
+    return old.content == message.content and old.tool_calls == message.tool_calls

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from envsdk import Env, EnvConfig, Limits, Message, Turn
+from envsdk import Env, EnvConfig, Limits, Message, Turn, errors
 
 
 class GuessNumberConfig(EnvConfig):
@@ -43,15 +43,17 @@ class GuessNumber(Env):
         """Think of a number."""
         config: GuessNumberConfig = self.config
         low, high = self.low, self.high = config.low, config.high
+        if self.task and not low <= self.task.secret <= high:
+            raise errors.TaskError(f"the secret {self.task.secret} is not from {low} to {high}")
         self.secret = self.task.secret if self.task else int(self.np_random.integers(low, high + 1))
         return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:
         """Say whether it is higher or lower."""
-        text = reply.content.strip()
-        if not (text.isascii() and text.isdigit()) or len(text) > 20:
+        try:
+            guess = int(reply.content)
+        except ValueError:
             return Turn("Please answer with one number.", reward=-0.1)
-        guess = int(text)
         if guess == self.secret:
             return Turn("Correct.", reward=1.0, terminated=True)
         if guess < self.secret:

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 
@@ -22,6 +22,12 @@ class MathChatTask(BaseModel):
 
     questions: tuple[str, ...] = Field(min_length=1)
     answers: tuple[int, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_an_answer_each(self) -> "MathChatTask":
+        if len(self.questions) != len(self.answers):
+            raise ValueError(f"there are {len(self.questions)} questions and {len(self.answers)} answers")
+        return self
 
 
 class MathChat(Env):

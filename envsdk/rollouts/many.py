@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ..env import Env
 from ..errors import ConfigError
 from ..trajectory import Trajectory
-from .policies import PolicyLike
-from .simple import arollout
+from .policies import PolicyLike, find_policy
+from .simple import arollout, refuse_event_loop
 
 _log = logging.getLogger(__name__)
 
@@ -24,22 +25,30 @@ async def agather(
     """Roll out an episode for each seed, inside an event loop.
 
     Args:
-        make_env: Makes an environment; it is called at most `max_concurrency` times, and once more after each failure.
+        make_env: Makes an environment; it is called once for each of the episodes that run at a time.
         policy: A policy, or the name of one.
-        seeds: One episode each.
+        seeds: One episode each. Episodes of the same seed are of the same task and form a group: they share their
+            `group_id`, `name/seed`, and are called `name/seed`, `name/seed#1`, ...
         max_concurrency: How many episodes run at a time.
-        on_end: Called with each trajectory as it ends.
+        on_end: Called with each trajectory as it ends; what it raises ends the gather.
 
     Returns:
         The trajectories, in the order of the seeds. A failed one has `status == "error"`, the error's text, and the
         steps that it had.
+
+    Raises:
+        UnknownName: If there is no policy of that name.
     """
     if max_concurrency < 1:
         raise ConfigError(f"max_concurrency is {max_concurrency}; expected at least 1")
-    results: list[Trajectory | None] = [None] * len(seeds)
-    todo = iter(enumerate(seeds))
     envs = [make_env() for _ in range(min(max_concurrency, len(seeds)))]
-    await asyncio.gather(*(_work(env, make_env, policy, todo, results, on_end) for env in envs))
+    if len({id(env) for env in envs}) < len(envs):
+        raise ConfigError("make_env returned the same environment twice; episodes that run side by side need their own")
+    for env in envs[:1]:
+        find_policy(policy, env, None)
+    results: list[Trajectory | None] = [None] * len(seeds)
+    todo = _numbered(seeds)
+    await asyncio.gather(*(_work(env, policy, todo, results, on_end) for env in envs))
     return [trajectory for trajectory in results if trajectory is not None]
 
 
@@ -51,28 +60,40 @@ def gather(
     max_concurrency: int = 16,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Roll out an episode for each seed; see `agather`."""
+    """Roll out an episode for each seed; see `agather`.
+
+    Raises:
+        EpisodeError: Inside an event loop (a notebook has one): there, `await envsdk.rollouts.agather(...)`.
+    """
+    refuse_event_loop("envsdk.rollouts.agather")
     return asyncio.run(agather(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))
+
+
+def _numbered(seeds: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+    """For each seed its position, and how its episode's id goes on: another for each episode of the same seed."""
+    seen: Counter[int] = Counter()
+    for index, seed in enumerate(seeds):
+        yield index, seed, f"#{seen[seed]}" if seen[seed] else ""
+        seen[seed] += 1
 
 
 async def _work(
     env: Env,
-    make_env: Callable[[], Env],
     policy: PolicyLike,
-    todo: Iterator[tuple[int, int]],
+    todo: Iterator[tuple[int, int, str]],
     results: list[Trajectory | None],
     on_end: Callable[[Trajectory], None] | None,
 ) -> None:
     """Roll out one episode after the other, until none is left to do."""
     try:
-        for index, seed in todo:
+        for index, seed, number in todo:
+            group_id = f"{env.name}/{seed}"
+            options = {"episode_id": group_id + number, "group_id": group_id}
             try:
-                trajectory = await arollout(env, policy, seed=seed)
+                trajectory = await arollout(env, policy, seed=seed, options=options)
             except Exception as error:  # an episode is somebody else's code; whatever it raises is recorded
-                _log.warning("episode with seed %s failed", seed, exc_info=error)
+                _log.warning("episode %s failed", group_id + number, exc_info=error)
                 trajectory = env.fail(error)
-                env.close()
-                env = make_env()
             results[index] = trajectory
             if on_end is not None:
                 on_end(trajectory)

@@ -77,7 +77,7 @@ class RandomPolicy:
         **_: Any,
     ) -> Action:
         """Sample: at each position the stop token with its probability, else any id, all alike."""
-        rng = np.random.default_rng([abs(self._seed), zlib.crc32(episode_id.encode()), len(prompt)])
+        rng = np.random.default_rng([abs(self._seed), zlib.crc32(episode_id.encode()), zlib.crc32(prompt.tobytes())])
         length = int(rng.geometric(self._stop_probability))
         is_cut = length > max_tokens
         length = min(length, max_tokens)

@@ -5,10 +5,16 @@ import inspect
 from typing import Any
 
 from ..action import Action
-from ..env import Env
-from ..errors import PolicyError
+from ..env import Env, in_event_loop
+from ..errors import EpisodeError, PolicyError
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy
+
+
+def refuse_event_loop(instead: str) -> None:
+    """Raise an `EpisodeError` inside an event loop, where `asyncio.run` does not work."""
+    if in_event_loop():
+        raise EpisodeError(f"inside an event loop (a notebook has one), call `await {instead}(...)`")
 
 
 async def arollout(
@@ -20,7 +26,7 @@ async def arollout(
         env: The environment; it is reset.
         policy: A policy (see `envsdk.rollouts.Policy`), or `"random"`, `"reference"` or `"null"`.
         seed: The same seed and the same policy give the same bytes.
-        options: What `env.reset` takes, such as `{"task": 3}`.
+        options: What `env.reset` takes: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
 
     Returns:
         The finished episode.
@@ -55,5 +61,10 @@ async def arollout(
 def rollout(
     env: Env, policy: PolicyLike = "random", *, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> Trajectory:
-    """Roll out one episode; see `arollout`. Inside an event loop, call that."""
+    """Roll out one episode; see `arollout`.
+
+    Raises:
+        EpisodeError: Inside an event loop (a notebook has one): there, `await envsdk.arollout(...)`.
+    """
+    refuse_event_loop("envsdk.arollout")
     return asyncio.run(arollout(env, policy, seed=seed, options=options))

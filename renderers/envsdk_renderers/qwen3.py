@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.emission import Emission
-from envsdk.errors import RenderError
+from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.renderer import Renderer, TokenIds
 from envsdk.tokenizers import Tokenizer
@@ -50,12 +50,18 @@ class Qwen3(Renderer):
 
     def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool = True, unsafe_content: bool = False) -> None:
         super().__init__(tokenizer, unsafe_content=unsafe_content)
+        if not isinstance(enable_thinking, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"enable_thinking is {enable_thinking!r}; expected True or False")
         self.enable_thinking = enable_thinking
 
     @property
     def generation_prompt(self) -> str:
         """The scaffold that asks for a reply."""
         return self.opening if self.enable_thinking else self.opening + _EMPTY_BLOCK
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        return {**super().specification(), **({} if self.enable_thinking else {"enable_thinking": False})}
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """One system block holds the system message and the tools."""

@@ -41,7 +41,7 @@ def test_an_unknown_history_policy_suggests_near_names() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"every": 0}, {"every": 2, "evry": 3}, {"every": "two"}])
 def test_a_wrong_history_option_is_named(options: dict) -> None:
-    with pytest.raises(errors.ConfigError, match="every|evry"):
+    with pytest.raises(errors.ConfigError, match=r"every|evry"):
         history.get_history({"name": "compact", **options})
 
 

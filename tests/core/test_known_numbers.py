@@ -143,6 +143,13 @@ def test_separate_samples_train_each_sampled_token_once_and_the_tree_counts_each
     assert sum(map(len, trajectory.samples())) > 2 * trajectory.tree_size()
 
 
+@pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
+def test_no_sample_holds_tokens_behind_its_last_trained_one(loss: Any):
+    seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
+    (sample,) = seen.trajectory.samples(loss)
+    assert len(sample) == np.flatnonzero(sample.mask)[-1] + 1
+
+
 # Which breaks.
 
 
@@ -210,6 +217,23 @@ def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
     assert seen.breaks == [None, None]
     assert seen.prompts[1][: len(seen.prompts[0]) + len(tokens)] == [*seen.prompts[0], *tokens]
     assert "MORE" in seen.text()
+
+
+@pytest.mark.parametrize(
+    "turn", [Turn([]), Turn([Message(role="assistant", content="an example")])], ids=["none", "shot"]
+)
+def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(turn: Turn):
+    seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
+    shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
+    assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
+
+
+def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
+    class Note(HistoryPolicy):
+        def view(self, history: History) -> Rewrite | None:
+            return Rewrite(0, [Message(role="user", content="a note"), *history.messages], "edit")
+
+    assert Seen([query()], [], history=Note()).text().count("# Tools") == 1
 
 
 # The budget.
@@ -290,6 +314,18 @@ def test_an_episode_is_truncated_when_the_budget_finds_nothing_to_drop():
     assert [len(sample.metadata["steps"]) for sample in seen.trajectory.samples()] == [1]
 
 
+def test_an_episode_whose_first_prompt_passes_the_budget_is_truncated_at_once():
+    seen = Seen([query()], [], history={"name": "budget", "max_tokens": 10})
+    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
+
+
+def test_a_budget_knows_how_long_the_first_message_is():
+    first = Turn(Message(role="tool", content="result " * 60), tools=[TOOL])
+    turns = [first, Turn("more " * 60), Turn("more " * 10), END]
+    seen = Seen(turns, [says("a"), says("b")], history={"name": "budget", "max_tokens": 230, "order": ["tool_results"]})
+    assert max(map(len, seen.prompts[:-1])) <= 230
+
+
 # Limits: each way to end, and how many tokens a reply may have on the way there.
 
 
@@ -341,6 +377,13 @@ def test_a_context_has_room_for_one_token_or_it_is_full():
         seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": first + room})
         assert (seen.env.trajectory is not None) == is_over
     assert seen.infos[0]["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
+
+
+def test_an_episode_that_is_over_at_its_reset_says_so_at_the_first_step():
+    seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": 5})
+    observation, reward, terminated, truncated, info = seen.env.step([5])
+    assert (len(observation.tokens), reward, terminated, truncated) == (0, 0.0, False, True)
+    assert info["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
     with pytest.raises(EpisodeError, match="after the end"):
         seen.env.step([5])
 
@@ -395,6 +438,16 @@ def test_a_reply_that_was_interrupted_has_what_is_left_of_the_limits():
         assert Seen([Turn("Question?"), END], [part, part], limits=limits).max_tokens == [10, 6, 2]
 
 
+def test_a_reply_that_was_interrupted_has_what_is_left_of_its_turn():
+    part = Action([5] * 4, finish_reason="abort")
+    assert Seen([Turn("Question?", max_tokens=10), END], [part, part]).max_tokens == [10, 6, 2]
+
+
+def test_an_interrupted_reply_reports_no_reward_twice():
+    seen = Seen([query(), Turn("And?", reward={"a": 1.0}), END], [says("7"), Action([5], finish_reason="abort")])
+    assert [info["rewards"] for info in seen.infos[1:]] == [{"a": 1.0}, {}]
+
+
 # Records.
 
 
@@ -409,65 +462,8 @@ def test_a_trajectory_with_any_arguments_of_a_call_can_be_written(value: str):
     assert Trajectory.from_json(line).to_json() == line
 
 
-# Not as it should be.
-
-
-@pytest.mark.xfail(strict=True, reason="the part that was sampled is not taken off the turn's own max_tokens")
-def test_a_reply_that_was_interrupted_has_what_is_left_of_its_turn():
-    part = Action([5] * 4, finish_reason="abort")
-    assert Seen([Turn("Question?", max_tokens=10), END], [part, part]).max_tokens == [10, 6, 2]
-
-
-@pytest.mark.xfail(strict=True, reason="info repeats the rewards of the turn before")
-def test_an_interrupted_reply_reports_no_reward_twice():
-    seen = Seen([query(), Turn("And?", reward={"a": 1.0}), END], [says("7"), Action([5], finish_reason="abort")])
-    assert [info["rewards"] for info in seen.infos[1:]] == [{"a": 1.0}, {}]
-
-
-@pytest.mark.xfail(strict=True, reason="the last message's empty think block stays when it is no longer the last")
-@pytest.mark.parametrize(
-    "turn", [Turn([]), Turn([Message(role="assistant", content="an example")])], ids=["none", "shot"]
-)
-def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(turn: Turn):
-    seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
-    shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
-    assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
-
-
-@pytest.mark.xfail(strict=True, reason="a sample holds the observations behind its last trained token")
-@pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
-def test_no_sample_holds_tokens_behind_its_last_trained_one(loss: Any):
-    seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
-    (sample,) = seen.trajectory.samples(loss)
-    assert len(sample) == np.flatnonzero(sample.mask)[-1] + 1
-
-
-@pytest.mark.xfail(strict=True, reason="an episode that is full at a rewrite ends with a break that no step has")
 def test_the_breaks_of_a_trajectory_are_those_that_were_declared():
     seen = Seen([query(), Turn("more " * 60)], [thinks(1)], history="strip", limits={"max_context_tokens": 220})
     assert seen.trajectory.stop_reason == StopReason.MAX_CONTEXT_TOKENS
     assert seen.breaks[1] is not None
     assert seen.trajectory.breaks == [broken for broken in seen.breaks if broken]
-
-
-@pytest.mark.xfail(strict=True, reason="reset() raises ContextFull")
-def test_an_episode_whose_first_prompt_passes_the_budget_is_truncated_at_once():
-    seen = Seen([query()], [], history={"name": "budget", "max_tokens": 10})
-    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
-
-
-@pytest.mark.xfail(strict=True, reason="the tools before the first message are counted as a part of it")
-def test_a_budget_knows_how_long_the_first_message_is():
-    first = Turn(Message(role="tool", content="result " * 60), tools=[TOOL])
-    turns = [first, Turn("more " * 60), Turn("more " * 10), END]
-    seen = Seen(turns, [says("a"), says("b")], history={"name": "budget", "max_tokens": 230, "order": ["tool_results"]})
-    assert max(map(len, seen.prompts[:-1])) <= 230
-
-
-@pytest.mark.xfail(strict=True, reason="the tools stay with the message that was the first one, and are shown again")
-def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
-    class Note(HistoryPolicy):
-        def view(self, history: History) -> Rewrite | None:
-            return Rewrite(0, [Message(role="user", content="a note"), *history.messages], "edit")
-
-    assert Seen([query()], [], history=Note()).text().count("# Tools") == 1

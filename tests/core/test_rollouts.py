@@ -59,6 +59,7 @@ class Greets(Env):
         await asyncio.sleep(0)
         self.said = 0
         if "start" in self.fails:
+            self.fails = ()
             raise ValueError("no start")
         return Turn("Hello.")
 
@@ -66,6 +67,7 @@ class Greets(Env):
         await asyncio.sleep(0)
         self.said += 1
         if "respond" in self.fails and self.said == 2:
+            self.fails = ()
             raise ValueError("no answer")
         return Turn("Again.", reward=0.5, terminated=self.said == 3)
 

@@ -214,6 +214,11 @@ def is_of_a_call(error: str) -> bool:
 # The past is rewritten.
 
 
+def recorded_reply(env) -> Message:
+    """The last reply in the record; the environment got a copy of it."""
+    return next(message for message in reversed(env._episode.context.messages) if message.role == "assistant")
+
+
 def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: Any) -> int:
     """Play replies under a policy that rewrites and check each prompt against its messages; returns the rewrites."""
     env = Library(renderer=renderer, history=history, limits=Limits(max_steps=len(replies)))
@@ -224,7 +229,7 @@ def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: A
     for tokens in replies:
         observation, _, terminated, truncated, info = env.step(act(tokens))
         closing = closing_of(renderer.tokenizer, tokens)
-        verbatim[id(env.replies[-1])] = opening + decode(tokens) + closing
+        verbatim[id(recorded_reply(env))] = opening + decode(tokens) + closing
         if done := terminated or truncated:
             break
         kept = [*prompts[-1], *tokens][: observation.keep]
@@ -306,5 +311,5 @@ def test_a_reply_behind_a_dropped_round_is_kept_verbatim(renderer: Renderer) -> 
     info: dict[str, Any] = {}
     while "break" not in info:
         *_, info = env.step(act(tokens))
-    assert env._episode.context.view[-2] is env.replies[-1]  # pyright: ignore
+    assert env._episode.context.view[-2] is recorded_reply(env)  # pyright: ignore
     assert str(tokens)[1:-1] in str(env.prompt().tolist())
