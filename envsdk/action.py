@@ -78,6 +78,9 @@ class CheckedAction(NamedTuple):
     extra: Mapping[str, Any]
 
 
+_FINISH_REASONS = get_args(FinishReason)
+
+
 def check_action(action: object, vocab_size: int) -> CheckedAction:
     """Check an action at the edge and copy its arrays.
 
@@ -91,14 +94,19 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
     """
     if not isinstance(action, Action):
         action = Action(action)  # pyright: ignore[reportArgumentType]
-    if action.finish_reason not in get_args(FinishReason):
-        raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {get_args(FinishReason)}")
+    if action.finish_reason not in _FINISH_REASONS:
+        raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
     _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
-        tokens, logprobs, action.finish_reason, float(action.temperature), version, copy.deepcopy(dict(action.extra))
+        tokens,
+        logprobs,
+        action.finish_reason,
+        float(action.temperature),
+        version,
+        copy.deepcopy(dict(action.extra)) if action.extra else {},
     )
 
 
@@ -139,7 +147,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
 
 def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
     try:
-        array = np.asarray(values, dtype=np.float32).copy()
+        array = np.array(values, dtype=np.float32)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
     if array.shape != (length,):

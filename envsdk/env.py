@@ -283,7 +283,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _now(self, value: T | Awaitable[T]) -> T:
         """The value, awaited in an event loop of our own if it has to be."""
-        if not inspect.isawaitable(value):
+        if isinstance(value, Turn) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(_soon(value))

@@ -115,8 +115,7 @@ class Episode:
         message = check_calls(self.context.parse_reply(), self.context.tools)
         self.context.add_reply(message)
         self._tool_calls += len(message.tool_calls)
-        # The arguments of calls are dicts: the author gets a copy, so that the record stays as it is.
-        return message.model_copy(deep=True) if message.tool_calls else message
+        return message.detached() if message.tool_calls else message
 
     def advance(self, turn: Turn) -> Result:
         """Take what the environment says after a reply.

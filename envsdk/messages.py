@@ -3,6 +3,7 @@
 Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reasoning` beside the content.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
@@ -177,6 +178,11 @@ class Message(_Frozen):
         if not isinstance(calls, (list, tuple)):
             return calls
         return tuple(_read_call(call) for call in cast("Sequence[Any]", calls))
+
+    def detached(self) -> "Message":
+        """A copy whose calls' arguments, which are dicts, may be changed without changing this message."""
+        calls = tuple(call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls)
+        return self.model_copy(update={"tool_calls": calls})
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "Message":

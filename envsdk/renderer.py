@@ -319,16 +319,16 @@ class Renderer(ABC):
         """Cut a reply at the control tokens that mean something to the family, up to its first stop token."""
         array = np.asarray(tokens, dtype=np.int32)
         marks = self._marks_in(array)
-        decode = self.tokenizer.decode
+        pieces = self.tokenizer.token_bytes(array)
         segments: list[Segment] = []
         control, start = "", 0
         for position in marks.nonzero()[0].tolist():
             name = self._marks[int(marks[position]) - 1]
-            segments.append(Segment(control, decode(array[start:position])))
+            segments.append(Segment(control, _text(pieces[start:position])))
             control, start = name, position + 1
             if name in self.stop_tokens:
-                return SplitReply(segments, True, decode(array[start:]))
-        segments.append(Segment(control, decode(array[start:])))
+                return SplitReply(segments, True, _text(pieces[start:]))
+        segments.append(Segment(control, _text(pieces[start:])))
         return SplitReply(segments, False, "")
 
     def _close_open_block(self, reply: TokenIds) -> str:
@@ -350,6 +350,10 @@ class Renderer(ABC):
     def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
         """For each token which of the family's control tokens it is, counted from 1, or 0."""
         return self._mark_of_token.take(tokens, mode="clip")
+
+
+def _text(pieces: list[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", errors="replace")
 
 
 _REPLY = Message(role="assistant")

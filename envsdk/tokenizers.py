@@ -72,8 +72,8 @@ class Tokenizer(Protocol):
         """Decode ids; control tokens become their names, broken UTF-8 and ids without a name U+FFFD."""
         ...
 
-    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
-        """The bytes that tokens stand for; also where each token ends in them."""
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
+        """The bytes that each token stands for."""
         ...
 
     def token_id(self, control_token: str) -> int:
@@ -152,36 +152,26 @@ class TiktokenTokenizer(_Named):
             ) from None
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
-        tokens = self.encode(text)
-        return tokens, np.cumsum(self._lengths[tokens])
+        return _with_ends(self, self.encode(text))
 
     def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        return self._decode_bytes(_as_list(tokens)).decode("utf-8", errors="replace")
+        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
 
-    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
-        return self._decode_bytes(tokens.tolist()), np.cumsum(self._lengths[tokens])
-
-    def _decode_bytes(self, ids: list[int]) -> bytes:
-        try:
-            return self._encoding.decode_bytes(ids)
-        except (KeyError, OverflowError):
-            return b"".join([self._single(token) for token in ids])
-
-    def _single(self, token: int) -> bytes:
-        try:
-            return self._encoding.decode_single_token_bytes(token)
-        except (KeyError, OverflowError):
-            return UNNAMED.encode()
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
+        # Read as unsigned, ids that are negative are too large, too.
+        pieces: Any = self._pieces.take(tokens.view(np.uint32), mode="clip").tolist()
+        return pieces
 
     @cached_property
-    def _lengths(self) -> "NDArray[np.int64]":
-        """How many bytes each id stands for."""
-        lengths = np.full(self.vocab_size, len(UNNAMED.encode()), dtype=np.int64)
+    def _pieces(self) -> "NDArray[np.object_]":
+        """The bytes of each id, and behind them what stands for ids that are too large."""
+        pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
         ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
-        lengths[list(ranks.values())] = [len(piece) for piece in ranks]
+        for piece, token in ranks.items():
+            pieces[token] = piece
         for name, token in self.control_tokens.items():
-            lengths[token] = len(name.encode())
-        return lengths
+            pieces[token] = name.encode()
+        return pieces
 
     @property
     def fingerprint(self) -> str:
@@ -251,17 +241,18 @@ class HuggingFaceTokenizer(_Named):
         return tokens
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        if self._byte_level:
+            return _with_ends(self, self.encode(text))
         normal = self.normalize(text)
         ends = [end for _, end in self._plain.encode(normal, add_special_tokens=False).offsets]
         bytes_before = np.concatenate([[0], np.cumsum([len(char.encode()) for char in normal])])
         return self.encode(normal), bytes_before[ends].astype(np.int64)
 
     def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        return b"".join([self._single(token) for token in _as_list(tokens)]).decode("utf-8", errors="replace")
+        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
 
-    def decode_with_ends(self, tokens: "NDArray[np.int32]") -> "tuple[bytes, NDArray[np.int64]]":
-        pieces = [self._single(token) for token in tokens.tolist()]
-        return b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
+        return [self._single(token) for token in tokens.tolist()]
 
     def _single(self, token: int) -> bytes:
         text = self._names.get(token, UNNAMED)
@@ -433,8 +424,8 @@ def _bytes_of_chars() -> dict[str, int]:
 _BYTE_OF_CHAR = _bytes_of_chars()
 
 
-def _as_list(tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> list[int]:
-    return tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+def _with_ends(tokenizer: Tokenizer, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+    return tokens, np.cumsum([len(piece) for piece in tokenizer.token_bytes(tokens)], dtype=np.int64)
 
 
 def _sorted_json(value: Mapping[str, int]) -> bytes:

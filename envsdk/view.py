@@ -157,14 +157,14 @@ class View:
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
         """The end of `sampled` that says exactly `text`, or None if no token begins there."""
-        said, ends = self.renderer.tokenizer.decode_with_ends(sampled)
+        pieces = self.renderer.tokenizer.token_bytes(sampled)
         wanted = text.encode()
-        if not said.endswith(wanted):
-            return None
-        cut = len(said) - len(wanted)
-        position = int(np.searchsorted(ends, cut, side="right")) if cut else 0
-        is_boundary = not position or ends[position - 1] == cut
-        return sampled[position:] if is_boundary else None
+        left, position = len(wanted), len(pieces)
+        while left > 0 and position > 0:
+            position -= 1
+            left -= len(pieces[position])
+        is_said = left == 0 and b"".join(pieces[position:]) == wanted
+        return sampled[position:] if is_said else None
 
 
 class _Past:

@@ -96,7 +96,7 @@ class HermesReply:
         call = parse_call(self._call)
         error = error or call.error
         raw = self._call if error or self._call_text(call) != self._call else None
-        self._calls.append(call.model_copy(update={"error": error, "raw": raw}))
+        self._calls.append(call.model_copy(update={"error": error, "raw": raw}) if error or raw else call)
         if error:
             self._errors.append(error)
         self._where, self._call = "text", ""

@@ -478,7 +478,8 @@ def observations_extend_unless_they_are_the_first_or_a_declared_break(run: Run) 
             assert broken.dropped > 0
         length = o.keep + len(o.tokens) + len(ask.tokens)
     assert run.last.extends == ("break" not in run.last_info and bool(run.asks))
-    assert run.trajectory.breaks == [ask.info["break"] for ask in run.asks if "break" in ask.info]
+    infos = [*(ask.info for ask in run.asks), run.last_info]
+    assert run.trajectory.breaks == [info["break"] for info in infos if "break" in info]
 
 
 def the_tree_holds_each_token_once_that_a_sampled_one_follows(run: Run) -> None:
@@ -827,9 +828,9 @@ class CountingTokenizer:
         self.work += len(tokens)
         return self._tokenizer.decode(tokens)
 
-    def decode_with_ends(self, tokens: Any) -> Any:
+    def token_bytes(self, tokens: Any) -> Any:
         self.work += len(tokens)
-        return self._tokenizer.decode_with_ends(tokens)
+        return self._tokenizer.token_bytes(tokens)
 
 
 class CountingRenderer(Qwen3):

@@ -455,8 +455,7 @@ def test_an_interrupted_reply_reports_no_reward_twice():
 def test_a_trajectory_with_any_arguments_of_a_call_can_be_written(value: str):
     renderer = get_renderer("qwen3")
     call = renderer.tokenizer.encode(f'\n{{"name": "look", "arguments": {{"x": {value}}}}}\n')
-    ends = map(renderer.tokenizer.token_id, ("<tool_call>", "</tool_call>", "<|im_end|>"))
-    opened, closed, ended = ends
+    opened, closed, ended = map(renderer.tokenizer.token_id, ("<tool_call>", "</tool_call>", "<|im_end|>"))
     seen = Seen([query(), END], [Action([opened, *call, closed, ended])])
     line = seen.trajectory.to_json()
     assert Trajectory.from_json(line).to_json() == line
