@@ -159,7 +159,8 @@ class TiktokenTokenizer(_Named):
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         # Read as unsigned, ids that are negative are too large, too.
-        pieces: Any = self._pieces.take(tokens.view(np.uint32), mode="clip").tolist()
+        unsigned = np.asarray(tokens, dtype=np.int32).view(np.uint32)
+        pieces: Any = self._pieces.take(unsigned, mode="clip").tolist()
         return pieces
 
     @cached_property
