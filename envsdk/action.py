@@ -134,6 +134,10 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         )
     if not array.size:
         return np.empty(0, dtype=np.int32)
+    if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large, too
+        tokens = array.astype(np.int32)
+        if tokens.view(np.uint32).max() < vocab_size:
+            return tokens
     if array.dtype.kind not in "iu":
         raise ActionError(f"tokens must be integers, got dtype {array.dtype}, such as {array[0]!r}")
     if array.min() < 0 or array.max() >= vocab_size:
@@ -152,10 +156,8 @@ def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
         raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
     if array.shape != (length,):
         raise ActionError(f"logprobs have shape {array.shape}, but there are {length} tokens: one for each, in order")
-    sound = array <= 0  # False for NaN as well
-    sound &= array > -np.inf
-    if not sound.all():
-        position = int(np.argmin(sound))
+    if array.size and not (array.max() <= 0 and array.min() > -np.inf):  # NaN fails the first
+        position = int(np.argmin((array <= 0) & (array > -np.inf)))
         raise ActionError(
             f"logprob {array[position]} at position {position}: a log-probability is finite and at most 0 "
             "(of the token under the distribution that it was sampled from)"

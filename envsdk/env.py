@@ -3,8 +3,7 @@
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -95,6 +94,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self.task = None
         self._episode: Episode | None = None
         self._episodes = 0
+        self._is_async = any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond))
         self._runner: asyncio.Runner | None = None
 
     # What authors write.
@@ -175,18 +175,24 @@ class Env(gymnasium.Env[Observation, Any]):
         Returns:
             The first observation and its `info`.
         """
-        self._refuse_event_loop(self.start)
+        self._refuse_event_loop()
         self._begin(seed, options)
-        with self._notes("start"):
+        try:
             return self._opened(self._now(self.start()))
+        except Exception as error:
+            self._note(error, "start")
+            raise
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """As `reset`, inside an event loop."""
         self._begin(seed, options)
-        with self._notes("start"):
+        try:
             return self._opened(await _soon(self.start()))
+        except Exception as error:
+            self._note(error, "start")
+            raise
 
     def step(self, action: Action | Any) -> Result:
         """Take an action: an `Action`, or its tokens alone as an integer array.
@@ -198,13 +204,16 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: Before `reset` and after the end.
             ActionError: If the action is not legal; the episode goes on as if it had not been given.
         """
-        self._refuse_event_loop(self.respond)
+        self._refuse_event_loop()
         episode = self._running
         reply = episode.receive(action)
         if reply is None:
             return episode.go_on()
-        with self._notes("respond"):
+        try:
             return episode.advance(self._now(self.respond(reply)))
+        except Exception as error:
+            self._note(error, "respond")
+            raise
 
     async def astep(self, action: Action | Any) -> Result:
         """As `step`, inside an event loop."""
@@ -212,8 +221,11 @@ class Env(gymnasium.Env[Observation, Any]):
         reply = episode.receive(action)
         if reply is None:
             return episode.go_on()
-        with self._notes("respond"):
+        try:
             return episode.advance(await _soon(self.respond(reply)))
+        except Exception as error:
+            self._note(error, "respond")
+            raise
 
     def fail(self, error: BaseException) -> Trajectory:
         """End the episode because something failed, and return what there is of it.
@@ -288,20 +300,15 @@ class Env(gymnasium.Env[Observation, Any]):
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(_soon(value))
 
-    def _refuse_event_loop(self, method: Callable[..., Any]) -> None:
-        """Before anything happens: an async method cannot be waited for inside an event loop by a plain function."""
-        if inspect.iscoroutinefunction(method) and in_event_loop():
+    def _refuse_event_loop(self) -> None:
+        """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
+        if self._is_async and in_event_loop():
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
-    @contextmanager
-    def _notes(self, method: str) -> Generator[None]:
+    def _note(self, error: Exception, method: str) -> None:
         """Note on an exception which method of the author it came from, and when."""
-        try:
-            yield
-        except Exception as error:
-            episode = self._running
-            error.add_note(f"Raised by {method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}.")
-            raise
+        episode = self._running
+        error.add_note(f"Raised by {method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}.")
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")

@@ -167,15 +167,15 @@ class Episode:
     def _reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
         """The first that holds, in this order: what the environment says comes before any limit."""
         limits = self.limits
-        reasons = {
-            StopReason.TERMINATED: turn.terminated,
-            StopReason.TRUNCATED: turn.truncated,
-            StopReason.CUT: limits.end_on_cut and step.finish_reason == "length",
-            StopReason.MAX_STEPS: _reached(len(self.steps), limits.max_steps),
-            StopReason.MAX_SAMPLED_TOKENS: _reached(self._sampled, limits.max_sampled_tokens),
-            StopReason.MAX_TOOL_CALLS: _reached(self._tool_calls, limits.max_tool_calls),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        reasons = (
+            (StopReason.TERMINATED, turn.terminated),
+            (StopReason.TRUNCATED, turn.truncated),
+            (StopReason.CUT, limits.end_on_cut and step.finish_reason == "length"),
+            (StopReason.MAX_STEPS, _reached(len(self.steps), limits.max_steps)),
+            (StopReason.MAX_SAMPLED_TOKENS, _reached(self._sampled, limits.max_sampled_tokens)),
+            (StopReason.MAX_TOOL_CALLS, _reached(self._tool_calls, limits.max_tool_calls)),
+        )
+        return next((reason for reason, holds in reasons if holds), None)
 
     def _hand_out(self, turn: Turn, delta: Delta, reason: StopReason | None, *, is_first: bool = False) -> Result:
         extends = not is_first and delta.broken is None
@@ -266,7 +266,7 @@ def _reached(count: int, limit: int | None) -> bool:
 def _check_turn(turn: object) -> None:
     if not isinstance(turn, Turn):
         raise TurnError(f"start() and respond() return a Turn, got a {type(turn).__name__}: {turn!r:.80}")
-    taken = RESERVED_INFO & turn.info.keys()
+    taken = turn.info and RESERVED_INFO & turn.info.keys()
     if taken:
         raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Take others")
 

@@ -76,7 +76,7 @@ class Turn:
         self.tools = None if tools is None else _checked_tools(tools)
         self.rewards = {} if reward is None else _numbers("reward", reward)
         self.reward = sum(self.rewards.values()) if reward is not None else None
-        self.metrics = _numbers("metrics", metrics or {})
+        self.metrics = _numbers("metrics", metrics) if metrics else {}
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
         self.max_tokens = max_tokens
@@ -94,6 +94,8 @@ class Turn:
 
 def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
     """Named finite numbers; one number is named like the field."""
+    if type(value) is float and math.isfinite(value):
+        return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
         numbers = {str(name): float(number) for name, number in named.items()}

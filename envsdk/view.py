@@ -80,7 +80,7 @@ class View:
         """
         first, messages = self._first_changed(rewrite)
         past = _Past(self, first)
-        view = [*self.messages[:first][-1:], *messages]  # with the neighbour before them
+        view = [*self.messages[max(first - 1, 0) : first], *messages]  # with the neighbour before them
         before = len(view) - len(messages)
         written = [self._write(view, before + i, past) for i in range(len(messages))]
         prompt = self.tokens.copy(self.end)
@@ -97,11 +97,12 @@ class View:
 
     def count(self, index: int) -> int:
         """How many tokens message `index` has."""
-        return [*self.starts[index + 1 : index + 2], self.end][0] - self.starts[index]
+        following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
+        return following - self.starts[index]
 
     def measure(self, index: int, message: Message) -> int:
         """How many tokens a message would have in the place of message `index`."""
-        view = [*self.messages[:index][-1:], message, *self.messages[index + 1 : index + 2]]
+        view = [*self.messages[max(index - 1, 0) : index], message, *self.messages[index + 1 : index + 2]]
         return len(self._write_again(view, min(index, 1), self._sampled(index))[0])
 
     def _add(self, message: Message, start: int, body: int = -1) -> None:
