@@ -1,0 +1,60 @@
+"""Byte-level vocabularies, which write bytes as printable characters, as tiktoken encodings."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tiktoken
+
+_GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encoding | None":
+    """Convert a byte-level BPE to a tiktoken encoding, or None where its rules are not those of tiktoken."""
+    import tiktoken
+
+    model = specification["model"]
+    pattern = _split_pattern(specification.get("pre_tokenizer"))
+    plain_bpe = model.get("type") == "BPE" and not any(
+        model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    )
+    if not plain_bpe or pattern is None or specification.get("normalizer") not in (None, {"type": "NFC"}):
+        return None
+    control_tokens = {token["content"]: int(token["id"]) for token in specification["added_tokens"]}
+    try:
+        ranks = {
+            bytes(BYTE_OF_CHAR[char] for char in text): rank
+            for text, rank in model["vocab"].items()
+            if text not in control_tokens
+        }
+        return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control_tokens)
+    except (KeyError, ValueError):  # a vocabulary that is not one of bytes, or a pattern of another dialect
+        return None
+
+
+def _split_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
+    """The regular expression that cuts text into words, if the pre-tokenizer is no more than that and bytes."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return _GPT2_PATTERN
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern
+        case _:
+            return None
+
+
+def _bytes_of_chars() -> dict[str, int]:
+    """The printable characters that byte-level vocabularies write for bytes (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR = _bytes_of_chars()
+"""The byte that each character of such a vocabulary stands for."""

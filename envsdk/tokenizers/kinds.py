@@ -1,0 +1,221 @@
+"""The two kinds of tokenizer: on tiktoken, and on the `tokenizers` library."""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from ..errors import TokenizerError, unknown_name
+from .byte_level import BYTE_OF_CHAR
+from .protocol import UNNAMED, Tokenizer
+
+if TYPE_CHECKING:
+    import tiktoken
+    from numpy.typing import NDArray
+
+# Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
+_PADDING = 1024
+
+
+class _Named:
+    """What both kinds of tokenizer share: names, sizes, and being shared instead of copied."""
+
+    name: str
+
+    def __init__(self, name: str, control_tokens: Mapping[str, int], named: int, vocab_size: int | None) -> None:
+        padded = -(-named // _PADDING) * _PADDING
+        if vocab_size is not None and vocab_size < named:
+            raise TokenizerError(f"{name}: vocab_size is {vocab_size}, but the tokenizer names ids up to {named - 1}")
+        self.name = name
+        self._control_tokens = dict(control_tokens)
+        self._vocab_size = vocab_size or padded
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        return self._control_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Named":
+        return self
+
+    def token_id(self, control_token: str) -> int:
+        try:
+            return self.control_tokens[control_token]
+        except KeyError:
+            raise TokenizerError(
+                str(unknown_name(f"control token of the tokenizer {self.name!r}", control_token, self.control_tokens))
+            ) from None
+
+
+class TiktokenTokenizer(_Named):
+    """A tokenizer on a tiktoken encoding.
+
+    Args:
+        name: What to call it in messages.
+        encoding: The encoding; its special tokens are the control tokens.
+        nfc: Whether text is normalised to NFC first.
+        vocab_size: How many ids the model has; by default the named ones, rounded up to a multiple of 1,024.
+    """
+
+    def __init__(self, name: str, encoding: "tiktoken.Encoding", *, nfc: bool, vocab_size: int | None = None) -> None:
+        control_tokens = {n: encoding.encode_single_token(n) for n in encoding.special_tokens_set}
+        super().__init__(name, control_tokens, encoding.max_token_value + 1, vocab_size)
+        self._encoding = encoding
+        self._nfc = nfc
+
+    def normalize(self, text: str) -> str:
+        return unicodedata.normalize("NFC", text) if self._nfc and not text.isascii() else text
+
+    def encode(self, text: str) -> "NDArray[np.int32]":
+        try:
+            return np.array(self._encoding.encode_ordinary(self.normalize(text)), dtype=np.int32)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # tiktoken's, which is no Exception
+                raise
+            raise TokenizerError(
+                f"{self.name}: a text of {len(text):,} characters cannot be encoded: {error}. A run of a million "
+                "spaces is too much for its regular expression; cut such texts"
+            ) from None
+
+    def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        return _with_ends(self, self.encode(text))
+
+    def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
+        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
+
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
+        # Read as unsigned, ids that are negative are too large, too.
+        unsigned = np.asarray(tokens, dtype=np.int32).view(np.uint32)
+        pieces: Any = self._pieces.take(unsigned, mode="clip").tolist()
+        return pieces
+
+    @cached_property
+    def _pieces(self) -> "NDArray[np.object_]":
+        """The bytes of each id, and behind them what stands for ids that are too large."""
+        pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
+        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
+        for piece, token in ranks.items():
+            pieces[token] = piece
+        for name, token in self.control_tokens.items():
+            pieces[token] = name.encode()
+        return pieces
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
+        pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
+        items = sorted(ranks.items(), key=lambda item: item[1])
+        vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
+        return _hash(vocabulary, pattern.encode(), b"NFC" if self._nfc else b"", _sorted_json(self.control_tokens))
+
+
+class HuggingFaceTokenizer(_Named):
+    """A tokenizer on the `tokenizers` library, for what tiktoken cannot express.
+
+    Args:
+        name: What to call it in messages.
+        specification: The content of a `tokenizer.json`.
+        vocab_size: How many ids the model has; by default the named ones, rounded up to a multiple of 1,024.
+    """
+
+    def __init__(self, name: str, specification: Mapping[str, Any], *, vocab_size: int | None = None) -> None:
+        import tokenizers
+
+        control_tokens = {token["content"]: int(token["id"]) for token in specification["added_tokens"]}
+        plain: dict[str, Any] = {
+            **specification,
+            "added_tokens": [],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
+        try:
+            self._plain = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
+        except Exception as error:  # the library raises no other type
+            raise TokenizerError(f"{name}: the `tokenizers` library cannot read it: {error}") from error
+        self._names = {token: text for text, token in self._plain.get_vocab(with_added_tokens=False).items()}
+        self._names.update({token: text for text, token in control_tokens.items()})
+        super().__init__(name, control_tokens, max(self._names) + 1, vocab_size)
+        self._control_ids = np.array(sorted(control_tokens.values()), dtype=np.int32)
+        self._byte_level = "ByteLevel" in orjson.dumps(specification.get("decoder")).decode()
+        self._rules = [specification.get(key) for key in ("model", "normalizer", "pre_tokenizer")]
+
+    def normalize(self, text: str) -> str:
+        normalizer = self._plain.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+    def encode(self, text: str) -> "NDArray[np.int32]":
+        tokens = np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        if len(tokens) and np.isin(tokens, self._control_ids).any():
+            return self._encode_apart(text)
+        return tokens
+
+    def _encode_apart(self, text: str) -> "NDArray[np.int32]":
+        """Encode a text whose model has control tokens as pieces, each name cut after its first character."""
+        names = "|".join(re.escape(name) for name in self.control_tokens if len(name) > 1)
+        cuts = [match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", text)]
+        parts = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        encoded = [self._plain.encode(part, add_special_tokens=False).ids for part in parts]
+        tokens = np.array([token for ids in encoded for token in ids], dtype=np.int32)
+        if np.isin(tokens, self._control_ids).any():
+            raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {text[:80]!r}")
+        return tokens
+
+    def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        if self._byte_level:
+            return _with_ends(self, self.encode(text))
+        normal = self.normalize(text)
+        ends = [end for _, end in self._plain.encode(normal, add_special_tokens=False).offsets]
+        bytes_before = np.concatenate([[0], np.cumsum([len(char.encode()) for char in normal])])
+        return self.encode(normal), bytes_before[ends].astype(np.int64)
+
+    def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
+        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
+
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
+        return [self._single(token) for token in tokens.tolist()]
+
+    def _single(self, token: int) -> bytes:
+        text = self._names.get(token, UNNAMED)
+        if text in self.control_tokens or text is UNNAMED:
+            return text.encode()
+        if self._byte_level:
+            return bytes(BYTE_OF_CHAR[char] for char in text)
+        if len(text) == 6 and text.startswith("<0x"):  # a byte of a SentencePiece vocabulary with byte fallback
+            return bytes([int(text[3:5], 16)])
+        return text.replace("▁", " ").encode()
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return _hash(orjson.dumps(self._rules, option=orjson.OPT_SORT_KEYS), _sorted_json(self.control_tokens))
+
+
+def _with_ends(tokenizer: Tokenizer, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+    return tokens, np.cumsum([len(piece) for piece in tokenizer.token_bytes(tokens)], dtype=np.int64)
+
+
+def _sorted_json(value: Mapping[str, int]) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
