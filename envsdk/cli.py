@@ -134,11 +134,19 @@ def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Ma
     def make_env() -> Env:
         return make(env, **options)
 
+    finished: list[Trajectory] = []
     with Progress(console=_errors, transient=True, disable=not _errors.is_terminal) as progress:
         task = progress.add_task(env, total=len(seeds))
-        return gather(
-            make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=lambda _: progress.advance(task)
-        )
+
+        def on_end(trajectory: Trajectory) -> None:
+            finished.append(trajectory)
+            progress.advance(task)
+
+        try:
+            return gather(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
+        except KeyboardInterrupt:
+            _errors.print(f"interrupted: {len(finished)} of {len(seeds)} episodes are finished", style="red")
+            return sorted(finished, key=lambda trajectory: trajectory.seed or 0)
 
 
 def _writable(folder: Path) -> Path:

@@ -95,6 +95,7 @@ async def _work(
                 _log.warning("episode %s failed", group_id + number, exc_info=error)
                 trajectory = env.fail(error)
             results[index] = trajectory
+            await asyncio.sleep(0)  # where nothing else waits, the others and an interrupt get their turn here
             if on_end is not None:
                 on_end(trajectory)
     finally:
