@@ -67,6 +67,8 @@ def rollout(
     _print_errors(trajectories)
     if folder is not None:
         _write(folder, trajectories, samples)
+    if len(trajectories) < episodes:
+        raise typer.Exit(130)  # interrupted
     if report.failed == report.episodes:
         raise typer.Exit(1)
 

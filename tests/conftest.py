@@ -5,13 +5,15 @@ Hypothesis draws the same examples in every run; `--hypothesis-profile=explore` 
 
 import pytest
 import real_models
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from envsdk import Renderer, get_renderer, load_tokenizer
 from envsdk.tokenizers import Tokenizer
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
-settings.register_profile("explore", deadline=None, max_examples=2000)
+# A slow machine fails no test.
+SLOW = [HealthCheck.too_slow]
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
+settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=SLOW)
 settings.load_profile("repeatable")
 
 

@@ -1,5 +1,6 @@
 """Finding and loading tokenizers."""
 
+import difflib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from ..errors import TokenizerError
+from ..errors import TokenizerError, unknown_name
 from .byte_level import as_encoding
 from .kinds import HuggingFaceTokenizer, TiktokenTokenizer
 from .protocol import Tokenizer
@@ -67,6 +68,9 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
 
     if name in tiktoken.list_encoding_names():
         return TiktokenTokenizer(name, tiktoken.get_encoding(name), nfc=False, vocab_size=vocab_size)
+    if difflib.get_close_matches(name, ["embedded", *tiktoken.list_encoding_names()], cutoff=0.8):
+        # No model is called so; asking the hub would only take long.
+        raise TokenizerError(str(unknown_name("tokenizer", name, ["embedded", *tiktoken.list_encoding_names()])))
     import transformers
 
     try:

@@ -139,6 +139,11 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) ->
         load_tokenizer(tmp_path)
 
 
+def test_a_misspelt_name_suggests_the_right_one_without_asking_a_hub() -> None:
+    with pytest.raises(TokenizerError, match="Did you mean 'embedded'"):
+        load_tokenizer("embeded")
+
+
 def test_an_object_that_is_no_tokenizer_is_refused() -> None:
     with pytest.raises(TokenizerError, match="Cannot make a tokenizer of a int"):
         load_tokenizer(7)
