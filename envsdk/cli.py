@@ -1,8 +1,10 @@
-"""The command line: `envsdk rollout` and `envsdk demo`."""
+"""The command line: `envsdk rollout`, `envsdk show` and `envsdk demo`."""
 
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +14,9 @@ from rich.progress import Progress
 
 from .env import Env
 from .errors import ConfigError, EnvsdkError
-from .records import write_jsonl
+from .records import read_jsonl, write_jsonl
 from .registry import list_envs, make
-from .report import Report, table
+from .report import Report, conversation, table
 from .rollouts import gather
 from .samples import Sample
 from .trajectory import Trajectory
@@ -54,6 +56,7 @@ def rollout(
     tasks: Annotated[Path | None, typer.Option(help="A JSONL file, one task a line.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")] = False,
 ) -> None:
     """Roll out episodes of an environment and write what came of them."""
     folder = None if out is None else _writable(out)
@@ -63,14 +66,35 @@ def rollout(
     trajectories = _roll_out(env, policy, range(seed, seed + episodes), concurrency, options)
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     report = Report.of(trajectories, samples)
-    _console.print(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
+    if as_json:
+        typer.echo(json.dumps({"environment": env, "history": history, "policy": policy, **asdict(report)}))
+    else:
+        _console.print(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
     _print_errors(trajectories)
     if folder is not None:
-        _write(folder, trajectories, samples)
+        _write(folder, trajectories, samples, quietly=as_json)
     if len(trajectories) < episodes:
         raise typer.Exit(130)  # interrupted
     if report.failed == report.episodes:
         raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl.")],
+    number: Annotated[int, typer.Argument(min=1, help="Which of its trajectories, counted from 1.")] = 1,
+) -> None:
+    """Print one trajectory as a conversation, with its rewards and breaks."""
+    try:
+        trajectory = next(islice(read_jsonl(file, Trajectory), number - 1, None), None)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be read: {error}") from error
+    if trajectory is None:
+        raise ConfigError(f"{str(file)!r} has fewer than {number} trajectories")
+    for head, said in conversation(trajectory):
+        _console.print(head, style="bold", markup=False, highlight=False)
+        if said:
+            _console.print(said, markup=False, highlight=False)
 
 
 @app.command()
@@ -165,9 +189,11 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-def _write(folder: Path, trajectories: list[Trajectory], samples: list[Sample]) -> None:
+def _write(folder: Path, trajectories: list[Trajectory], samples: list[Sample], *, quietly: bool = False) -> None:
     write_jsonl(folder / "trajectories.jsonl", trajectories)
     write_jsonl(folder / "samples.jsonl", samples)
+    if quietly:
+        return
     _console.print(
         f"{len(trajectories)} trajectories and {len(samples)} samples are in {folder}/", markup=False, highlight=False
     )

@@ -113,6 +113,7 @@ class Episode:
             step.finish_reason = "length"  # there is no room for the rest
         self._step = None
         message = check_calls(self.context.parse_reply(), self.context.tools)
+        step.reply = len(self.context.messages)
         self.context.add_reply(message)
         self._tool_calls += len(message.tool_calls)
         return message.detached() if message.tool_calls else message

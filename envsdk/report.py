@@ -1,12 +1,13 @@
 """What a set of trajectories comes to, in figures and as a table."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .messages import Message
 from .samples import Sample
-from .trajectory import Trajectory
+from .trajectory import Step, Trajectory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,3 +98,34 @@ def _cells(report: Report) -> list[str]:
 
 def _wrapped(reason: str) -> str:
     return reason.replace("_", "_\n", 1)
+
+
+def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+    """A trajectory as a conversation: for each message a head (who, which step, reward, break) and what was said."""
+    end = trajectory.error or trajectory.stop_reason
+    yield f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}", ""
+    for name, log in trajectory.contexts.items():
+        numbered = [(n, step) for n, step in enumerate(trajectory.steps, start=1) if step.context == name]
+        steps = {step.reply: (n, step) for n, step in numbered if step.reply is not None}
+        for index, message in enumerate(log.messages):
+            head = f"{name} · {message.role}"
+            if index in steps:
+                head += _step_head(*steps[index])
+            yield head, _said(message)
+
+
+def _step_head(number: int, step: Step) -> str:
+    reward = "not scored" if step.reward is None else f"reward {step.reward:g}"
+    named = ", ".join(f"{name} {value:g}" for name, value in step.rewards.items() if name != "reward")
+    head = f" · step {number} · {step.stop - step.action_start} tokens · {reward}" + (f" ({named})" if named else "")
+    broken = step.broken
+    return (
+        head if broken is None else f"{head} · before it {broken.reason}: {broken.kept} kept, {broken.dropped} dropped"
+    )
+
+
+def _said(message: Message) -> str:
+    thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think>\n"
+    calls = "".join(f"\n-> {call.name}({call.arguments})" for call in message.tool_calls)
+    errors = "".join(f"\n! {error}" for error in message.errors)
+    return f"{thinking}{message.content}{calls}{errors}"

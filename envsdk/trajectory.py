@@ -50,6 +50,8 @@ class Step:
     """Index in the log: the action's tokens are `log[action_start:stop]`."""
     parts: tuple[Part, ...] = ()
     finish_reason: str = "stop"
+    reply: int | None = None
+    """The index of the reply in the messages of its context; None if it was never finished."""
     reward: float | None = None
     """What the reply earned; None if it was not scored."""
     rewards: dict[str, float] = field(default_factory=dict[str, float])

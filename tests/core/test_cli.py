@@ -1,0 +1,73 @@
+"""The command line, as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from envsdk import Sample, Trajectory, errors
+from envsdk.cli import app
+from envsdk.records import read_jsonl
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run(
+        "rollout", "envsdk/MathChat-v0", "--history", "compact:every=2", "--episodes", 3, "--seed", 5, "--out", tmp_path
+    )
+    return tmp_path
+
+
+def test_a_rollout_writes_trajectories_and_samples(folder: Path) -> None:
+    trajectories = list(read_jsonl(folder / "trajectories.jsonl", Trajectory))
+    samples = list(read_jsonl(folder / "samples.jsonl", Sample))
+    assert [trajectory.seed for trajectory in trajectories] == [5, 6, 7]
+    assert [trajectory.history for trajectory in trajectories] == [{"name": "compact", "every": 2}] * 3
+    assert len(samples) == 9
+    assert all(sample.validate().loss_weight > 0 for sample in samples)
+
+
+def test_a_rollout_prints_its_figures_for_machines() -> None:
+    figures = json.loads(run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2, "--json"))
+    assert figures["mean_reward"] == 1.0
+    assert figures["breaks"] == {"thinking_stripped": 10}
+    assert figures["stop_reasons"] == {"terminated": 2}
+
+
+def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"secret": 7}\n{"secret": 9}\n')
+    run("rollout", "envsdk/GuessNumber-v0", "--tasks", tasks, "--episodes", 2, "--out", tmp_path)
+    found = {trajectory.task["secret"] for trajectory in read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)}
+    assert found == {7, 9}
+
+
+def test_show_prints_a_conversation_with_its_rewards_and_breaks(folder: Path) -> None:
+    shown = run("show", folder / "trajectories.jsonl", 2)
+    assert shown.startswith("envsdk/MathChat-v0/6: terminated (terminated), reward 1")
+    assert shown.count("main · user") == 7
+    assert shown.count("main · assistant · step") == 6
+    assert shown.count("before it compaction: ") == 2
+    assert "<think>The question is: What is" in shown
+    assert "(correct 0.166667)" in shown
+
+
+@pytest.mark.parametrize(("file", "number"), [("trajectories.jsonl", 4), ("nowhere.jsonl", 1), ("samples.jsonl", 1)])
+def test_show_refuses_what_is_not_there(folder: Path, file: str, number: int) -> None:
+    with pytest.raises(errors.EnvsdkError):
+        run("show", folder / file, number)
+
+
+def test_the_demo_shows_every_environment_under_each_policy(tmp_path: Path) -> None:
+    printed = run("demo", "--episodes", 2, "--out", tmp_path)
+    assert all(printed.count(name) == 4 for name in ("GuessNumber", "MathChat"))
+    assert sum(1 for _ in read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)) == 16
