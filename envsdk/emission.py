@@ -199,20 +199,11 @@ class Emission:
         if run:
             yield run
 
-    def _encode(self, run: list[Piece]) -> "NDArray[np.int32]":
-        text, control, is_content = run[0]
-        if control >= 0:
-            return self._encoder.control(control)
-        if len(run) > 1:
-            text = "".join([piece.text for piece in run])
-            is_content = any(piece.is_content for piece in run)
-        return self._encoder.encode(text, remember=not is_content)
-
     def _located(self) -> Iterator[tuple[int, int, Piece]]:
         """Each piece with its first token and the one after its last."""
         at = 0
         for run in self._runs():
-            bounds = [0, len(self._encode(run))] if len(run) == 1 else self._bounds(run)
+            bounds = [0, 1] if run[0].control >= 0 else self._bounds(run)
             for start, stop, piece in zip(bounds[:-1], bounds[1:], run, strict=True):
                 yield at + start, at + stop, piece
             at += bounds[-1]

@@ -33,7 +33,7 @@ def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
     """Write fields as one line, without the line end. Arrays become lists, NaN null.
 
     Raises:
-        InvalidRecord: If a field holds something that is no JSON, such as a task that is an object.
+        InvalidRecord: If a field holds something that is no JSON, such as an object in a tool's schema.
     """
     try:
         return orjson.dumps({"schema": SCHEMA_VERSION, "kind": kind, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import orjson
 
 from ..errors import TokenizerError, unknown_name
 from .byte_level import BYTE_OF_CHAR
-from .protocol import UNNAMED, Tokenizer
+from .protocol import UNNAMED
 
 if TYPE_CHECKING:
     import tiktoken
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _PADDING = 1024
 
 
-class _Named:
-    """What both kinds of tokenizer share: names, sizes, and being shared instead of copied."""
+class _Named(ABC):
+    """What both kinds of tokenizer share: names, sizes, decoding, and being shared instead of copied."""
 
     name: str
 
@@ -42,6 +43,31 @@ class _Named:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return _hash(*self._rules_of_encoding(), _sorted_json(self.control_tokens))
+
+    @abstractmethod
+    def _rules_of_encoding(self) -> tuple[bytes, ...]:
+        """All that decides which ids a text gets."""
+
+    @abstractmethod
+    def encode(self, text: str) -> "NDArray[np.int32]": ...
+
+    @abstractmethod
+    def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]: ...
+
+    def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        tokens = self.encode(text)
+        return tokens, np.cumsum([len(piece) for piece in self.token_bytes(tokens)], dtype=np.int64)
+
+    def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
+        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
@@ -88,12 +114,6 @@ class TiktokenTokenizer(_Named):
                 "spaces is too much for its regular expression; cut such texts"
             ) from None
 
-    def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
-        return _with_ends(self, self.encode(text))
-
-    def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
-
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         # Read as unsigned, ids that are negative are too large, too.
         unsigned = np.asarray(tokens, dtype=np.int32).view(np.uint32)
@@ -111,17 +131,12 @@ class TiktokenTokenizer(_Named):
             pieces[token] = name.encode()
         return pieces
 
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
+    def _rules_of_encoding(self) -> tuple[bytes, ...]:
         ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
         items = sorted(ranks.items(), key=lambda item: item[1])
         vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
-        return _hash(vocabulary, pattern.encode(), b"NFC" if self._nfc else b"", _sorted_json(self.control_tokens))
+        return vocabulary, pattern.encode(), b"NFC" if self._nfc else b""
 
 
 class HuggingFaceTokenizer(_Named):
@@ -178,14 +193,11 @@ class HuggingFaceTokenizer(_Named):
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         if self._byte_level:
-            return _with_ends(self, self.encode(text))
+            return super().encode_with_ends(text)
         normal = self.normalize(text)
         ends = [end for _, end in self._plain.encode(normal, add_special_tokens=False).offsets]
         bytes_before = np.concatenate([[0], np.cumsum([len(char.encode()) for char in normal])])
         return self.encode(normal), bytes_before[ends].astype(np.int64)
-
-    def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         return [self._single(token) for token in tokens.tolist()]
@@ -200,17 +212,8 @@ class HuggingFaceTokenizer(_Named):
             return bytes([int(text[3:5], 16)])
         return text.replace("▁", " ").encode()
 
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return _hash(orjson.dumps(self._rules, option=orjson.OPT_SORT_KEYS), _sorted_json(self.control_tokens))
-
-
-def _with_ends(tokenizer: Tokenizer, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
-    return tokens, np.cumsum([len(piece) for piece in tokenizer.token_bytes(tokens)], dtype=np.int64)
+    def _rules_of_encoding(self) -> tuple[bytes, ...]:
+        return (orjson.dumps(self._rules, option=orjson.OPT_SORT_KEYS),)
 
 
 def _sorted_json(value: Mapping[str, int]) -> bytes:

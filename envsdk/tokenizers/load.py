@@ -68,9 +68,10 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
 
     if name in tiktoken.list_encoding_names():
         return TiktokenTokenizer(name, tiktoken.get_encoding(name), nfc=False, vocab_size=vocab_size)
-    if difflib.get_close_matches(name, ["embedded", *tiktoken.list_encoding_names()], cutoff=0.8):
+    known = ["embedded", *tiktoken.list_encoding_names()]
+    if difflib.get_close_matches(name, known, cutoff=0.8):
         # No model is called so; asking the hub would only take long.
-        raise TokenizerError(str(unknown_name("tokenizer", name, ["embedded", *tiktoken.list_encoding_names()])))
+        raise TokenizerError(str(unknown_name("tokenizer", name, known)))
     import transformers
 
     try:
