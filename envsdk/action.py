@@ -48,7 +48,9 @@ class Action:
     policy_version: int | None = None
     """Which weights sampled it."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Data beside the tokens (routed experts, top-k): carried into the samples, never read."""
+    """Data beside the tokens: carried into the samples, never read. A numpy array is aligned with the tokens (routed
+    experts, top-k): its first dimension is n, and the samples hold it at their positions. Anything else belongs to the
+    action as a whole (images, a request's id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
     _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
+    for key, value in action.extra.items():
+        if isinstance(value, np.ndarray):
+            _check_aligned(key, cast("NDArray[Any]", value), len(tokens))
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
@@ -120,6 +125,16 @@ def _check_sampling(action: Action) -> None:
     extra: Any = action.extra
     if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
         raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
+
+
+def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
+    if array.shape[:1] != (length,):
+        raise ActionError(
+            f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens: an array has a row for "
+            "each token. What belongs to the action as a whole is given as a list or another value"
+        )
+    if array.dtype.kind not in "biuf":
+        raise ActionError(f"extra[{key!r}] is an array of {array.dtype}; expected booleans, integers or floats")
 
 
 def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":

@@ -99,59 +99,137 @@ class Context:
         self._view.add_reply(message)
         self.steps += 1
 
+    def new_text(self, count: int) -> "SampledText":
+        """The text of the last `count` tokens of the log, which the model sampled."""
+        length = len(self.log_tokens)
+        return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+
     # The environment speaks.
 
     def open(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, max_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
     ) -> Delta:
         """Render the first messages; see `observe`."""
         self._view.tools = tuple(tools)
         self._opening = len(messages)
         out = self.renderer.emission()
         self.renderer.emit_conversation(out, messages, tools=tools)
-        self.renderer.emit_generation_prompt(out, len(messages))
+        self.renderer.emit_generation_prompt(out, len(messages), prefill)
         tokens, starts = out.tokens()
-        self._view.append(tokens, messages, starts)
-        try:
-            rewrite = self._ask_policy()
-        except ContextFull:
-            return self._hand_out(messages, 0, full=StopReason.CONTEXT_FULL)
-        if rewrite is not None:
-            self._view.rewrite(rewrite)
-        return self._hand_out(messages, 0, max_tokens=max_tokens)
+        self._view.append(tokens, messages, starts, self._prefill(prefill))
+        self.messages.extend(messages)
+        return self._hand_out(self._rewrite(Delta(tokens, 0)), max_tokens)
 
-    def observe(self, messages: Sequence[Message], *, is_final: bool = False, max_tokens: int | None = None) -> Delta:
+    def observe(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_final: bool = False,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+        system: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+    ) -> Delta:
         """Render what the environment says after a reply.
 
         Args:
             messages: What it says.
             is_final: Whether nobody will be asked again: then there is no generation prompt, and nothing is rewritten.
             max_tokens: How long the context may become, the next reply included.
+            prefill: What the next reply begins with.
+            system: Another system message from now on, ...
+            tools: ... and other tools; what is another than before is a declared `edit`.
 
         Raises:
             RenderError: If the model family cannot express one of the messages; the context is then as it was.
         """
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
-        closed_reply = not self.renderer.is_closed(reply)
-        rendered = self.renderer.extension(reply, messages, previous=view.messages[-1], generation_prompt=not is_final)
+        rendered = self.renderer.extension(
+            reply, messages, previous=view.messages[-1], generation_prompt=not is_final, prefill=prefill
+        )
         before = view.mark()
-        view.append(rendered.tokens, messages, rendered.starts)
+        view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
+        delta = Delta(rendered.tokens, length, closed_reply=not self.renderer.is_closed(reply))
         if is_final:
-            return self._hand_out(messages, length, closed_reply=closed_reply)
+            self.messages.extend(messages)
+            return self._hand_out(delta, None)
+        edited = self._edit(delta, system, tools)
+        try:
+            delta = self._rewrite(edited)
+        except Exception:
+            if edited is delta:
+                view.go_back(before)
+            raise
+        self.messages.extend(messages)
+        return self._hand_out(delta, max_tokens)
+
+    def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
+        """Put something inside the last reply, which then goes on. A stop token in it is dropped, a declared `edit`.
+
+        Args:
+            addition: What `Renderer.continuation` takes.
+            max_tokens: How long the context may become, the rest of the reply included.
+
+        Raises:
+            RenderError: If it does not fit the reply; the context is then as it was.
+        """
+        view, length = self._view, len(self)
+        body = view.bodies[-1]
+        kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
+        reply = self.messages.pop()
+        view.reopen_reply(kept, tokens)
+        self.steps -= 1
+        delta = Delta(tokens, body + kept)
+        if delta.keep < length:
+            delta = delta._replace(broken=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
+        delta = self._hand_out(self._rewrite(delta), max_tokens, is_reply_open=True)
+        if delta.full is not None:
+            self.add_reply(reply)
+        return delta
+
+    def _prefill(self, prefill: str | Message | None) -> "NDArray[np.int32] | None":
+        return None if prefill is None else self.renderer.prefill(prefill)
+
+    def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
+        """Begin with another system message or other tools, if they are others."""
+        view, first = self._view, self._view.messages[0]
+        if system is not None and first.role == "system" and first.content == system:
+            system = None
+        if tools is not None and list(tools) == list(view.tools):
+            tools = None
+        changed = [name for name, value in (("system", system), ("tools", tools)) if value is not None]
+        if not changed:
+            return delta
+        count = len(view.messages)
+        view.reopen(system, None if tools is None else tuple(tools))
+        if system is not None:
+            self.messages.append(view.messages[0])
+        self._opening += len(view.messages) - count
+        self._seen += len(view.messages) - count
+        return delta._replace(keep=0, broken=self._break("edit", 0, delta.keep, f"new {' and '.join(changed)}"))
+
+    def _rewrite(self, delta: Delta) -> Delta:
+        """Let the policy rewrite the view; the break is that of whoever keeps less."""
         try:
             rewrite = self._ask_policy()
-            keep = length if rewrite is None else min(view.rewrite(rewrite), length)
         except ContextFull:
-            view.go_back(before)
-            return self.observe(messages, is_final=True)._replace(full=StopReason.CONTEXT_FULL)
-        except Exception:
-            view.go_back(before)
-            raise
-        broken = None
-        if rewrite is not None and keep < length:
-            broken = Break("rewrite", rewrite.reason, self.name, self.name, keep, length - keep, rewrite.detail)
-        return self._hand_out(messages, keep, broken, closed_reply=closed_reply, max_tokens=max_tokens)
+            return delta._replace(full=StopReason.CONTEXT_FULL)
+        if rewrite is None:
+            return delta
+        keep = self._view.rewrite(rewrite)
+        if keep >= delta.keep:
+            return delta
+        length = delta.keep if delta.broken is None else delta.broken.kept + delta.broken.dropped
+        return delta._replace(keep=keep, broken=self._break(rewrite.reason, keep, length, rewrite.detail))
+
+    def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
+        return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
 
     def _ask_policy(self) -> Rewrite | None:
         """What the history policy says of the view.
@@ -181,27 +259,36 @@ class Context:
             )
         return rewrite
 
-    def _hand_out(
-        self,
-        messages: Sequence[Message],
-        keep: int,
-        broken: Break | None = None,
-        *,
-        closed_reply: bool = False,
-        max_tokens: int | None = None,
-        full: StopReason | None = None,
-    ) -> Delta:
-        """Log the tokens behind the first `keep`, and give them out."""
-        self.messages.extend(messages)
-        self._seen = len(self._view.messages)
-        if full is None and max_tokens is not None and len(self) >= max_tokens:
-            full = StopReason.MAX_CONTEXT_TOKENS
-        if full is not None:
-            self._view.drop_generation_prompt()
-        tokens = self._view.tokens.copy(keep)
+    def _hand_out(self, delta: Delta, max_tokens: int | None, *, is_reply_open: bool = False) -> Delta:
+        """Log the tokens behind those that are kept, and give them out."""
+        view = self._view
+        self._seen = len(view.messages)
+        if delta.full is None and max_tokens is not None and len(self) >= max_tokens:
+            delta = delta._replace(full=StopReason.MAX_CONTEXT_TOKENS)
+        if delta.full is not None and not is_reply_open:
+            view.drop_generation_prompt()
+        tokens = view.tokens.copy(delta.keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
-        return Delta(tokens, keep, broken, closed_reply, full)
+        return delta._replace(tokens=tokens)
+
+
+class SampledText:
+    """The text of sampled tokens, decoded when it is asked for."""
+
+    __slots__ = ("_renderer", "_tokens")
+
+    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
+        self._renderer = renderer
+        self._tokens = tokens
+
+    def __str__(self) -> str:
+        tokens = self._tokens
+        is_ended = len(tokens) and int(tokens[-1]) in self._renderer.stop_token_ids
+        return self._renderer.tokenizer.decode(tokens[:-1] if is_ended else tokens)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 class ReadOnly(Sequence[Message]):

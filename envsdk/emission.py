@@ -129,6 +129,12 @@ class Emission:
         if text:
             self._pieces.extend(self._encoder.content(text))
 
+    def cut_at(self, mark: str) -> None:
+        """Forget what was written from the last `mark` in a content on."""
+        index = max(i for i, piece in enumerate(self._pieces) if piece.is_content and mark in piece.text)
+        piece = self._pieces[index]
+        self._pieces[index:] = [piece._replace(text=piece.text[: piece.text.rindex(mark)])]
+
     def text(self) -> str:
         """What was written, as it will be encoded; control tokens by their names."""
         normalize = self._encoder.tokenizer.normalize

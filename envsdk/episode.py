@@ -3,7 +3,7 @@
 It does no I/O and reads no clock, and knows nothing about gymnasium, event loops, or how an environment answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -13,8 +13,8 @@ from .context import Context, Delta
 from .errors import EpisodeError, TurnError
 from .history import HistoryPolicy
 from .limits import UNLIMITED, Limits, StopReason
-from .messages import Message, check_calls
-from .renderer import Renderer
+from .messages import Message, ToolSchema, check_calls
+from .renderer import NOT_ENDED, Renderer
 from .trajectory import ContextLog, Part, Status, Step, Trajectory
 from .turn import Turn
 
@@ -68,20 +68,25 @@ class Episode:
         self._turn = Turn()
         self._unasked = False  # the episode ended before anybody was asked: the next step says so
 
-    def open(self, turn: Turn) -> Result:
-        """Take the first turn.
+    def open(self, turn: Turn, tools: Sequence[ToolSchema] = ()) -> Result:
+        """Take the first turn; `tools` are those of a turn that says none.
 
         Raises:
-            TurnError: If it holds a reward, an end, or no message.
+            TurnError: If it holds a reward, an end, no message, or goes on with a reply.
         """
         _check_turn(turn)
-        if any(turn.rewards.values()) or turn.terminated or turn.truncated:
-            raise TurnError("the first turn has a reward or ends the episode, but nobody has replied yet")
+        if any(turn.rewards.values()) or turn.terminated or turn.truncated or turn.continuation is not None:
+            raise TurnError("the first turn has a reward, ends the episode or continues, but nobody has replied yet")
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         messages = [*system, *turn.messages]
         if not messages:
             raise TurnError("the first turn has no message; start() must say something")
-        delta = self.context.open(messages, turn.tools or (), max_tokens=self.limits.max_context_tokens)
+        delta = self.context.open(
+            messages,
+            tools if turn.tools is None else turn.tools,
+            max_tokens=self.limits.max_context_tokens,
+            prefill=turn.prefill,
+        )
         return self._hand_out(turn, delta, delta.full, is_first=True)
 
     def receive(self, action: object) -> Message | None:
@@ -112,11 +117,11 @@ class Episode:
                 return None
             step.finish_reason = "length"  # there is no room for the rest
         self._step = None
-        message = check_calls(self.context.parse_reply(), self.context.tools)
+        message = check_calls(self._read_reply(), self.context.tools)
         step.reply = len(self.context.messages)
         self.context.add_reply(message)
         self._tool_calls += len(message.tool_calls)
-        return message.detached() if message.tool_calls else message
+        return message.as_reply(self.context.new_text(step.stop - step.action_start))
 
     def advance(self, turn: Turn) -> Result:
         """Take what the environment says after a reply.
@@ -126,13 +131,21 @@ class Episode:
             RenderError: If the model family cannot express one of its messages.
         """
         _check_turn(turn)
-        if turn.system is not None or turn.tools is not None:
-            raise TurnError("only the first turn has `system` and `tools`")
         step = self.steps[-1]
         step.reward, step.rewards, step.metrics = turn.reward, dict(turn.rewards), dict(turn.metrics)
         reason = self._reason_to_stop(turn, step)
-        is_final = reason is not None
-        delta = self.context.observe(turn.messages, is_final=is_final, max_tokens=self.limits.max_context_tokens)
+        if turn.continuation is not None and reason is None:
+            self._tool_calls -= len(self.context.messages[-1].tool_calls)  # they are counted when the reply is whole
+            delta = self.context.go_on(turn.continuation, max_tokens=self.limits.max_context_tokens)
+        else:
+            delta = self.context.observe(
+                turn.messages,
+                is_final=reason is not None,
+                max_tokens=self.limits.max_context_tokens,
+                prefill=turn.prefill,
+                system=turn.system,
+                tools=turn.tools,
+            )
         return self._hand_out(turn, delta, reason or delta.full)
 
     def go_on(self) -> Result:
@@ -155,6 +168,17 @@ class Episode:
             raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
         notes: list[str] = getattr(error, "__notes__", [])
         return self._end("error", StopReason.ERROR, " ".join([f"{type(error).__name__}: {error}", *notes]))
+
+    def _read_reply(self) -> Message:
+        """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
+        message = self.context.parse_reply()
+        if NOT_ENDED in message.errors and self._turn.stop:
+            step = self.steps[-1]
+            text = str(self.context.new_text(step.stop - step.action_start))
+            if any(stop in text for stop in self._turn.stop):
+                errors = tuple(error for error in message.errors if error != NOT_ENDED)
+                return message.model_copy(update={"errors": errors})
+        return message
 
     def _act(self, step: Step, action: CheckedAction) -> None:
         self.context.act(action.tokens, action.logprobs)

@@ -116,6 +116,9 @@ class ToolCall(_Frozen):
         return call if self.id is None else {"id": self.id, **call}
 
 
+_NEW_TEXT = "new_text"
+
+
 def _read_call(call: Any) -> Any:
     if not isinstance(call, Mapping) or "function" not in call:
         return cast("Any", call)
@@ -179,10 +182,23 @@ class Message(_Frozen):
             return calls
         return tuple(_read_call(call) for call in cast("Sequence[Any]", calls))
 
-    def detached(self) -> "Message":
-        """A copy whose calls' arguments, which are dicts, may be changed without changing this message."""
-        calls = tuple(call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls)
-        return self.model_copy(update={"tool_calls": calls})
+    @property
+    def new_text(self) -> str:
+        """What of a reply was sampled since the environment last spoke: as text, control tokens by their names.
+
+        Where it is no sampled reply, it is the content. A stop token at the end is left out, what was sampled behind a
+        stop string is not.
+        """
+        return str(self.__dict__.get(_NEW_TEXT, self.content))
+
+    def as_reply(self, new_text: object) -> "Message":
+        """A copy to hand over: with `str(new_text)` as `new_text`, and arguments of calls that may be changed."""
+        reply = self.model_copy()
+        if self.tool_calls:
+            calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]
+            reply.__dict__["tool_calls"] = tuple(calls)
+        reply.__dict__[_NEW_TEXT] = new_text  # beside the fields: it is neither compared nor stored
+        return reply
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "Message":

@@ -52,6 +52,37 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
+def pack(extra: Mapping[str, Any]) -> orjson.Fragment:
+    """Data beside tokens as JSON, from which `unpack` makes arrays of the same dtype again."""
+    return fragment({key: _packed(value) for key, value in extra.items()})
+
+
+def unpack(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what `pack` wrote.
+
+    Raises:
+        ValueError: If an array in it is damaged.
+    """
+    return {key: _unpacked(value) for key, value in extra.items()}
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    array = cast("np.ndarray[Any, Any]", value)
+    return {_ARRAY: str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, dict) or _ARRAY not in value:
+        return value
+    packed = cast("dict[str, Any]", value)
+    return np.array(packed["values"], dtype=packed[_ARRAY]).reshape(packed["shape"])
+
+
+_ARRAY = "array of"
+
+
 def load(line: bytes | str, kind: str) -> dict[str, Any]:
     """Read the fields of a line.
 

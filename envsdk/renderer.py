@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 """Token ids, shape (n,)."""
 
+NOT_ENDED = "the turn was not ended: there is no stop token"
+"""The error of a reply without a stop token."""
+_HERE = "\ue000"  # a private-use character: it marks where in a reply a prefill ends
+
 
 class Rendered:
     """A rendered conversation."""
@@ -150,7 +154,8 @@ class Renderer(ABC):
 
         Args:
             tokens: What was sampled, shape (n,).
-            prompt_tail: The end of the prompt from the assistant's opening on; it may have opened a block.
+            prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is read
+                as the beginning of the reply.
         """
 
     @property
@@ -233,16 +238,17 @@ class Renderer(ABC):
         *,
         previous: Message | None = None,
         generation_prompt: bool = True,
+        prefill: str | Message | None = None,
     ) -> Rendered:
         """As `extend`, and tells where each message starts.
 
-        `previous` is the reply as a message, if it was parsed already.
+        `previous` is the reply as a message, if it was parsed already; `prefill` what the next one will begin with.
         """
         out = self.emission()
         out.scaffold(self.closing(reply))
         self.emit_conversation(out, [previous or _REPLY, *messages], first=1)
         if generation_prompt:
-            self.emit_generation_prompt(out, len(messages) + 1)
+            self.emit_generation_prompt(out, len(messages) + 1, prefill)
         return Rendered(out)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
@@ -250,6 +256,57 @@ class Renderer(ABC):
         out = self.emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
+
+    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        """The tokens with which an assistant's message begins before the model goes on with it.
+
+        Args:
+            start: A text, which stands as it is behind the generation prompt. Or an assistant's message: if it says
+                nothing of its `content`, its reasoning goes on, else its content does (`content=""` closes the
+                reasoning and says nothing yet).
+
+        Returns:
+            int32 of shape (n,); they stand behind the generation prompt that `emit_generation_prompt` writes for them.
+        """
+        out = self.emission()
+        if isinstance(start, str):
+            out.content(start)
+            return out.tokens()[0]
+        part = "content" if _says_content(start) else "reasoning"
+        self.emit_reply(out, start.model_copy(update={part: (getattr(start, part) or "") + _HERE}))
+        out.cut_at(_HERE)
+        return out.tokens()[0]
+
+    def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
+        """What is put inside a reply that goes on.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            addition: A text, which is appended as it is. Or an assistant's message: its reasoning goes on with a block
+                that is open; if it says anything of its `content`, the block is closed and the content follows.
+
+        Returns:
+            How many tokens of the reply stay, which are those before its first stop token, and the tokens that follow
+            them: int32 of shape (m,).
+
+        Raises:
+            RenderError: If there is reasoning, but no block is open that it could go on with.
+        """
+        tokens = np.asarray(reply, dtype=np.int32)
+        stops = np.isin(tokens, self.stop_token_ids)
+        kept = int(np.argmax(stops)) if stops.any() else len(tokens)
+        out = self.emission()
+        if isinstance(addition, str):
+            out.content(addition)
+            return kept, out.tokens()[0]
+        closing = self._close_open_block(tokens[:kept])
+        if addition.reasoning and not closing:
+            raise RenderError("the reply cannot go on with reasoning: it has no open think block")
+        out.content(addition.reasoning or "")
+        if _says_content(addition):
+            out.scaffold(closing)
+            out.content(addition.content)
+        return kept, out.tokens()[0]
 
     def closing(self, reply: TokenIds) -> str:
         """The scaffold that closes a reply: an open block, the turn itself, and what stands behind a turn."""
@@ -297,10 +354,11 @@ class Renderer(ABC):
                 out.begin(index, message.role)
             self._emit(out, messages, index)
 
-    def emit_generation_prompt(self, out: Emission, index: int) -> None:
-        """Write what asks for the reply that will be message `index`."""
+    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+        """Write what asks for the reply that will be message `index`; a prefill with reasoning has its own block."""
         out.begin(index, "assistant")
-        out.scaffold(self.generation_prompt)
+        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
+        out.scaffold(self.opening if has_block else self.generation_prompt)
 
     def _emit(self, out: Emission, messages: Sequence[Message], index: int) -> None:
         message = messages[index]
@@ -343,13 +401,19 @@ class Renderer(ABC):
                 opened = self.blocks.get(control, "")
         return opened
 
-    def has_structure(self, tokens: TokenIds) -> bool:
-        """Whether there is any of the family's control tokens that `parse` looks for."""
-        return bool(self._marks_in(np.asarray(tokens, dtype=np.int32)).any())
+    def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """What of the end of a prompt is the assistant's already: an empty think block, a prefill."""
+        count = len(self.opening_tokens)
+        has_opening = len(prompt_tail) >= count and np.array_equal(prompt_tail[:count], self.opening_tokens)
+        return prompt_tail[count:] if has_opening else prompt_tail
 
     def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
         """For each token which of the family's control tokens it is, counted from 1, or 0."""
         return self._mark_of_token.take(tokens, mode="clip")
+
+
+def _says_content(start: Message) -> bool:
+    return start.reasoning is None or "content" in start.model_fields_set
 
 
 def _text(pieces: list[bytes]) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, InvalidSample
-from .records import dump, fragment, load
-from .trajectory import Step, Trajectory
+from .records import dump, fragment, load, pack, unpack
+from .trajectory import Part, Step, Trajectory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,8 +73,9 @@ class Sample:
     """The breaks of the context up to this sample's end."""
     group_id: str | None = None
     advantage: "float | NDArray[np.float32] | None" = None
-    extra: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    """For each key of `Action.extra` the values of the parts, None for a part without."""
+    extra: "dict[str, list[Any] | NDArray[Any]]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    """For each key of `Action.extra`: an array of shape (L, ...), 0 where nothing was sampled in this sample; or, for
+    what belongs to actions as a whole, a list of the parts' values, None for a part without."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory)."""
 
@@ -137,7 +138,7 @@ class Sample:
     def to_json(self) -> bytes:
         """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return dump("sample", {**record, "extra": fragment(self.extra), "metadata": fragment(self.metadata)})
+        return dump("sample", {**record, "extra": pack(self.extra), "metadata": fragment(self.metadata)})
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Sample":
@@ -151,6 +152,7 @@ class Sample:
             for name, dtype in _ARRAYS.items():
                 if isinstance(record[name], list):
                     record[name] = np.array(record[name], dtype=dtype)
+            record["extra"] = unpack(record["extra"])
             record["breaks"] = [Break(**broken) for broken in record["breaks"]]
             return cls(**record)
         except (ValueError, KeyError, TypeError) as error:
@@ -217,7 +219,7 @@ class _Track:
             (self._part_ids, -1),
         )
         self._steps: list[tuple[int, Step]] = []
-        self._parts = 0
+        self._parts: list[tuple[int, int, Part]] = []  # with the position of its first token, and their number
         self._breaks: list[Break] = []
         self._old = 0  # up to here the arrays hold what an earlier segment trained
 
@@ -242,9 +244,9 @@ class _Track:
         self._extend(step.start, step.action_start, False, -1, -1)
         start = step.action_start
         for part in step.parts:
-            self._extend(start, part.stop, is_trained, len(self._steps), self._parts)
+            self._parts.append((len(self), part.stop - start, part))
+            self._extend(start, part.stop, is_trained, len(self._steps), len(self._parts) - 1)
             start = part.stop
-            self._parts += 1
         self._steps.append((index, step))
 
     def _extend(self, start: int, stop: int, is_trained: bool, step: int, part: int) -> None:
@@ -263,15 +265,16 @@ class _Track:
 
     def close(self) -> list[tuple[int, Sample]]:
         """End the segment: its sample with the index of its first step, if a token is trained in it."""
-        steps, self._steps, self._parts = self._steps, [], 0
+        steps, self._steps = self._steps, []
+        parts, self._parts = self._parts, []
         self._old = min(self._old, len(self))
         if not self._mask.view[self._old :].any():
             return []
-        return [(steps[0][0], self._sample(steps))]
+        return [(steps[0][0], self._sample(steps, parts))]
 
-    def _sample(self, steps: list[tuple[int, Step]]) -> Sample:
+    def _sample(self, steps: list[tuple[int, Step]], located: list[tuple[int, int, Part]]) -> Sample:
         trajectory = self._trajectory
-        parts = [part for _, step in steps for part in step.parts]
+        parts = [part for _, _, part in located]
         length = int(self._mask.view.nonzero()[0][-1]) + 1  # nothing behind the last trained token is needed
         mask = self._mask.copy(0, length)
         logprobs = self._logprobs.copy(0, length)
@@ -297,7 +300,7 @@ class _Track:
             truncated=trajectory.status == "truncated",
             breaks=list(self._breaks),
             group_id=trajectory.group_id,
-            extra={key: [part.extra.get(key) for part in parts] for key in keys},
+            extra={key: _extra(key, located, length) for key in keys},
             metadata={
                 "env": trajectory.env,
                 "seed": trajectory.seed,
@@ -306,6 +309,27 @@ class _Track:
                 "steps": [index for index, _ in steps],
             },
         )
+
+
+def _extra(key: str, parts: list[tuple[int, int, Part]], length: int) -> "list[Any] | NDArray[Any]":
+    """The values of `Action.extra[key]`: at the positions of the tokens if they are arrays, else for each part."""
+    values = [part.extra.get(key) for _, _, part in parts]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    if not arrays:
+        return values
+    first: NDArray[Any] = arrays[0]
+    aligned = np.zeros((length, *first.shape[1:]), dtype=first.dtype)
+    for (position, count, _), value in zip(parts, values, strict=True):
+        if not count and value is None:
+            continue
+        if not isinstance(value, np.ndarray) or value.shape[1:] != first.shape[1:] or value.dtype != first.dtype:
+            raise InvalidSample(
+                f"extra[{key!r}] is an array of {first.dtype} with rows of shape {first.shape[1:]} for one action, and "
+                f"{type(value).__name__} {getattr(value, 'dtype', '')}{getattr(value, 'shape', '')} for another: a "
+                "policy gives it for all actions of an episode alike, or for none"
+            )
+        aligned[position : position + count] = value[: max(0, length - position)]
+    return aligned
 
 
 def _version(policy_version: int | None) -> int:

@@ -14,7 +14,7 @@ from .action import Break
 from .arrays import Growing
 from .errors import InvalidRecord, UndeclaredBreak
 from .messages import Message
-from .records import dump, fragment, load
+from .records import dump, fragment, load, pack, unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +33,7 @@ class Part:
     temperature: float = 1.0
     policy_version: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """`Action.extra`: an array has a row for each of the part's tokens."""
 
 
 @dataclass(slots=True)
@@ -278,7 +279,7 @@ def _dump_step(step: Step) -> Step | dict[str, Any]:
     if not any(part.extra for part in step.parts):
         return step
     parts = [
-        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": fragment(part.extra)} for part in step.parts
+        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": pack(part.extra)} for part in step.parts
     ]
     return {**{f.name: getattr(step, f.name) for f in fields(step)}, "parts": parts}
 
@@ -300,7 +301,7 @@ def _load_break(record: dict[str, Any] | None) -> Break | None:
 
 
 def _load_step(record: dict[str, Any]) -> Step:
-    record["parts"] = tuple(Part(**part) for part in record["parts"])
+    record["parts"] = tuple(Part(**{**part, "extra": unpack(part["extra"])}) for part in record["parts"])
     record["broken"] = _load_break(record["broken"])
     return Step(**record)
 

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from .errors import TurnError, what_is_invalid
 from .messages import Message, ToolSchema, to_messages
+
+if TYPE_CHECKING:
+    from .tools import Tool
 
 
 class Turn:
@@ -15,15 +18,23 @@ class Turn:
 
     Args:
         messages: A text (a user message), a `Message`, or a list of messages; an OpenAI-style mapping is one, too.
-        system: The system message that opens the conversation; only in the first turn.
-        tools: JSON schemas of the tools that the model may call; only in the first turn.
+        system: The system message that opens the conversation. In a later turn: what it is from then on.
+        tools: The tools that the model may call: JSON schemas, or what `envsdk.tool` makes. In a later turn: what they
+            are from then on. A later `system` or `tools` that is another than before is a declared `edit`.
         reward: What the reply earned: a number, or named rewards, which add up. None: it was not scored.
         metrics: Named numbers to report; they are no rewards.
         terminated: The task is over.
         truncated: The episode is cut off, though the task is not over.
         info: Entries for the `info` of the step; they may not take the names that envsdk uses.
-        stop: Strings at which the policy should stop sampling.
-        max_tokens: How many tokens the next reply may have.
+        prefill: What the next reply begins with, without having been sampled: a text, which stands as it is behind the
+            generation prompt; or an assistant's `Message`, whose reasoning goes on if it has no `content`, and whose
+            content goes on if it has (`content=""` closes the reasoning).
+        continues: The reply that this turn answers goes on, with `messages` inside it: a text as it is, or an
+            assistant's `Message`, whose reasoning goes on with an open think block, and whose content comes behind it.
+            A stop token that ended the reply is dropped, a declared `edit`. If a limit ends the episode, the reply does
+            not go on.
+        stop: Strings at which the policy should stop sampling; what it sampled behind them stays.
+        max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused.
         sampling: Sampling parameters for the next reply (temperature and so on), passed on to the policy.
 
     Raises:
@@ -31,10 +42,12 @@ class Turn:
     """
 
     __slots__ = (
+        "continuation",
         "info",
         "max_tokens",
         "messages",
         "metrics",
+        "prefill",
         "reward",
         "rewards",
         "sampling",
@@ -50,18 +63,22 @@ class Turn:
         messages: str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]] = (),
         *,
         system: str | None = None,
-        tools: Sequence[ToolSchema] | None = None,
+        tools: "Sequence[ToolSchema | Tool] | None" = None,
         reward: float | Mapping[str, float] | None = 0.0,
         metrics: Mapping[str, float] | None = None,
         terminated: bool = False,
         truncated: bool = False,
         info: Mapping[str, Any] | None = None,
+        prefill: str | Message | Mapping[str, Any] | None = None,
+        continues: bool = False,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
+        self.continuation = _start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
+        self.prefill = None if prefill is None else _start_of_reply("prefill", prefill)
         try:
-            self.messages = to_messages(messages)
+            self.messages = [] if continues else to_messages(messages)
         except ValidationError as error:
             raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
         except (TypeError, KeyError, ValueError) as error:
@@ -72,6 +89,12 @@ class Turn:
             raise TurnError(f"system is a {type(system).__name__}; expected a text")
         if terminated and truncated:
             raise TurnError("a Turn is terminated (the task is over) or truncated (it is cut off), not both")
+        if continues and (prefill is not None or system is not None or tools is not None or terminated or truncated):
+            raise TurnError(
+                "a reply that continues has no prefill, no new system or tools, and does not end the episode"
+            )
+        if prefill is not None and (terminated or truncated):
+            raise TurnError("the episode ends, so there is no next reply that a prefill could begin")
         self.system = system
         self.tools = None if tools is None else _checked_tools(tools)
         self.rewards = {} if reward is None else _numbers("reward", reward)
@@ -106,12 +129,32 @@ def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]
     return numbers
 
 
-def _checked_tools(tools: Sequence[ToolSchema]) -> list[ToolSchema]:
-    for tool in tools:
-        function: Any = tool.get("function", tool) if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+def _start_of_reply(what: str, value: Any) -> str | Message:
+    """A text, or an assistant's message of reasoning and content."""
+    try:
+        message = value if isinstance(value, Message) else Message.from_openai(_as_mapping(value))
+    except ValidationError as error:
+        raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
+    except TypeError:
+        raise TurnError(f"{what} is a {type(value).__name__}; expected a text or an assistant's Message") from None
+    if message.role != "assistant" or message.tool_calls or message.parts is not None:
+        raise TurnError(
+            f"{what} is {message!r:.80}; expected a text, or an assistant's reasoning and content, no calls"
+        )
+    return value if isinstance(value, str) else message
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
+
+
+def _checked_tools(tools: "Sequence[ToolSchema | Tool]") -> list[ToolSchema]:
+    schemas: list[Any] = [getattr(tool, "schema", tool) for tool in tools]
+    for schema in schemas:
+        function: Any = cast("Any", schema).get("function", schema) if isinstance(schema, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
             raise TurnError(
-                f"a tool is a JSON schema in the OpenAI form, {{'type': 'function', 'function': {{'name': ...}}}}, got "
-                f"{tool!r:.80}"
+                "a tool is what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
+                f"{{'type': 'function', 'function': {{'name': ...}}}}; got {schema!r:.80}"
             )
-    return list(tools)
+    return schemas

@@ -42,20 +42,35 @@ class View:
         self.end = 0
         """The position behind the last message; the generation prompt stands there."""
         self.body = 0
-        """The position behind the generation prompt, where the next reply begins."""
+        """The position behind the generation prompt, where the next reply begins; there may be a part of it already."""
 
-    def append(self, tokens: "NDArray[np.int32]", messages: Sequence[Message], starts: Sequence[int]) -> None:
-        """Take rendered messages; the generation prompt, if any, begins at the last of `starts`."""
+    def append(
+        self,
+        tokens: "NDArray[np.int32]",
+        messages: Sequence[Message],
+        starts: Sequence[int],
+        prefill: "NDArray[np.int32] | None" = None,
+    ) -> None:
+        """Take rendered messages; the generation prompt, if any, begins at the last of `starts`, before the prefill."""
         before = len(self.tokens)
         self.tokens.append(tokens)
         for message, start in zip(messages, starts, strict=False):
             self._add(message, before + start)
         self.end = before + starts[len(messages)] if len(starts) > len(messages) else len(self.tokens)
         self.body = len(self.tokens)
+        if prefill is not None:
+            self.tokens.append(prefill)
 
     def add_reply(self, message: Message) -> None:
         """Take the reply whose tokens stand behind the generation prompt."""
         self._add(message, self.end, self.body)
+
+    def reopen_reply(self, kept: int, tokens: "NDArray[np.int32]") -> None:
+        """The last message, a reply, goes on: with its first `kept` tokens, and `tokens` behind them."""
+        del self.messages[-1]
+        self.end, self.body = self.starts.pop(), self.bodies.pop()
+        self.tokens.truncate(self.body + kept)
+        self.tokens.append(tokens)
 
     def mark(self) -> Mark:
         """The state to go back to."""
@@ -79,11 +94,26 @@ class View:
             How many tokens stay: those before the first message that is another, or is written in another way.
         """
         first, messages = self._first_changed(rewrite)
+        is_same = first == len(self.messages) and not messages
+        return len(self.tokens) if is_same else self._replace(first, messages)
+
+    def reopen(self, system: str | None, tools: Sequence[ToolSchema] | None) -> None:
+        """Begin with another system message or other tools; None leaves what there is."""
+        messages = list(self.messages)
+        if system is not None:
+            has_system = messages[0].role == "system"
+            messages = [Message(role="system", content=system), *messages[1 if has_system else 0 :]]
+        if tools is not None:
+            self.tools = tools
+        self._replace(0, messages)
+
+    def _replace(self, first: int, messages: Sequence[Message]) -> int:
+        """The messages from `first` on become others; returns how many tokens stay."""
         past = _Past(self, first)
         view = [*self.messages[max(first - 1, 0) : first], *messages]  # with the neighbour before them
         before = len(view) - len(messages)
         written = [self._write(view, before + i, past) for i in range(len(messages))]
-        prompt = self.tokens.copy(self.end)
+        prompt, asks = self.tokens.copy(self.end), self.body - self.end
         del self.messages[first:], self.starts[first:], self.bodies[first:]
         self.tokens.truncate(past.start)
         for message, (tokens, body) in zip(messages, written, strict=True):
@@ -92,7 +122,7 @@ class View:
             self.tokens.append(tokens)
         self.end = len(self.tokens)
         self.tokens.append(prompt)
-        self.body = len(self.tokens)
+        self.body = self.end + asks
         return past.start
 
     def count(self, index: int) -> int:

@@ -10,8 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from envsdk.messages import Message, ToolCall
-
-NOT_ENDED = "the turn was not ended: there is no stop token"
+from envsdk.renderer import NOT_ENDED
 
 
 class HermesReply:
@@ -30,13 +29,6 @@ class HermesReply:
         self._call = ""
         self._calls: list[ToolCall] = []
         self._errors: list[str] = []
-
-    def read_prompt(self, control: str, text: str) -> None:
-        """Read a part of the prompt behind the assistant's opening: it may open a think block, or hold an empty one."""
-        if control == "<think>":
-            self._where, self._reasoning = "reasoning", text
-        elif control == "</think>" and self._reasoning is not None:
-            self._where, self._content = "text", text.lstrip("\n")
 
     def read(self, control: str, text: str) -> None:
         """Read a control token (none at the start of the reply) and the text after it."""

@@ -149,9 +149,10 @@ class Qwen3(Renderer):
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
         """Read the think block, the text and the calls; see `Renderer.parse`."""
         reply = HermesReply(call_text)
-        if self.has_structure(prompt_tail):
-            for control, text in self.split(prompt_tail).segments:
-                reply.read_prompt(control, text)
+        started = self.behind_opening(prompt_tail)
+        if len(started):
+            for control, text in self.split(started).segments:
+                reply.read(control, text)
         split = self.split(tokens)
         for control, text in split.segments:
             reply.read(control, text)

@@ -5,6 +5,7 @@ import copy
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,16 +83,45 @@ def test_parts_of_a_reply_share_the_turns_budget_and_end_as_cut_when_it_is_used_
 
 
 def test_extra_is_the_steps_own() -> None:
-    env, buffer = Talks(limits={"max_steps": 2}), np.array([1, 1])
+    env = Talks(limits={"max_steps": 2})
     env.reset(seed=0)
-    env.step(says(env, "one", extra={"routed": buffer}))
+    buffer = np.ones((len(says(env, "one").tokens), 2), dtype=np.uint8)
+    env.step(says(env, "one", extra={"routed": buffer, "images": [7]}))
     buffer[:] = 2
-    env.step(says(env, "two", extra={"routed": buffer}))
+    env.step(says(env, "one", extra={"routed": buffer}))
     (sample,) = env.trajectory.samples()
-    assert [part.tolist() for part in sample.extra["routed"]] == [[1, 1], [2, 2]]
+    assert sample.extra["routed"].dtype == np.uint8
+    assert sample.extra["routed"].shape == (len(sample), 2)
+    for step in (0, 1):
+        assert (sample.extra["routed"][sample.step_ids == step] == step + 1).all()
+    assert (sample.extra["routed"][~sample.mask] == 0).all()
+    assert sample.extra["images"] == [[7], None]
     for record in (env.trajectory, sample):
         line = record.to_json()
-        assert type(record).from_json(line).to_json() == line
+        read = type(record).from_json(line)
+        assert read.to_json() == line
+    assert read.extra["routed"].dtype == np.uint8
+    assert Trajectory.from_json(env.trajectory.to_json()).samples()[0].to_json() == sample.to_json()
+
+
+@pytest.mark.parametrize("extra", [{"x": np.ones(2)}, {"x": np.array(1)}, {"x": np.array(["a"] * 3)}])
+def test_an_array_that_is_not_aligned_with_the_tokens_is_refused(extra: dict[str, Any]) -> None:
+    env = Talks()
+    env.reset(seed=0)
+    with pytest.raises(errors.ActionError, match="'x'"):
+        env.step(Action([1, 2, 3], extra=extra))
+
+
+@pytest.mark.parametrize("other", [{}, {"x": np.ones((1, 2))}, {"x": np.ones(1, dtype=np.int64)}, {"x": [1.0]}])
+def test_arrays_beside_some_actions_and_not_beside_others_are_refused(other: dict[str, Any]) -> None:
+    env = Talks(limits={"max_steps": 3})
+    env.reset(seed=0)
+    stop = env.renderer.stop_token_ids[0]
+    env.step(Action([stop], extra={"x": np.ones(1)}))
+    env.step(Action([]))  # it has no tokens that could have a row
+    env.step(Action([stop], extra=other))
+    with pytest.raises(errors.InvalidSample, match=r"extra\['x'\]"):
+        env.trajectory.samples()
 
 
 def test_what_an_author_does_to_arguments_does_not_change_the_past() -> None:
