@@ -14,6 +14,10 @@ _MODULE_OF = {
     "Break": "action",
     "Env": "env",
     "EnvConfig": "env",
+    "ToolEnv": "tool_env",
+    "ToolEnvConfig": "tool_env",
+    "Tool": "tools",
+    "tool": "tools",
     "Turn": "turn",
     "Limits": "limits",
     "StopReason": "limits",
@@ -64,6 +68,10 @@ if TYPE_CHECKING:
     from .rollouts import rollout as rollout
     from .samples import Sample as Sample
     from .tokenizers import load_tokenizer as load_tokenizer
+    from .tool_env import ToolEnv as ToolEnv
+    from .tool_env import ToolEnvConfig as ToolEnvConfig
+    from .tools import Tool as Tool
+    from .tools import tool as tool
     from .trajectory import Trajectory as Trajectory
     from .turn import Turn as Turn
 

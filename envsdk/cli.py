@@ -16,7 +16,7 @@ from .env import Env
 from .errors import ConfigError, EnvsdkError
 from .records import read_jsonl, write_jsonl
 from .registry import list_envs, make
-from .report import Report, conversation, table
+from .report import Report, conversation, summary, table
 from .rollouts import gather
 from .samples import Sample
 from .trajectory import Trajectory
@@ -25,12 +25,10 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 _console = Console()
 _errors = Console(stderr=True)
 
-# What the demo shows: a policy of each kind, with options that suit episodes of a few hundred tokens.
-_DEMO_HISTORIES: Mapping[str, str | Mapping[str, Any]] = {
-    "keep": "keep",
-    "strip": "strip",
-    "compact": {"name": "compact", "every": 2},
-    "budget": {"name": "budget", "max_tokens": 240, "target": 0.6},
+# What the demo shows beside `keep`: history policies that make a difference, with budgets that the episodes exceed.
+_DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
+    "Calculator": ("compact:every=2", "budget:max_tokens=440,target=0.8"),
+    "MathChat": ("strip", "compact:every=2", "budget:max_tokens=240,target=0.6"),
 }
 _SPECIFICATION = "A name, with options as name:key=value,key=value or as JSON."
 
@@ -70,6 +68,8 @@ def rollout(
         typer.echo(json.dumps({"environment": env, "history": history, "policy": policy, **asdict(report)}))
     else:
         _console.print(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
+        for line in summary(report):
+            _console.print(line, markup=False, highlight=False)
     _print_errors(trajectories)
     if folder is not None:
         _write(folder, trajectories, samples, quietly=as_json)
@@ -103,22 +103,22 @@ def demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes for each row.")] = 32,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Roll out every built-in environment under each history policy; nothing is downloaded."""
+    """Roll out every built-in environment, under history policies that matter there; nothing is downloaded."""
     folder = _writable(out)
     rows: list[tuple[tuple[str, str], Report]] = []
     trajectories: list[Trajectory] = []
     samples: list[Sample] = []
     for env in (name for name in list_envs() if name.startswith("envsdk/")):
-        for label, history in _DEMO_HISTORIES.items():
-            row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": history})
+        for history in ("keep", *_DEMO_HISTORIES.get(_short(env), ())):
+            row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": specification(history)})
+            label = history.partition(":")[0]
             for trajectory in row:
                 trajectory.id += f"/{label}"
             row_samples = [sample.validate() for trajectory in row for sample in trajectory.samples()]
             rows.append(((_short(env), label), Report.of(row, row_samples)))
             trajectories += row
             samples += row_samples
-    title = "What each history policy costs (compact: every 2 steps; budget: 240 tokens)"
-    _console.print(table(title, rows, ("environment", "history")))
+    _console.print(table("What each history policy costs (compact: every 2 steps)", rows, ("environment", "history")))
     _print_errors(trajectories)
     _write(folder, trajectories, samples)
     if any(trajectory.status == "error" for trajectory in trajectories):

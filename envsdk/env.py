@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,7 +16,7 @@ from .episode import Episode, Result
 from .errors import ConfigError, EpisodeError, what_is_invalid
 from .history import HistoryPolicy, get_history
 from .limits import Limits
-from .messages import Message
+from .messages import Message, ToolSchema
 from .registry import get_renderer
 from .renderer import Renderer
 from .spaces import ActionSpace, ObservationSpace
@@ -94,7 +94,6 @@ class Env(gymnasium.Env[Observation, Any]):
         self.task = None
         self._episode: Episode | None = None
         self._episodes = 0
-        self._is_async = any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond))
         self._runner: asyncio.Runner | None = None
 
     # What authors write.
@@ -261,6 +260,14 @@ class Env(gymnasium.Env[Observation, Any]):
             raise EpisodeError("there is no episode yet: call reset() first")
         return self._episode
 
+    def _waits(self) -> bool:
+        """Whether `start` or `respond` has to be waited for."""
+        return any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond))
+
+    def _default_tools(self) -> Sequence[ToolSchema]:
+        """The tools of a first turn that says none."""
+        return ()
+
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
         try:
             return self.Config(**config)
@@ -290,7 +297,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self.task = copy.deepcopy(self._episode.task)  # what the author does to it changes neither data nor record
 
     def _opened(self, turn: Turn) -> tuple[Observation, dict[str, Any]]:
-        result = self._running.open(turn)
+        result = self._running.open(turn, self._default_tools())
         return result.observation, result.info
 
     def _now(self, value: T | Awaitable[T]) -> T:
@@ -302,7 +309,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _refuse_event_loop(self) -> None:
         """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
-        if self._is_async and in_event_loop():
+        if in_event_loop() and self._waits():
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
     def _note(self, error: Exception, method: str) -> None:

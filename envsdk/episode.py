@@ -13,7 +13,7 @@ from .context import Context, Delta
 from .errors import EpisodeError, TurnError
 from .history import HistoryPolicy
 from .limits import UNLIMITED, Limits, StopReason
-from .messages import Message, ToolSchema, check_calls
+from .messages import Message, ToolCall, ToolSchema, check_calls
 from .renderer import NOT_ENDED, Renderer
 from .trajectory import ContextLog, Part, Status, Step, Trajectory
 from .turn import Turn
@@ -157,6 +157,11 @@ class Episode:
         if self.trajectory is not None:
             info["stop_reason"] = self.trajectory.stop_reason
         return Result(observation, 0.0, False, self.trajectory is not None, info)
+
+    def tool_calls_left(self, calls: Sequence[ToolCall]) -> int:
+        """How many of the last reply's calls may be run: the limit less those of the replies before it."""
+        limit = self.limits.max_tool_calls
+        return len(calls) if limit is None else max(0, limit - (self._tool_calls - len(calls)))
 
     def fail(self, error: BaseException) -> Trajectory:
         """End the episode because something failed; what was sampled so far is kept.

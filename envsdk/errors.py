@@ -48,6 +48,10 @@ class TaskError(EnvsdkError, ValueError):
     """Task data could not be read, or a task does not fit the environment."""
 
 
+class ToolError(EnvsdkError):
+    """What a tool raises to tell the model that its call failed; the message is what the model gets."""
+
+
 class UndeclaredBreak(EnvsdkError):
     """Tokens of a context were dropped and nothing declared it."""
 

@@ -116,7 +116,7 @@ class ToolCall(_Frozen):
         return call if self.id is None else {"id": self.id, **call}
 
 
-_NEW_TEXT = "new_text"
+_NEW_TEXT = "_new_text_of_reply"
 
 
 def _read_call(call: Any) -> Any:
@@ -193,11 +193,9 @@ class Message(_Frozen):
 
     def as_reply(self, new_text: object) -> "Message":
         """A copy to hand over: with `str(new_text)` as `new_text`, and arguments of calls that may be changed."""
-        reply = self.model_copy()
-        if self.tool_calls:
-            calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]
-            reply.__dict__["tool_calls"] = tuple(calls)
-        reply.__dict__[_NEW_TEXT] = new_text  # beside the fields: it is neither compared nor stored
+        calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]
+        reply = self.model_copy(update={"tool_calls": tuple(calls)} if calls else None)
+        object.__setattr__(reply, _NEW_TEXT, new_text)  # beside the fields: it is neither compared nor stored
         return reply
 
     @classmethod

@@ -74,9 +74,9 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    if not isinstance(value, dict) or _ARRAY not in value:
-        return value
     packed = cast("dict[str, Any]", value)
+    if not isinstance(value, dict) or _ARRAY not in packed:
+        return packed
     return np.array(packed["values"], dtype=packed[_ARRAY]).reshape(packed["shape"])
 
 

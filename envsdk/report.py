@@ -25,6 +25,8 @@ class Report:
     breaks: dict[str, int]
     """By reason."""
     stop_reasons: dict[str, int]
+    metrics: dict[str, float]
+    """The sum of each metric over all steps; `tool_calls` and `tool_errors` of environments with tools among them."""
     samples: int
     observed_tokens: int
     """Tokens handed out."""
@@ -38,6 +40,10 @@ class Report:
     def of(cls, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> "Report":
         """Add up."""
         sound = [t for t in trajectories if t.status != "error"]
+        metrics: Counter[str] = Counter()
+        for trajectory in trajectories:
+            for step in trajectory.steps:
+                metrics.update(step.metrics)  # pyright: ignore[reportArgumentType] (it adds floats as well)
         return cls(
             episodes=len(trajectories),
             failed=len(trajectories) - len(sound),
@@ -45,12 +51,24 @@ class Report:
             steps=sum(len(t.steps) for t in trajectories),
             breaks=dict(Counter(broken.reason for t in trajectories for broken in t.breaks)),
             stop_reasons=dict(Counter(t.stop_reason for t in trajectories)),
+            metrics=dict(sorted(metrics.items())),
             samples=len(samples),
             observed_tokens=sum(t.observed_tokens for t in trajectories),
             sampled_tokens=sum(t.sampled_tokens for t in trajectories),
             sample_tokens=sum(len(sample) for sample in samples),
             tree_tokens=sum(t.tree_size() for t in sound),
         )
+
+
+def summary(report: Report) -> Iterator[str]:
+    """What a table has no room for: how episodes ended, and the metrics."""
+    yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(report.stop_reasons.items()))
+    metrics = dict(report.metrics)
+    calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
+    if calls is not None:
+        yield f"tool errors: {errors:g} of {calls:g} calls"
+    if metrics:
+        yield "metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
 
 
 # Heads stand on two lines and numbers never wrap, so that the table fits into 80 columns.
@@ -106,12 +124,12 @@ def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
     yield f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}", ""
     for name, log in trajectory.contexts.items():
         numbered = [(n, step) for n, step in enumerate(trajectory.steps, start=1) if step.context == name]
-        steps = {step.reply: (n, step) for n, step in numbered if step.reply is not None}
+        steps: dict[int | None, list[tuple[int, Step]]] = {}
+        for n, step in numbered:
+            steps.setdefault(step.reply, []).append((n, step))
         for index, message in enumerate(log.messages):
-            head = f"{name} · {message.role}"
-            if index in steps:
-                head += _step_head(*steps[index])
-            yield head, _said(message)
+            heads = [f"{name} · {message.role}{_step_head(n, step)}" for n, step in steps.get(index, ())]
+            yield "\n".join(heads) or f"{name} · {message.role}", _said(message)
 
 
 def _step_head(number: int, step: Step) -> str:

@@ -7,7 +7,7 @@ sampled token is trained in exactly one sample.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .trajectory import Part, Step, Trajectory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LossRule: TypeAlias = Literal["all", "last_step"] | Callable[[Step], bool]
+LossRule: TypeAlias = Literal["all", "last_step", "without_errors"] | Callable[[Step], bool]
 
 _ARRAYS: Mapping[str, Any] = {
     "tokens": np.int32,
@@ -196,7 +196,13 @@ def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
     if loss == "last_step":
         last = {step.context: id(step) for step in trajectory.steps}
         return lambda step: last[step.context] == id(step)
+    if loss == "without_errors":
+        return lambda step: not _reply_errors(trajectory, step)
     raise ValueError(f"loss is {loss!r}; expected one of {get_args(get_args(LossRule)[0])} or a function of a Step")
+
+
+def _reply_errors(trajectory: Trajectory, step: Step) -> tuple[str, ...]:
+    return () if step.reply is None else trajectory.contexts[step.context].messages[step.reply].errors
 
 
 class _Track:
@@ -313,23 +319,30 @@ class _Track:
 
 def _extra(key: str, parts: list[tuple[int, int, Part]], length: int) -> "list[Any] | NDArray[Any]":
     """The values of `Action.extra[key]`: at the positions of the tokens if they are arrays, else for each part."""
-    values = [part.extra.get(key) for _, _, part in parts]
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    values: list[Any] = [part.extra.get(key) for _, _, part in parts]
+    arrays: list[NDArray[Any]] = [value for value in values if isinstance(value, np.ndarray)]
     if not arrays:
         return values
-    first: NDArray[Any] = arrays[0]
+    first = arrays[0]
     aligned = np.zeros((length, *first.shape[1:]), dtype=first.dtype)
     for (position, count, _), value in zip(parts, values, strict=True):
         if not count and value is None:
             continue
-        if not isinstance(value, np.ndarray) or value.shape[1:] != first.shape[1:] or value.dtype != first.dtype:
+        if not _is_like(value, first):
             raise InvalidSample(
                 f"extra[{key!r}] is an array of {first.dtype} with rows of shape {first.shape[1:]} for one action, and "
-                f"{type(value).__name__} {getattr(value, 'dtype', '')}{getattr(value, 'shape', '')} for another: a "
+                f"{value!r:.80} for another: a "
                 "policy gives it for all actions of an episode alike, or for none"
             )
         aligned[position : position + count] = value[: max(0, length - position)]
     return aligned
+
+
+def _is_like(value: Any, first: "NDArray[Any]") -> bool:
+    if not isinstance(value, np.ndarray):
+        return False
+    array = cast("NDArray[Any]", value)
+    return array.shape[1:] == first.shape[1:] and array.dtype == first.dtype
 
 
 def _version(policy_version: int | None) -> int:

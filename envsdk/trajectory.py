@@ -200,7 +200,8 @@ class Trajectory:
         """Training samples: one for each segment of each context in which a token is trained.
 
         Args:
-            loss: Which steps are trained: `"all"`, `"last_step"` (of each context), or a function of a `Step`.
+            loss: Which steps are trained: `"all"`, `"last_step"` (of each context), `"without_errors"` (those whose
+                reply had no errors: it could be read, and its calls fit the tools), or a function of a `Step`.
             include_failed: Whether a failed episode gives samples of the steps that it had; else it gives none.
 
         Returns:
@@ -301,7 +302,9 @@ def _load_break(record: dict[str, Any] | None) -> Break | None:
 
 
 def _load_step(record: dict[str, Any]) -> Step:
-    record["parts"] = tuple(Part(**{**part, "extra": unpack(part["extra"])}) for part in record["parts"])
+    for part in record["parts"]:
+        part["extra"] = unpack(part["extra"])
+    record["parts"] = tuple(Part(**part) for part in record["parts"])
     record["broken"] = _load_break(record["broken"])
     return Step(**record)
 

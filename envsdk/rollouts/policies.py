@@ -101,14 +101,22 @@ class ReplyPolicy:
         self._env = env
         self._reply = reply
 
-    def __call__(self, prompt: "NDArray[np.int32]", *, max_tokens: int, **_: Any) -> Action:
-        """The reply as tokens, cut at `max_tokens`."""
+    def __call__(self, prompt: "NDArray[np.int32]", *, max_tokens: int, stop: tuple[str, ...], **_: Any) -> Action:
+        """The reply as tokens: up to the first stop string in it, and at most `max_tokens`."""
         reply = self._reply()
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         tokens = self._env.renderer.reply(message)
+        tokens = tokens[: self._stop_at(tokens, stop)]
         is_cut = len(tokens) > max_tokens
         tokens = tokens[:max_tokens]
         return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
+
+    def _stop_at(self, tokens: "NDArray[np.int32]", stop: tuple[str, ...]) -> int:
+        """The position behind the token that completes the first stop string."""
+        pieces = self._env.renderer.tokenizer.token_bytes(tokens)
+        text = b"".join(pieces)
+        ends = [text.index(name) + len(name) for name in map(str.encode, stop) if name in text]
+        return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), min(ends))) + 1 if ends else len(tokens)
 
 
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:

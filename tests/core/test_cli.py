@@ -67,7 +67,24 @@ def test_show_refuses_what_is_not_there(folder: Path, file: str, number: int) ->
         run("show", folder / file, number)
 
 
-def test_the_demo_shows_every_environment_under_each_policy(tmp_path: Path) -> None:
+def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp_path: Path) -> None:
     printed = run("demo", "--episodes", 2, "--out", tmp_path)
-    assert all(printed.count(name) == 4 for name in ("GuessNumber", "MathChat"))
-    assert sum(1 for _ in read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)) == 16
+    rows = {"Calculator": 3, "GuessNumber": 1, "MathChat": 4, "SearchInline": 1}
+    assert {name: printed.count(name) for name in rows} == rows
+    trajectories = list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))
+    assert len(trajectories) == 2 * sum(rows.values())
+    assert all(trajectory.reward == pytest.approx(1.0) for trajectory in trajectories)
+
+
+def test_rollout_says_how_episodes_ended_and_how_many_calls_failed() -> None:
+    printed = run("rollout", "envsdk/Calculator-v0", "--episodes", 2)
+    assert "ended: 2 terminated" in printed
+    assert "tool errors: 0 of 8 calls" in printed
+    figures = json.loads(run("rollout", "envsdk/SearchInline-v0", "--episodes", 2, "--json"))
+    assert figures["metrics"] == {"searches": 4.0}
+
+
+def test_show_heads_a_reply_that_went_on_with_each_of_its_steps(tmp_path: Path) -> None:
+    run("rollout", "envsdk/SearchInline-v0", "--episodes", 1, "--out", tmp_path)
+    shown = run("show", tmp_path / "trajectories.jsonl")
+    assert [f"main · assistant · step {n}" in shown for n in (1, 2, 3)] == [True] * 3

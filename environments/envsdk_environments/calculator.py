@@ -1,0 +1,181 @@
+"""Arithmetic with a calculator as a tool."""
+
+import re
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from envsdk import EnvConfig, Limits, Message, ToolCall, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.errors import ToolError
+
+MAX_CHARS = 200
+"""The longest expression; so the size of every number and the depth of every bracket are bounded, too."""
+MAX_NUMBERS = 4
+_TOKEN = re.compile(r"\s*([0-9]+(\.[0-9]+)?|[-+*/()])")
+_STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+class CalculatorConfig(ToolEnvConfig):
+    """How hard the expressions are."""
+
+    operands: int = Field(default=5, ge=2, le=12)
+    max_number: int = Field(default=999, ge=2, le=10**6)
+
+
+class CalculatorTask(BaseModel):
+    """An expression; its value is the answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    expression: str
+
+    @field_validator("expression")
+    @classmethod
+    def _has_a_value(cls, expression: str) -> str:
+        try:
+            evaluate(expression)
+        except ToolError as error:
+            raise ValueError(str(error)) from error
+        return expression
+
+
+class Calculator(ToolEnv):
+    """Compute an expression with a calculator that takes a few numbers at a time.
+
+    Exercises: taking a problem apart, calling a tool several times, and using what it says. Reward: 1 if the last word
+    of the answer is the value, as a whole number or as a fraction in lowest terms. A task, if there is one, is
+    `{"expression": "(2 + 3) * 4"}`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = CalculatorConfig
+    Task: ClassVar[type[BaseModel] | None] = CalculatorTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=24)
+
+    def start(self) -> Turn:
+        """Ask for the value of an expression."""
+        config: CalculatorConfig = self.config
+        self.expression = self.task.expression if self.task else _random(self.np_random, config)
+        self.value, self.operations = evaluate(self.expression)
+        self.computed = 0
+        return Turn(
+            f"What is {self.expression}?",
+            system="Use the calculator, then answer with the value alone, as a whole number or as a fraction like 3/4.",
+        )
+
+    @tool
+    def calculate(self, expression: str) -> str:
+        """Compute an expression of at most four numbers.
+
+        Args:
+            expression: Numbers, + - * / and brackets, such as "(12 + 7) * 3".
+        """
+        if len(re.findall(r"[0-9.]+", expression)) > MAX_NUMBERS:
+            raise ToolError(f"the expression has more than {MAX_NUMBERS} numbers; compute it in parts")
+        value, _ = evaluate(expression)
+        self.computed += 1
+        return str(value)
+
+    def finish(self, reply: Message) -> Turn:
+        """Say whether it is the value."""
+        words = reply.content.split()
+        is_right = bool(words) and words[-1].rstrip(".") == str(self.value)
+        verdict = "Right." if is_right else f"No, it is {self.value}."
+        return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+
+    def reference_reply(self) -> Message:
+        """Compute one operation after the other, then answer."""
+        if self.computed == len(self.operations):
+            return Message(role="assistant", reasoning="That is all.", content=str(self.value))
+        operation = self.operations[self.computed]
+        call = ToolCall(name="calculate", arguments={"expression": operation})
+        return Message(role="assistant", reasoning=f"Now {operation}.", tool_calls=(call,))
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[str]]:
+    """Compute an expression of numbers, `+ - * /`, signs and brackets, exactly. Nothing else has a meaning.
+
+    Returns:
+        The value, and the operations that lead to it, in order, as expressions of two values each.
+
+    Raises:
+        ToolError: If it is no such expression, is too long, or divides by zero.
+    """
+    if len(expression) > MAX_CHARS:
+        raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are computed")
+    reader = _Reader(expression)
+    value = reader.sum(1)
+    if reader.tokens:
+        raise ToolError(f"{reader.tokens[-1]!r} is out of place in {expression!r}")
+    return value, reader.operations
+
+
+class _Reader:
+    """Reads an expression from left to right, and computes while it reads."""
+
+    def __init__(self, expression: str) -> None:
+        self.operations: list[str] = []
+        self.tokens: list[str] = []
+        """What is left to read, the first token last."""
+        position, end = 0, len(expression.rstrip())
+        while position < end:
+            match = _TOKEN.match(expression, position)
+            if match is None:
+                wrong = expression[position:].strip()[0]
+                raise ToolError(f"{wrong!r} has no meaning here: use numbers, + - * / and brackets")
+            self.tokens.insert(0, match.group().strip())
+            position = match.end()
+
+    def sum(self, weakest: int) -> Fraction:
+        """What operators join that bind at least so strongly."""
+        value = self._value()
+        while self.tokens and _STRENGTH.get(self.tokens[-1], 0) >= weakest:
+            sign = self.tokens.pop()
+            right = self.sum(_STRENGTH[sign] + 1)
+            self.operations.append(f"{_written(value)} {sign} {_written(right)}")
+            value = _compute(value, sign, right)
+        return value
+
+    def _value(self) -> Fraction:
+        """A number, a bracket, or one of them with a sign."""
+        token = self.tokens.pop() if self.tokens else "the end"
+        if token in ("-", "+"):
+            value = self._value()
+            return -value if token == "-" else value
+        if token == "(":
+            value = self.sum(1)
+            if not self.tokens or self.tokens.pop() != ")":
+                raise ToolError("a bracket is not closed")
+            return value
+        if not token[0].isdigit():
+            raise ToolError(f"{token!r} stands where a number should be")
+        return Fraction(token)
+
+
+def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction:
+    match sign:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case _ if right:
+            return left / right
+        case _:
+            raise ToolError("it divides by zero")
+
+
+def _written(value: Fraction) -> str:
+    return str(value) if value.denominator == 1 else f"({value})"
+
+
+def _random(rng: np.random.Generator, config: CalculatorConfig) -> str:
+    """A random expression: brackets around two parts each, so that it is computed in steps."""
+    parts = [str(number) for number in rng.integers(1, config.max_number + 1, size=config.operands)]
+    while len(parts) > 1:
+        at = int(rng.integers(len(parts) - 1))
+        sign = "+-*"[int(rng.integers(3))]
+        parts[at : at + 2] = [f"({parts[at]} {sign} {parts[at + 1]})"]
+    return parts[0][1:-1]

@@ -1,0 +1,124 @@
+"""Search inside the assistant's own turn: the model writes a query between tags, and the results appear behind it."""
+
+import re
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from envsdk import Env, EnvConfig, Limits, Message, Turn
+
+_TAGS = re.compile(r"<search>(?P<search>.*?)</search>|<answer>(?P<answer>.*?)</answer>", re.DOTALL)
+_STOP = ("</search>", "</answer>")
+_SYSTEM = (
+    "Answer the question. To look something up, write <search>words</search>; what was found then stands between "
+    "<information> and </information>. When you know it, write <answer>the answer</answer>."
+)
+_SYLLABLES = ("ba", "do", "fe", "gu", "ka", "li", "mo", "ne", "pa", "ri", "so", "tu", "va", "ze")
+_QUESTIONS = (
+    "In which town does {} live?",
+    "In which region lies the town where {} lives?",
+    "Which river flows through the region in which {} lives?",
+)
+_FACTS = ("{} lives in the town of {}.", "The town of {} lies in the region of {}.", "Through {} flows the river {}.")
+_MAX_FOUND = 3
+
+
+class SearchInlineConfig(EnvConfig):
+    """How large the world is, and how far away the answer."""
+
+    people: int = Field(default=8, ge=1, le=1000)
+    hops: int = Field(default=2, ge=1, le=len(_QUESTIONS))
+
+
+class Fact(BaseModel):
+    """A sentence that a search for its subject finds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    subject: str
+    text: str
+
+
+class SearchInlineTask(BaseModel):
+    """A question, and the facts that a search finds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    question: str
+    answer: str
+    facts: tuple[Fact, ...] = Field(min_length=1)
+    path: tuple[str, ...] = ()
+    """What to search for, one thing after the other; only the reference policy looks at it."""
+
+
+class SearchInline(Env):
+    """Answer a question about a made-up world by searching it, all in one message.
+
+    Exercises: searching in several hops, and going on with a text in which results were put. What is put there was not
+    sampled and is not trained. Reward: 1 if what stands between `<answer>` and `</answer>` is the answer.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = SearchInlineConfig
+    Task: ClassVar[type[BaseModel] | None] = SearchInlineTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=12)
+
+    def start(self) -> Turn:
+        """Ask the question."""
+        config: SearchInlineConfig = self.config
+        self.quest: SearchInlineTask = self.task or _random(self.np_random, config)
+        self.searches = 0
+        return Turn(self.quest.question, system=_SYSTEM, stop=_STOP)
+
+    def respond(self, reply: Message) -> Turn:
+        """Put what was found behind the query, or take the answer; whichever comes first in what is new."""
+        match = _TAGS.search(reply.new_text)
+        if match is None:
+            return Turn("Write <search>words</search> or <answer>the answer</answer>.", stop=_STOP)
+        if match["answer"] is not None:
+            is_right = match["answer"].strip().casefold() == self.quest.answer.casefold()
+            verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
+            return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+        self.searches += 1
+        found = self.search(match["search"])
+        return Turn(f"\n<information>{found}</information>\n", continues=True, stop=_STOP, metrics={"searches": 1})
+
+    def search(self, words: str) -> str:
+        """The facts whose subject is among the words."""
+        found = [fact.text for fact in self.quest.facts if fact.subject.casefold() in words.casefold()]
+        return " ".join(found[:_MAX_FOUND]) or "Nothing was found."
+
+    def reference_reply(self) -> str:
+        """Search for one thing after the other, then answer."""
+        if self.searches < len(self.quest.path):
+            return f"I look up <search>{self.quest.path[self.searches]}</search>"
+        return f"So it is <answer>{self.quest.answer}</answer>"
+
+    def null_reply(self) -> str:
+        """Guess."""
+        return "<answer>I do not know</answer>"
+
+
+def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlineTask:
+    """A world in which everybody lives in a town of their own, and a question about one of them."""
+    names = _names(rng, config.people * len(_QUESTIONS) + config.people)
+    chains = [names[i :: config.people] for i in range(config.people)]  # person, town, region, river
+    facts = [
+        Fact(subject=subject, text=text.format(subject, value))
+        for chain in chains
+        for text, subject, value in zip(_FACTS, chain[:-1], chain[1:], strict=True)
+    ]
+    chain = chains[int(rng.integers(config.people))]
+    return SearchInlineTask(
+        question=_QUESTIONS[config.hops - 1].format(chain[0]),
+        answer=chain[config.hops],
+        facts=tuple(facts),
+        path=tuple(chain[: config.hops]),
+    )
+
+
+def _names(rng: np.random.Generator, count: int) -> list[str]:
+    """So many names, none of which is a part of another: all have four syllables."""
+    numbers: list[int] = rng.choice(len(_SYLLABLES) ** 4, size=count, replace=False).tolist()
+    places: list[int] = [len(_SYLLABLES) ** place for place in range(4)]
+    return ["".join(_SYLLABLES[number // place % len(_SYLLABLES)] for place in places).title() for number in numbers]
