@@ -205,7 +205,14 @@ class ToolEnv(Env):
 def _tool_methods(env: type) -> list[str]:
     """The names of the methods that are tools, in the order in which the classes define them."""
     names = dict.fromkeys(name for cls in reversed(env.__mro__) for name in vars(cls))
-    return [name for name in names if isinstance(inspect.getattr_static(env, name), Tool)]
+    methods = [name for name in names if isinstance(inspect.getattr_static(env, name), Tool)]
+    hidden = [name for name in methods if hasattr(ToolEnv, name)]
+    if hidden:
+        raise ConfigError(
+            f"the tool {hidden[0]!r} of {env.__name__} hides a method that every environment has; give the function "
+            f"another name, and the tool this one: @tool(name={hidden[0]!r})"
+        )
+    return methods
 
 
 def _run_at_once(responding: Coroutine[Any, Any, T]) -> T:

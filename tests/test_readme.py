@@ -5,18 +5,41 @@ from pathlib import Path
 
 import pytest
 
+from envsdk import Env, Message
+
 README = Path(__file__).parent.parent / "README.md"
 
 
 def test_the_readmes_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     scope: dict[str, object] = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, str(README), "exec"), scope)
     assert len(scope["samples"]) == 1
     assert all(trajectory.reward == 1.0 for trajectory in scope["many"])
+    answer_after_a_call(scope["Shop"]())
+    think_once_more(scope["Careful"]())
+
+
+def answer_after_a_call(env: Env) -> None:
+    env.reset(seed=0)
+    call = {"name": "price", "arguments": {"item": env.item}}
+    env.step(env.renderer.reply(Message(role="assistant", tool_calls=[call])))
+    price = env.messages()[-1].content
+    _, reward, terminated, _, _ = env.step(env.renderer.reply(Message(role="assistant", content=f"It costs {price}.")))
+    assert (reward, terminated) == (1.0, True)
+
+
+def think_once_more(env: Env) -> None:
+    env.reset(seed=0)
+    env.step(env.renderer.tokenizer.encode(" It is 3."))
+    tokenizer = env.renderer.tokenizer
+    closed = [tokenizer.token_id("</think>"), *tokenizer.encode("\n\n7"), env.renderer.stop_token_ids[0]]
+    env.step([*tokenizer.encode(" No."), *closed])
+    reply = next(message for message in env.messages() if message.role == "assistant")
+    assert reply.reasoning == "Let me think. It is 3. Wait, let me check that. No."
 
 
 def test_the_readmes_commands_are_make_targets() -> None:

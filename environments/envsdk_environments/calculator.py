@@ -87,7 +87,10 @@ class Calculator(ToolEnv):
     def reference_reply(self) -> Message:
         """Compute one operation after the other, then answer."""
         if self.computed == len(self.operations):
-            return Message(role="assistant", reasoning="That is all.", content=str(self.value))
+            results = [message.content for message in self.messages() if message.role == "tool"]
+            return Message(
+                role="assistant", reasoning="That is all.", content=results[-1] if results else self.expression
+            )
         operation = self.operations[self.computed]
         call = ToolCall(name="calculate", arguments={"expression": operation})
         return Message(role="assistant", reasoning=f"Now {operation}.", tool_calls=(call,))
@@ -97,7 +100,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[str]]:
     """Compute an expression of numbers, `+ - * /`, signs and brackets, exactly. Nothing else has a meaning.
 
     Returns:
-        The value, and the operations that lead to it, in order, as expressions of two values each.
+        The value, and the operations that lead to it, in order, as expressions of one or two values each.
 
     Raises:
         ToolError: If it is no such expression, is too long, or divides by zero.
@@ -141,7 +144,10 @@ class _Reader:
         """A number, a bracket, or one of them with a sign."""
         token = self.tokens.pop() if self.tokens else "the end"
         if token in ("-", "+"):
+            count = len(self.operations)
             value = self._value()
+            if token == "-" and len(self.operations) > count:  # the sign of a number belongs to the number
+                self.operations.append(f"-{_written(value)}")
             return -value if token == "-" else value
         if token == "(":
             value = self.sum(1)

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+import real_models
+from envsdk_environments.search_inline import SearchInline
+
+import envsdk
+from envsdk import Action, Message
+from envsdk.rollouts import gather
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> envsdk.tokenizers.Tokenizer:
+    return envsdk.load_tokenizer(real_models.qwen3_folder())
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_the_reference_policy_solves_it_and_the_null_policy_does_not(hops: int):
+    for policy, reward in (("reference", 1.0), ("null", 0.0)):
+        trajectories = gather(lambda: SearchInline(hops=hops), policy, seeds=range(30))
+        assert {t.reward for t in trajectories} == {reward}
+    assert {len(t.steps) for t in gather(lambda: SearchInline(hops=hops), "reference", seeds=range(30))} == {hops + 1}
+
+
+def test_seeds_give_different_questions():
+    env = SearchInline()
+    assert len({env.reset(seed=seed) and env.quest.question for seed in range(200)}) == 200
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False])
+def test_results_stand_inside_one_message_and_are_not_trained(tokenizer, enable_thinking: bool):
+    env = SearchInline(renderer={"name": "qwen3", "enable_thinking": enable_thinking}, tokenizer=tokenizer, hops=3)
+    trajectory = envsdk.rollout(env, "reference", seed=4)
+    (sample,) = trajectory.samples()
+    assert trajectory.breaks == []
+    assert [step.extends for step in trajectory.steps] == [False, True, True, True]
+    trained = tokenizer.decode(sample.validate().tokens[sample.mask])
+    person, town, region = env.quest.path
+    queries = "".join(f"I look up <search>{name}</search>" for name in (person, town, region))
+    assert trained == f"{queries}So it is <answer>{env.quest.answer}</answer>"
+    handed_out = tokenizer.decode(sample.tokens[~sample.mask])
+    assert handed_out.count("<information>") == handed_out.count("</information>") == 4  # one is the system message's
+    for prompt in trajectory.prompts():
+        assert sample.tokens[: len(prompt.prompt)].tolist() == prompt.prompt.tolist()
+    (reply,) = [message for message in env.messages() if message.role == "assistant"]
+    assert reply.content.startswith(f"I look up <search>{person}</search>\n<information>{person} lives in the town")
+    assert reply.errors == ()
+
+
+def test_what_was_sampled_behind_a_stop_string_stays(tokenizer):
+    env = SearchInline(tokenizer=tokenizer)
+    env.reset(seed=0)
+    name = env.quest.path[0]
+    sampled = tokenizer.encode(f"<search>{name}</search> and so").tolist()
+    observation, *_ = env.step(Action(sampled, np.zeros(len(sampled))))
+    assert observation.extends
+    assert tokenizer.decode(observation.tokens).startswith("\n<information>")
+    assert tokenizer.decode(env.prompt()).split("assistant\n")[1].startswith(f"<search>{name}</search> and so\n<inf")
+
+
+def test_a_search_that_ended_its_turn_goes_on_as_a_declared_edit():
+    env = SearchInline()
+    env.reset(seed=0)
+    message = Message(role="assistant", content=f"<search>{env.quest.path[0]}</search>")
+    _, _, _, _, info = env.step(env.renderer.reply(message))
+    assert (info["break"].reason, info["break"].dropped) == ("edit", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("nobody", "Nothing was found."), ("", "Nothing was found."), ("<|im_end|>", "Nothing")]
+)
+def test_a_search_that_finds_nothing_says_so(words: str, found: str):
+    env = SearchInline()
+    env.reset(seed=0)
+    assert env.search(words).startswith(found)
+
+
+def test_a_search_finds_at_most_three_facts_of_the_subjects_in_it():
+    env = SearchInline()
+    env.reset(seed=0)
+    assert env.search(" ".join(fact.subject for fact in env.quest.facts)).count(".") == 3
+    assert (
+        env.search(env.quest.path[0].upper())
+        == env.quest.facts[[fact.subject for fact in env.quest.facts].index(env.quest.path[0])].text
+    )
+
+
+def test_a_reply_without_tags_is_answered_by_the_user():
+    env = SearchInline()
+    env.reset(seed=0)
+    _, reward, terminated, _, _ = env.step(env.renderer.reply(Message(role="assistant", content="Hm.")))
+    assert (reward, terminated) == (0.0, False)
+    assert env.messages()[-1].role == "user"
+
+
+def test_a_search_in_the_thinking_is_answered_there():
+    env = SearchInline()
+    env.reset(seed=0)
+    ids = [env.renderer.tokenizer.token_id("<think>")]
+    text = env.renderer.tokenizer.encode(f"\nI wonder. <search>{env.quest.path[0]}</search>").tolist()
+    observation, *_ = env.step([*ids, *text])
+    assert env.quest.path[1] in env.renderer.tokenizer.decode(observation.tokens)
+    env.step(env.renderer.tokenizer.encode("so <answer>x</answer>"))
+    assert "<information>" in next(m for m in env.messages() if m.role == "assistant").reasoning
