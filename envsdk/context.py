@@ -59,7 +59,8 @@ class Context:
         self.log_tokens = Growing(np.int32)
         self.log_logprobs = Growing(np.float32)
         self._view = View(renderer)
-        self._seen = 0
+        self._seen = 0  # how many messages of the view the policy has seen, ...
+        self._seen_before = 0  # ... and how many before what it saw last
         self._opening = 0
         self._state: dict[str, Any] = {}
 
@@ -154,16 +155,17 @@ class Context:
             reply, messages, previous=view.messages[-1], generation_prompt=not is_final, prefill=prefill
         )
         before = view.mark()
-        view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
         delta = Delta(rendered.tokens, length, closed_reply=not self.renderer.is_closed(reply))
+        view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
             self.messages.extend(messages)
-            return self._hand_out(delta, None)
-        edited = self._edit(delta, system, tools)
+            return self._hand_out(delta)
+        edited = delta
         try:
+            edited = self._edit(delta, system, tools)
             delta = self._rewrite(edited)
         except Exception:
-            if edited is delta:
+            if edited.broken is None:
                 view.go_back(before)
             raise
         self.messages.extend(messages)
@@ -182,16 +184,28 @@ class Context:
         view, length = self._view, len(self)
         body = view.bodies[-1]
         kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
+        dropped = view.tokens.copy(body + kept)
         reply = self.messages.pop()
         view.reopen_reply(kept, tokens)
         self.steps -= 1
+        self._seen = self._seen_before
         delta = Delta(tokens, body + kept)
-        if delta.keep < length:
+        if len(dropped):
             delta = delta._replace(broken=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
-        delta = self._hand_out(self._rewrite(delta), max_tokens, is_reply_open=True)
-        if delta.full is not None:
-            self.add_reply(reply)
-        return delta
+        rewritten = self._rewrite(delta)
+        full = rewritten.full or self._is_full(max_tokens)
+        if full is None:
+            return self._hand_out(rewritten)
+        view.tokens.truncate(view.body + kept)
+        view.tokens.append(dropped)
+        self.add_reply(reply)
+        is_rewritten = rewritten.broken is not delta.broken
+        ended = Delta(tokens, rewritten.keep, rewritten.broken) if is_rewritten else Delta(tokens, length)
+        sampled = view.tokens.view[view.body :]
+        closing = self.renderer.extension(sampled, [], previous=reply, generation_prompt=False)
+        closed_reply = not self.renderer.is_closed(sampled)
+        view.append(closing.tokens, [], closing.starts)
+        return self._hand_out(ended._replace(closed_reply=closed_reply, full=full))
 
     def _prefill(self, prefill: str | Message | None) -> "NDArray[np.int32] | None":
         return None if prefill is None else self.renderer.prefill(prefill)
@@ -259,18 +273,20 @@ class Context:
             )
         return rewrite
 
-    def _hand_out(self, delta: Delta, max_tokens: int | None, *, is_reply_open: bool = False) -> Delta:
+    def _is_full(self, max_tokens: int | None) -> StopReason | None:
+        return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
+
+    def _hand_out(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens behind those that are kept, and give them out."""
         view = self._view
-        self._seen = len(view.messages)
-        if delta.full is None and max_tokens is not None and len(self) >= max_tokens:
-            delta = delta._replace(full=StopReason.MAX_CONTEXT_TOKENS)
-        if delta.full is not None and not is_reply_open:
+        self._seen_before, self._seen = self._seen, len(view.messages)
+        full = delta.full or self._is_full(max_tokens)
+        if full is not None:
             view.drop_generation_prompt()
         tokens = view.tokens.copy(delta.keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
-        return delta._replace(tokens=tokens)
+        return delta._replace(tokens=tokens, full=full)
 
 
 class SampledText:

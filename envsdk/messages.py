@@ -161,7 +161,7 @@ class Message(_Frozen):
         fields = cast("dict[str, Any]", data)
         content = fields.get("content", "")
         if content is None:
-            return {**fields, "content": ""}
+            return {name: value for name, value in fields.items() if name != "content"}
         if isinstance(content, (list, tuple)) and fields.get("parts") is None:
             parts = [TextPart.model_validate(part) for part in cast("Sequence[Any]", content)]
             return {**fields, "content": "".join(part.text for part in parts), "parts": parts}

@@ -90,7 +90,7 @@ class Renderer(ABC):
     opening: ClassVar[str]
     """How an assistant's message begins; never sampled."""
     blocks: ClassVar[Mapping[str, str]]
-    """For each control token that opens a block inside a reply, the scaffold that closes it."""
+    """For each control token that opens a block inside a reply, the scaffold that closes it; first that of reasoning."""
     structure: ClassVar[tuple[str, ...]]
     """The other control tokens that `parse` tells apart from text."""
 
@@ -300,7 +300,7 @@ class Renderer(ABC):
             out.content(addition)
             return kept, out.tokens()[0]
         closing = self._close_open_block(tokens[:kept])
-        if addition.reasoning and not closing:
+        if addition.reasoning and closing != next(iter(self.blocks.values()), None):
             raise RenderError("the reply cannot go on with reasoning: it has no open think block")
         out.content(addition.reasoning or "")
         if _says_content(addition):

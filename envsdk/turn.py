@@ -83,10 +83,10 @@ class Turn:
             raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
         except (TypeError, KeyError, ValueError) as error:
             raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TurnError(f"max_tokens is {max_tokens!r}; expected None or an integer of at least 1")
-        if system is not None and not isinstance(system, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TurnError(f"system is a {type(system).__name__}; expected a text")
+        if system is not None:
+            _check_system(system)
         if terminated and truncated:
             raise TurnError("a Turn is terminated (the task is over) or truncated (it is cut off), not both")
         if continues and (prefill is not None or system is not None or tools is not None or terminated or truncated):
@@ -109,10 +109,21 @@ class Turn:
             self.sampling = dict(sampling or {})
         except (TypeError, ValueError) as error:
             raise TurnError(f"info and sampling are mappings, stop is a list of strings: {error}") from error
+        if self.stop and not all(isinstance(text, str) and text for text in self.stop):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"stop is a list of strings that are not empty, got {stop!r:.80}")
 
     def __repr__(self) -> str:
         end = " terminated" if self.terminated else " truncated" if self.truncated else ""
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
+
+
+def _check_system(system: object) -> None:
+    if not isinstance(system, str):
+        raise TurnError(f"system is a {type(system).__name__}; expected a text")
+    try:
+        Message(role="system", content=system)
+    except ValidationError as error:
+        raise TurnError(f"system cannot be read: {what_is_invalid(error)}") from error
 
 
 def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
@@ -135,6 +146,8 @@ def _start_of_reply(what: str, value: Any) -> str | Message:
         message = value if isinstance(value, Message) else Message.from_openai(_as_mapping(value))
     except ValidationError as error:
         raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
+    except KeyError as error:
+        raise TurnError(f"{what} cannot be read: it has no {error}") from error
     except TypeError:
         raise TurnError(f"{what} is a {type(value).__name__}; expected a text or an assistant's Message") from None
     if message.role != "assistant" or message.tool_calls or message.parts is not None:

@@ -103,9 +103,13 @@ class View:
         if system is not None:
             has_system = messages[0].role == "system"
             messages = [Message(role="system", content=system), *messages[1 if has_system else 0 :]]
-        if tools is not None:
-            self.tools = tools
-        self._replace(0, messages)
+        before = self.tools
+        self.tools = before if tools is None else tools
+        try:
+            self._replace(0, messages)
+        except Exception:
+            self.tools = before
+            raise
 
     def _replace(self, first: int, messages: Sequence[Message]) -> int:
         """The messages from `first` on become others; returns how many tokens stay."""
