@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -177,10 +177,11 @@ class Env(gymnasium.Env[Observation, Any]):
         self._refuse_event_loop()
         self._begin(seed, options)
         try:
-            return self._opened(self._now(self.start()))
+            result = self._opened(self._now(self.start()))
         except Exception as error:
             self._note(error, "start")
             raise
+        return result.observation, result.info
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -188,10 +189,11 @@ class Env(gymnasium.Env[Observation, Any]):
         """As `reset`, inside an event loop."""
         self._begin(seed, options)
         try:
-            return self._opened(await _soon(self.start()))
+            result = self._opened(await _soon(self.start()))
         except Exception as error:
             self._note(error, "start")
             raise
+        return result.observation, result.info
 
     def step(self, action: Action | Any) -> Result:
         """Take an action: an `Action`, or its tokens alone as an integer array.
@@ -296,14 +298,15 @@ class Env(gymnasium.Env[Observation, Any]):
         self._episode.task = check_task(row, self.Task)
         self.task = copy.deepcopy(self._episode.task)  # what the author does to it changes neither data nor record
 
-    def _opened(self, turn: Turn) -> tuple[Observation, dict[str, Any]]:
-        result = self._running.open(turn, self._default_tools())
-        return result.observation, result.info
+    def _opened(self, turn: Turn) -> Result:
+        return self._running.open(turn, self._default_tools())
 
     def _now(self, value: T | Awaitable[T]) -> T:
         """The value, awaited in an event loop of our own if it has to be."""
         if isinstance(value, Turn) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
+        if not self._waits() and inspect.iscoroutine(value):
+            return _run_at_once(value)
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(_soon(value))
 
@@ -328,6 +331,16 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing: no event loop is needed."""
+    try:
+        coroutine.send(None)
+    except StopIteration as result:
+        return result.value
+    coroutine.close()
+    raise EpisodeError("a plain function returned something to wait for; declare it `async def`")
 
 
 async def _soon(value: T | Awaitable[T]) -> T:

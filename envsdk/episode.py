@@ -177,8 +177,8 @@ class Episode:
     def _read_reply(self) -> Message:
         """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
         message = self.context.parse_reply()
-        if NOT_ENDED in message.errors and self._turn.stop:
-            step = self.steps[-1]
+        step = self.steps[-1]
+        if NOT_ENDED in message.errors and self._turn.stop and step.finish_reason == "stop":
             text = str(self.context.new_text(step.stop - step.action_start))
             if any(stop in text for stop in self._turn.stop):
                 errors = tuple(error for error in message.errors if error != NOT_ENDED)

@@ -31,7 +31,7 @@ _MAX_DEPTH = 64
 _MAX_INTEGER = 10**4000  # Python reads and writes no longer ones
 
 
-def _check_json(value: Any, depth: int = 0) -> None:
+def check_json(value: Any, depth: int = 0) -> None:
     """Refuse what JSON cannot hold, and what is too deep or too long to be written again.
 
     Raises:
@@ -52,19 +52,19 @@ def _check_json(value: Any, depth: int = 0) -> None:
             pass
         case list():
             for item in cast("list[Any]", value):
-                _check_json(item, depth + 1)
+                check_json(item, depth + 1)
         case dict():
             for key, item in cast("dict[Any, Any]", value).items():
                 if not isinstance(key, str):
                     raise ValueError(f"the key {key!r} is no string")
                 _is_unicode(key)
-                _check_json(item, depth + 1)
+                check_json(item, depth + 1)
         case _:
             raise ValueError(f"a {type(value).__name__} is no value of JSON")
 
 
 def _is_json(value: dict[str, Any]) -> dict[str, Any]:
-    _check_json(value)
+    check_json(value)
     return value
 
 
@@ -142,6 +142,7 @@ class Message(_Frozen):
         parts: The content's typed parts, where it was given as parts.
         errors: What was wrong with a sampled message: a block that was not closed, tokens after the end, ...
             The errors of single calls are in `ToolCall.error` too.
+        open_block: Inside what a sampled message ended: it was cut, stopped at a string, or did not close it.
     """
 
     role: Role
@@ -152,6 +153,7 @@ class Message(_Frozen):
     name: str | None = None
     parts: tuple[ContentPart, ...] | None = None
     errors: tuple[str, ...] = ()
+    open_block: Literal["reasoning", "tool_call"] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
 
 from .errors import InvalidRecord
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 
@@ -52,35 +55,31 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
-def pack(extra: Mapping[str, Any]) -> orjson.Fragment:
+def pack(extra: Mapping[str, Any]) -> orjson.Fragment | dict[str, Any]:
     """Data beside tokens as JSON, from which `unpack` makes arrays of the same dtype again."""
-    return fragment({key: _packed(value) for key, value in extra.items()})
+    if not extra:
+        return {}
+    arrays = {key: _packed(cast("Any", value)) for key, value in extra.items() if isinstance(value, np.ndarray)}
+    return fragment({"arrays": arrays, "values": {key: extra[key] for key in extra if key not in arrays}})
 
 
-def unpack(extra: Mapping[str, Any]) -> dict[str, Any]:
+def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
     """Read what `pack` wrote.
 
     Raises:
-        ValueError: If an array in it is damaged.
+        ValueError: If it is damaged.
     """
-    return {key: _unpacked(value) for key, value in extra.items()}
+    if not packed:
+        return {}
+    return {**packed["values"], **{key: _unpacked(array) for key, array in packed["arrays"].items()}}
 
 
-def _packed(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    array = cast("np.ndarray[Any, Any]", value)
-    return {_ARRAY: str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
+def _packed(array: "NDArray[Any]") -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
 
 
-def _unpacked(value: Any) -> Any:
-    packed = cast("dict[str, Any]", value)
-    if not isinstance(value, dict) or _ARRAY not in packed:
-        return packed
-    return np.array(packed["values"], dtype=packed[_ARRAY]).reshape(packed["shape"])
-
-
-_ARRAY = "array of"
+def _unpacked(packed: Mapping[str, Any]) -> "NDArray[Any]":
+    return np.array(packed["values"], dtype=packed["dtype"]).reshape(packed["shape"])
 
 
 def load(line: bytes | str, kind: str) -> dict[str, Any]:

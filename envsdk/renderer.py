@@ -90,7 +90,7 @@ class Renderer(ABC):
     opening: ClassVar[str]
     """How an assistant's message begins; never sampled."""
     blocks: ClassVar[Mapping[str, str]]
-    """For each control token that opens a block inside a reply, the scaffold that closes it; first that of reasoning."""
+    """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
     structure: ClassVar[tuple[str, ...]]
     """The other control tokens that `parse` tells apart from text."""
 

@@ -130,6 +130,10 @@ class Sample:
             if array.shape != expected:
                 raise InvalidSample(f"{name} has shape {array.shape}, but {expected} is what fits the others")
 
+        for name, value in self.extra.items():
+            if isinstance(value, np.ndarray) and value.shape[:1] != self.tokens.shape:
+                raise InvalidSample(f"extra[{name!r}] has shape {value.shape}, but there are {len(self)} tokens")
+
     def _refuse(self, name: str, wrong: "NDArray[np.bool_]", why: str) -> None:
         if wrong.any():
             position = int(np.argmax(wrong))
@@ -320,13 +324,13 @@ class _Track:
 def _extra(key: str, parts: list[tuple[int, int, Part]], length: int) -> "list[Any] | NDArray[Any]":
     """The values of `Action.extra[key]`: at the positions of the tokens if they are arrays, else for each part."""
     values: list[Any] = [part.extra.get(key) for _, _, part in parts]
-    arrays: list[NDArray[Any]] = [value for value in values if isinstance(value, np.ndarray)]
+    arrays: list[NDArray[Any]] = [v for v in values if isinstance(v, np.ndarray) and np.size(cast("Any", v))]
     if not arrays:
         return values
     first = arrays[0]
     aligned = np.zeros((length, *first.shape[1:]), dtype=first.dtype)
     for (position, count, _), value in zip(parts, values, strict=True):
-        if not count and value is None:
+        if not count:
             continue
         if not _is_like(value, first):
             raise InvalidSample(

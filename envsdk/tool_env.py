@@ -10,19 +10,19 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from .env import Env, EnvConfig
+from .env import Env, EnvConfig, in_event_loop
+from .episode import Result
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
-from .messages import Message, ToolCall, ToolSchema
-from .renderer import NOT_ENDED
+from .messages import Message, ToolCall, ToolSchema, check_json
 from .tools import Tool, as_tool
 from .turn import Turn
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +37,8 @@ class ToolEnvConfig(EnvConfig):
     tool_timeout_s: float | None = Field(default=None, gt=0)
     """How long a call of a tool without a limit of its own may take, in seconds; see `Tool.timeout_s`."""
     concurrent_tools: bool = False
-    """Whether the calls of one reply run at the same time. Their results come in the order of the calls in any case."""
+    """Whether the calls of one reply run at the same time, plain functions in threads. Their results come in the order
+    of the calls in any case."""
 
 
 class Answer(NamedTuple):
@@ -45,6 +46,8 @@ class Answer(NamedTuple):
 
     text: str
     is_error: bool = False
+    was_run: bool = True
+    """Whether its tool was called at all."""
 
 
 class ToolEnv(Env):
@@ -78,7 +81,7 @@ class ToolEnv(Env):
         return Turn(results)
 
     def on_bad_reply(self, reply: Message, corrections: list[Message], in_a_row: int) -> Turn | Awaitable[Turn]:
-        """Answer a reply of which nothing could be used: no call can be run, and what else it says is malformed.
+        """Answer a reply of which nothing could be used: none of its calls could be run, or it says nothing at all.
 
         Args:
             reply: The reply; `reply.errors` says what is wrong.
@@ -87,53 +90,16 @@ class ToolEnv(Env):
         """
         return Turn(corrections, terminated=in_a_row > self.config.max_bad_replies)
 
-    def respond(self, reply: Message) -> Turn | Awaitable[Turn]:
-        """Run the calls of a reply, or finish."""
-        responding = self._respond(reply)
-        return responding if self._must_wait else _run_at_once(responding)
-
-    # How it works.
-
-    def _read_config(self, config: Any) -> EnvConfig:
-        if not issubclass(self.Config, ToolEnvConfig):
-            raise ConfigError(f"{type(self).__name__}.Config is no subclass of ToolEnvConfig, as that of a ToolEnv is")
-        return super()._read_config(config)
-
-    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        super()._begin(seed, options)
-        self._by_name = self._tools()
-        self._must_wait = self._waits()
-        self._bad_replies = 0
-
-    def _default_tools(self) -> list[ToolSchema]:
-        return [tool.schema for tool in self._by_name.values()]
-
-    def _waits(self) -> bool:
-        """Whether anything has to be waited for; if not, `step` needs no event loop."""
-        hooks = (self.start, self.finish, self.after_tools, self.on_bad_reply)
-        return any(map(inspect.iscoroutinefunction, hooks)) or any(
-            tool.is_async or self._timeout_s(tool) is not None for tool in self._tools().values()
-        )
-
-    def _tools(self) -> dict[str, Tool]:
-        """The tools by name."""
-        methods = [getattr(self, name) for name in _tool_methods(type(self))]
-        tools = [*methods, *map(as_tool, self.tools)]
-        by_name = {tool.name: tool for tool in tools}
-        if len(by_name) < len(tools):
-            raise ConfigError(f"{type(self).__name__} has two tools of one name: {', '.join(t.name for t in tools)}")
-        return by_name
-
-    def _timeout_s(self, tool: Tool) -> float | None:
-        return self.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
-
-    async def _respond(self, reply: Message) -> Turn:
-        answers = await self._run_calls(reply.tool_calls)
+    async def respond(self, reply: Message) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the calls of a reply, or finish. Of a reply that went on, only what is new is answered."""
+        calls = reply.tool_calls[self._answered :]
+        answers = await self._run_calls(calls)
         messages = [
             Message(role="tool", content=answer.text, name=call.name or None, tool_call_id=call.id)
-            for call, answer in zip(reply.tool_calls, answers, strict=True)
+            for call, answer in zip(calls, answers, strict=True)
         ]
-        is_bad = all(call.error for call in reply.tool_calls) and any(error != NOT_ENDED for error in reply.errors)
+        says_nothing = bool(reply.errors) and not reply.content.strip() and not self._answered
+        is_bad = not any(answer.was_run for answer in answers) if answers else says_nothing
         self._bad_replies = self._bad_replies + 1 if is_bad else 0
         if is_bad:
             turn = self.on_bad_reply(reply, messages or [_correction(reply)], self._bad_replies)
@@ -141,53 +107,120 @@ class ToolEnv(Env):
             turn = self.after_tools(reply, messages)
         else:
             turn = self.finish(reply)
+        turn = await turn if inspect.isawaitable(turn) else turn
+        if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return turn  # it will be refused where all turns are
+        if turn.tools is not None:
+            self._functions = {**self._tools(), **turn.functions}
+        self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
         failed = sum(answer.is_error for answer in answers)
-        metrics = {"tool_calls": len(answers), "tool_errors": failed, "bad_replies": int(is_bad)}
-        return _with_metrics(await turn if inspect.isawaitable(turn) else turn, metrics)
+        return _with_metrics(turn, {"tool_calls": len(answers), "tool_errors": failed, "bad_replies": int(is_bad)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_functions": None}  # they are bound to this very object
+
+    # How it works.
+
+    def _read_config(self, config: Any) -> EnvConfig:
+        if not issubclass(self.Config, ToolEnvConfig):
+            raise ConfigError(f"{type(self).__name__}.Config is no subclass of ToolEnvConfig, as that of a ToolEnv is")
+        _tool_methods(type(self))
+        self._functions: dict[str, Tool] | None = None  # those of the current episode
+        return super()._read_config(config)
+
+    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        super()._begin(seed, options)
+        self._functions = None
+        self._bad_replies = 0
+        self._answered = 0  # how many calls of a reply that goes on were answered
+
+    def _opened(self, turn: Turn) -> Result:
+        self._functions = {**self._tools(), **getattr(turn, "functions", {})}
+        return super()._opened(turn)
+
+    def _waits(self) -> bool:
+        """Whether anything has to be waited for; if not, `step` needs no event loop."""
+        hooks = (self.start, self.finish, self.after_tools, self.on_bad_reply)
+        is_own = type(self).respond is ToolEnv.respond
+        if not is_own or self.config.concurrent_tools or any(map(inspect.iscoroutinefunction, hooks)):
+            return True
+        tools = self._tools() if self._functions is None else self._functions
+        return any(tool.is_async or self._timeout_s(tool) is not None for tool in tools.values())
+
+    def _default_tools(self) -> list[ToolSchema]:
+        return [tool.schema for tool in self._tools().values()]
+
+    def _tools(self) -> dict[str, Tool]:
+        """The tools by name."""
+        try:
+            given = [as_tool(tool) for tool in self.tools]
+        except TypeError as error:
+            raise ConfigError(f"`tools` of {type(self).__name__} is a list of tools and functions: {error}") from error
+        tools = [*map(self._bound, _tool_methods(type(self))), *given]
+        by_name = {tool.name: tool for tool in tools}
+        if len(by_name) < len(tools):
+            raise ConfigError(f"{type(self).__name__} has two tools of one name: {', '.join(t.name for t in tools)}")
+        return by_name
+
+    def _bound(self, name: str) -> Tool:
+        tool = getattr(self, name)
+        if not isinstance(tool, Tool):
+            raise ConfigError(f"the tool {name!r} of {type(self).__name__} is hidden by an attribute of that name")
+        return tool
+
+    def _timeout_s(self, tool: Tool) -> float | None:
+        return self.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Answer]:
         left = self._running.tool_calls_left(calls)
-        running = (self._answer(call, self._by_name.get(call.name), index < left) for index, call in enumerate(calls))
-        return await _together(running) if self.config.concurrent_tools else [await answer for answer in running]
+        running = (self._answer(call, index < left) for index, call in enumerate(calls))
+        return await _together(list(running)) if self.config.concurrent_tools else [await answer for answer in running]
 
-    async def _answer(self, call: ToolCall, tool: Tool | None, is_allowed: bool) -> Answer:
+    async def _answer(self, call: ToolCall, is_allowed: bool) -> Answer:
         """Run a call. Whatever is wrong with it, there is an answer."""
+        if self._functions is None:  # this is a copy
+            self._functions = self._tools()
+        tool = self._functions.get(call.name)
         if call.error is not None:
-            return self._failed(call.error)
+            return self._refused(call.error)
         if tool is None:
-            return self._failed(f"the tool {call.name!r} has no function in this environment")
+            return self._refused(f"the tool {call.name!r} has no function in this environment")
         if not is_allowed:
-            return self._failed("it was not run: no more calls of tools are allowed")
+            return self._refused("it was not run: no more calls of tools are allowed")
         try:
             arguments = tool.read(_arguments(call))
-        except ValidationError as error:
-            return self._failed(f"{tool.name}: wrong arguments: {what_is_invalid(error)}")
-        except ValueError as error:
-            return self._failed(f"{tool.name}: wrong arguments: {error}")
+        except Exception as error:  # what converts arguments may be anybody's code
+            return self._refused(f"{tool.name}: wrong arguments: {_what_is_wrong(error)}")
+        return await self._run(tool, arguments)
+
+    async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Answer:
         try:
             return Answer(self._cut(_as_text(await self._call(tool, arguments))))
         except ToolError as error:
-            return self._failed(str(error))
+            return self._failed(_said(error))
         except EnvsdkError:
             raise
-        except self.told_exceptions as error:
+        except (*self.told_exceptions, SystemExit) as error:
             _log.info("tool %s: %r", tool.name, error)
-            return self._failed(f"{tool.name}: {type(error).__name__}: {error}")
+            return self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}")
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            return self._failed(f"{tool.name}: CancelledError")
         except Exception as error:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise
 
     async def _call(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         limit = self._timeout_s(tool)
+        call = functools.partial(tool.function, **arguments)
+        in_thread = not tool.is_async and (limit is not None or self.config.concurrent_tools)
         if limit is None:
-            result = tool.function(**arguments)
-            return await result if inspect.isawaitable(result) else result
+            return await _result(call, in_thread)
         clock = asyncio.timeout(limit)
         try:
             async with clock:
-                if tool.is_async:
-                    return await tool.function(**arguments)
-                return await _in_thread(functools.partial(tool.function, **arguments))
+                return await _result(call, in_thread)
         except TimeoutError:
             if not clock.expired():
                 raise  # it is the tool's own
@@ -196,6 +229,9 @@ class ToolEnv(Env):
     def _failed(self, what: str) -> Answer:
         return Answer(self._cut(f"Error: {what}"), is_error=True)
 
+    def _refused(self, what: str) -> Answer:
+        return self._failed(what)._replace(was_run=False)
+
     def _cut(self, text: str) -> str:
         limit = self.config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
@@ -203,29 +239,38 @@ class ToolEnv(Env):
 
 @functools.cache
 def _tool_methods(env: type) -> list[str]:
-    """The names of the methods that are tools, in the order in which the classes define them."""
-    names = dict.fromkeys(name for cls in reversed(env.__mro__) for name in vars(cls))
-    methods = [name for name in names if isinstance(inspect.getattr_static(env, name), Tool)]
-    hidden = [name for name in methods if hasattr(ToolEnv, name)]
-    if hidden:
-        raise ConfigError(
-            f"the tool {hidden[0]!r} of {env.__name__} hides a method that every environment has; give the function "
-            f"another name, and the tool this one: @tool(name={hidden[0]!r})"
-        )
+    """The names of the methods that are tools, in the order in which the classes define them.
+
+    Raises:
+        ConfigError: If a method is no tool any more, is wrapped, or hides what every environment has.
+    """
+    defined = [(name, value) for cls in reversed(env.__mro__) for name, value in vars(cls).items()]
+    names = dict.fromkeys(name for name, value in defined if isinstance(_unwrapped(value), Tool))
+    methods: list[str] = []
+    for name in names:
+        value = inspect.getattr_static(env, name)
+        if value is None:
+            continue  # a subclass does without it
+        if hasattr(ToolEnv, name):
+            raise ConfigError(
+                f"the tool {name!r} of {env.__name__} hides what every environment has; give the function another "
+                f"name, and the tool this one: @tool(name={name!r})"
+            )
+        if not isinstance(value, Tool) and not isinstance(value, staticmethod):
+            raise ConfigError(
+                f"{env.__name__}.{name} stands in the place of a tool and is none: decorate the method itself with "
+                f"@tool, or set {name} = None to do without it"
+            )
+        methods.append(name)
     return methods
 
 
-def _run_at_once(responding: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        responding.send(None)
-    except StopIteration as result:
-        return result.value
-    responding.close()
-    raise ConfigError("a plain function of a ToolEnv returned something to wait for; declare it `async def`")
+def _unwrapped(value: Any) -> Any:
+    """What a static method, class method or property is made of."""
+    return getattr(value, "__func__", getattr(value, "fget", value))
 
 
-async def _together(running: Any) -> list[Answer]:
+async def _together(running: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """Wait for all; if one raises, for none."""
     tasks = [asyncio.ensure_future(answer) for answer in running]
     try:
@@ -233,28 +278,43 @@ async def _together(running: Any) -> list[Answer]:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _result(call: Callable[[], Any], in_thread: bool) -> Any:
+    result = await _in_thread(call) if in_thread else call()
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a thread of its own; one that never ends does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def tell(method: Callable[[Any], None], value: Any) -> None:
+    def tell(outcome: tuple[Any, BaseException | None]) -> None:
         if not future.done():
-            method(value)
+            future.set_result(outcome)
 
     def run() -> None:
         try:
-            method, value = future.set_result, context.run(function)
+            outcome = context.run(function), None
         except BaseException as error:
-            method, value = future.set_exception, error
+            outcome = None, error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, method, value)
+            loop.call_soon_threadsafe(tell, outcome)
 
     context = contextvars.copy_context()
     threading.Thread(target=run, daemon=True, name="envsdk-tool").start()
-    return await future
+    result, error = await future
+    if error is not None:
+        raise error
+    return result
+
+
+def _is_being_cancelled() -> bool:
+    """Whether it is the episode that is cancelled, and not something that a tool waited for."""
+    task = asyncio.current_task() if in_event_loop() else None
+    return task is not None and task.cancelling() > 0
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
@@ -263,6 +323,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
+            check_json(arguments)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"they are no JSON object: {error}") from None
     if not isinstance(arguments, dict):
@@ -270,11 +331,35 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     return cast("dict[str, Any]", arguments)
 
 
+def _what_is_wrong(error: Exception) -> str:
+    match error:
+        case ValidationError():
+            return what_is_invalid(error)
+        case ValueError():
+            return _said(error)
+        case _:
+            return f"{type(error).__name__}: {_said(error)}"
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says; half of a surrogate pair in it is written as it is in Python."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception:
+        return "it cannot say what is wrong"
+
+
 def _as_text(result: Any) -> str:
     """What the model gets of a result."""
-    text = result if isinstance(result, str) else to_json(result).decode()
+    text = result if isinstance(result, str) else to_json(result, fallback=_plain).decode()
     text.encode()  # half of a surrogate pair is no text
     return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return cast("Any", value).tolist()
+    raise TypeError(f"a tool returned a {type(value).__name__}, which cannot be written as JSON")
 
 
 def _correction(reply: Message) -> Message:
@@ -283,8 +368,6 @@ def _correction(reply: Message) -> Message:
 
 
 def _with_metrics(turn: Turn, metrics: Mapping[str, float]) -> Turn:
-    if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return turn  # it will be refused where all turns are
     turn = copy.copy(turn)
     turn.metrics = {**metrics, **turn.metrics}
     return turn

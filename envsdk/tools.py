@@ -5,16 +5,21 @@ nothing about environments.
 """
 
 import contextlib
+import functools
+import importlib
 import inspect
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Annotated, Any, NotRequired, cast, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, NamedTuple, NotRequired, cast, get_args, get_origin, get_type_hints, overload
 
+from docstring_parser import ParseError
 from docstring_parser import parse as parse_docstring
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict
@@ -45,14 +50,17 @@ class Tool:
     anything else as JSON."""
     timeout_s: float | None = None
     """How long a call may take, in seconds; None leaves it to the environment. A plain function with a time limit runs
-    in a thread of its own, which cannot be stopped: after the limit nobody waits for it any more."""
+    in a thread of its own, which cannot be stopped: after the limit nobody waits for it, but it goes on, and what it
+    does to the environment then it does."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = _as_they_are
     """Checks arguments and converts them; raises a `ValueError` (such as pydantic's) for wrong ones."""
+    is_method: bool = False
+    """Whether the function's first parameter is the environment."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"a tool is named {self.name!r}; a name has 1 to 64 letters, digits, '_' and '-'")
-        if self.timeout_s is not None and not self.timeout_s > 0:
+        if self.timeout_s is not None and not (isinstance(self.timeout_s, (int, float)) and self.timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"the tool {self.name!r} has timeout_s {self.timeout_s!r}; expected more than 0, or None")
 
     @property
@@ -64,14 +72,26 @@ class Tool:
     @property
     def is_async(self) -> bool:
         """Whether the function is `async def`."""
-        return inspect.iscoroutinefunction(self.function)
+        function = _plain_function(self.function)
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, unchecked, as if it were no tool."""
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> "Tool":
-        return self if instance is None else replace(self, function=MethodType(self.function, instance))
+        if instance is None or not self.is_method:
+            return self
+        return replace(self, function=MethodType(self.function, instance), is_method=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.read is _as_they_are:
+            return Tool, (self.name, self.description, self.parameters, self.function, self.timeout_s)
+        owner = getattr(self.function, "__self__", None)
+        function: Any = inspect.unwrap(self.function)
+        if owner is not None:
+            return getattr, (owner, function.__name__)
+        return _imported, (function.__module__, function.__qualname__)
 
 
 @overload
@@ -116,26 +136,62 @@ def as_tool(value: object) -> Tool:
     Raises:
         ConfigError: If it is neither.
     """
-    if isinstance(value, Tool):
-        return value
-    if not callable(value):
-        raise ConfigError(f"a tool is a function, or what `envsdk.tool` makes of one; got {value!r:.80}")
-    return tool(value)
+    return value if isinstance(value, Tool) else _made_once(value)
 
 
-def _make(function: Function, name: str | None, description: str | None, timeout_s: float | None) -> Tool:
-    name = str(name or getattr(function, "__name__", type(function).__name__))
-    documentation = parse_docstring(inspect.getdoc(function) or "")
-    meanings = {p.arg_name: p.description for p in documentation.params if p.description}
-    arguments = _arguments(name, function, meanings)
+@functools.lru_cache(maxsize=1024)
+def _made_once(function: Any) -> Tool:
+    return tool(function)
+
+
+def _make(function: Any, name: str | None, description: str | None, timeout_s: float | None) -> Tool:
+    if isinstance(function, staticmethod):
+        function = cast("staticmethod[Any, Any]", function).__func__
+    plain = _plain_function(function)
+    if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
+        raise ConfigError(f"a tool is made of a function or a method, got {function!r:.80}")
+    name = str(name or getattr(function, "__name__", getattr(plain, "__name__", "")))
+    documentation = _documentation(function if function.__doc__ and plain is function else plain)
+    parameters = list(inspect.signature(function).parameters.values())
+    is_method = bool(parameters) and parameters[0].name == "self"
+    arguments = _arguments(name, plain, parameters[is_method:], documentation.meanings)
     try:
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
-        parameters = adapter.json_schema(schema_generator=_WithoutTitles)
+        schema = adapter.json_schema(schema_generator=_WithoutTitles)
     except PydanticUserError as error:
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
+    text = documentation.text if description is None else description
+    return Tool(name, text, _in_usual_order(schema), function, timeout_s, adapter.validate_python, is_method)
+
+
+def _plain_function(function: Any) -> Any:
+    """The function in which a partial, or an object that can be called, ends up."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[Any]", function).func
+    return function if inspect.isroutine(function) or not callable(function) else type(function).__call__
+
+
+def _imported(module: str, name: str) -> Any:
+    """The tool that stands in a module in the place of its function."""
+    return functools.reduce(getattr, name.split("."), cast("Any", importlib.import_module(module)))
+
+
+class _Documentation(NamedTuple):
+    text: str
+    meanings: Mapping[str, str]
+    """What the parameters mean."""
+
+
+def _documentation(function: Any) -> _Documentation:
+    text = inspect.getdoc(function) or ""
+    try:
+        documentation = parse_docstring(text)
+    except (ParseError, IndexError):  # it is in no known form
+        return _Documentation(text, {})
+    meanings = {p.arg_name: p.description for p in documentation.params if p.description}
+    gap = "\n\n" if documentation.blank_after_short_description else "\n"
     said = (documentation.short_description, documentation.long_description)
-    text = "\n\n".join(part for part in said if part) if description is None else description
-    return Tool(name, text, _in_usual_order(parameters), function, timeout_s, adapter.validate_python)
+    return _Documentation(gap.join(part for part in said if part), meanings)
 
 
 def _in_usual_order(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,20 +208,23 @@ class _WithoutTitles(GenerateJsonSchema):
         return False
 
 
-def _arguments(name: str, function: Function, meanings: Mapping[str, str]) -> Any:
+def _arguments(name: str, function: Any, parameters: Sequence[inspect.Parameter], meanings: Mapping[str, str]) -> Any:
     """The arguments as a typed dict, the type that pydantic reads."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
+    except (NameError, TypeError, AttributeError) as error:
         raise ConfigError(f"the type hints of the tool {name!r} cannot be read: {error}") from error
     fields: dict[str, Any] = {}
-    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if index == 0 and parameter.name == "self":
-            continue
+    for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(f"the tool {name!r} takes {parameter}; a model gives arguments by name, one by one")
         if parameter.name not in hints:
             raise ConfigError(f"the parameter {parameter.name!r} of the tool {name!r} has no type hint")
+        if isinstance(parameter.default, FieldInfo):
+            raise ConfigError(
+                f"the parameter {parameter.name!r} of the tool {name!r} has a Field as its default; write "
+                "Annotated[type, Field(...)] = default"
+            )
         fields[parameter.name] = _field(parameter, hints[parameter.name], meanings.get(parameter.name))
     arguments: Any = TypedDict(name, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
@@ -176,8 +235,10 @@ def _field(parameter: inspect.Parameter, hint: Any, meaning: str | None) -> Any:
     extra: dict[str, Any] = {}
     is_optional = parameter.default is not parameter.empty
     if is_optional:
-        with contextlib.suppress(PydanticSerializationError):  # one without a JSON form is not shown
-            extra["default"] = to_jsonable_python(parameter.default)
+        with contextlib.suppress(PydanticSerializationError, ValueError):  # one without a JSON form is not shown
+            default = to_jsonable_python(parameter.default)
+            json.dumps(default, allow_nan=False, ensure_ascii=False).encode()
+            extra["default"] = default
     told = Field(description=meaning, json_schema_extra=extra)
     plain, *own = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     field = Annotated[plain, told, *own]  # what the hint itself says wins

@@ -201,7 +201,8 @@ class Trajectory:
 
         Args:
             loss: Which steps are trained: `"all"`, `"last_step"` (of each context), `"without_errors"` (those whose
-                reply had no errors: it could be read, and its calls fit the tools), or a function of a `Step`.
+                whole reply has no errors: it could be read, its tools exist, no argument is missing), or a function of
+                a `Step`.
             include_failed: Whether a failed episode gives samples of the steps that it had; else it gives none.
 
         Returns:
@@ -209,6 +210,7 @@ class Trajectory:
 
         Raises:
             UndeclaredBreak: If a step drops tokens and no break says so.
+            InvalidSample: If `Action.extra` has an array for some actions and not for others.
         """
         from .samples import samples_of
 

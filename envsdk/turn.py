@@ -1,8 +1,9 @@
 """What an environment says next."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from pydantic import ValidationError
 
@@ -43,6 +44,7 @@ class Turn:
 
     __slots__ = (
         "continuation",
+        "functions",
         "info",
         "max_tokens",
         "messages",
@@ -96,9 +98,10 @@ class Turn:
         if prefill is not None and (terminated or truncated):
             raise TurnError("the episode ends, so there is no next reply that a prefill could begin")
         self.system = system
-        self.tools = None if tools is None else _checked_tools(tools)
+        self.functions: dict[str, Tool] = {tool.name: tool for tool in tools or () if _is_tool(tool)}
+        self.tools = None if tools is None else _schemas(tools)
         self.rewards = {} if reward is None else _numbers("reward", reward)
-        self.reward = sum(self.rewards.values()) if reward is not None else None
+        self.reward = sum(self.rewards.values(), 0.0) if reward is not None else None
         self.metrics = _numbers("metrics", metrics) if metrics else {}
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
@@ -132,6 +135,8 @@ def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]
         return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
+        if any(isinstance(number, (str, bytes)) for number in named.values()):
+            raise TypeError("a text is no number")
         numbers = {str(name): float(number) for name, number in named.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(f"{field} {value!r:.80} is no number and no mapping of names to numbers: {error}") from error
@@ -161,13 +166,24 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
     return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
 
 
-def _checked_tools(tools: "Sequence[ToolSchema | Tool]") -> list[ToolSchema]:
-    schemas: list[Any] = [getattr(tool, "schema", tool) for tool in tools]
-    for schema in schemas:
-        function: Any = cast("Any", schema).get("function", schema) if isinstance(schema, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
-            raise TurnError(
-                "a tool is what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
-                f"{{'type': 'function', 'function': {{'name': ...}}}}; got {schema!r:.80}"
-            )
-    return schemas
+def _is_tool(tool: object) -> "TypeGuard[Tool]":
+    return not isinstance(tool, Mapping) and hasattr(tool, "schema")
+
+
+def _schemas(tools: "Sequence[ToolSchema | Tool]") -> list[ToolSchema]:
+    """The schemas of tools, copies of the author's own."""
+    return [tool.schema if _is_tool(tool) else copy.deepcopy(_checked_schema(tool)) for tool in tools]
+
+
+def _checked_schema(tool: Any) -> ToolSchema:
+    function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
+        raise TurnError(
+            "a tool is what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
+            f"{{'type': 'function', 'function': {{'name': ...}}}}; got {tool!r:.80}"
+        )
+    parameters: Any = cast("Any", function).get("parameters") or {}
+    required: Any = cast("Any", parameters).get("required") or () if isinstance(parameters, Mapping) else None
+    if not isinstance(required, (list, tuple)):
+        raise TurnError(f"the parameters of a tool are the JSON schema of an object, got {parameters!r:.80}")
+    return cast("ToolSchema", tool)

@@ -57,6 +57,7 @@ class HermesReply:
 
     def message(self, *, is_ended: bool, overrun: str) -> Message:
         """The message, once all is read."""
+        open_block: Any = {"reasoning": "reasoning", "call": "tool_call"}.get(self._where)
         if self._where == "reasoning":
             self._errors.append("the think block was not closed")
         elif self._where == "call":
@@ -71,6 +72,7 @@ class HermesReply:
             reasoning=None if self._reasoning is None else self._reasoning.strip("\n"),
             tool_calls=tuple(self._calls),
             errors=tuple(self._errors),
+            open_block=open_block,
         )
 
     def _add(self, text: str) -> None:

@@ -1,14 +1,18 @@
 """Tools: schemas from hints and docstrings, and environments that run the calls of a model."""
 
 import asyncio
+import copy
 import datetime
+import functools
 import json
+import pickle
 import threading
 import time
 from enum import Enum
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 
@@ -588,8 +592,347 @@ def test_a_plain_function_that_returns_something_to_wait_for_says_what_to_do():
             return asyncio.sleep(0)
 
     env = begun(Hidden())
-    with pytest.raises(errors.ConfigError, match="async def"):
+    with pytest.raises(errors.EpisodeError, match="async def"):
         env.step(calls(env, ("hidden", {})))
+
+
+class Joins(Desk):
+    @tool
+    @staticmethod
+    def inner(a: str) -> str:
+        """Join."""
+        return a + "!"
+
+    @staticmethod
+    @tool
+    def outer(a: str) -> str:
+        """Join."""
+        return a + "?"
+
+    loose = weather
+    by_hand = Tool("by_hand", "", {"type": "object"}, lambda **given: given)
+
+
+def test_static_methods_and_tools_of_elsewhere_are_tools_of_a_class():
+    env = Joins()
+    env.tools = ()
+    begun(env)
+    place = {"place": {"city": "Rome"}}
+    assert answers(env, ("inner", {"a": "x"}), ("outer", {"a": "x"}), ("weather", place), ("by_hand", {"y": 1})) == [
+        "x!",
+        "x?",
+        "Rome, France: sun for 1 days, C, None",
+        '{"y":1}',
+    ]
+
+
+@tool
+def plain() -> str:
+    """Say something."""
+    return "plain"
+
+
+class Override(Desk):
+    def add(self, a: int) -> int:
+        return a
+
+
+class OfNothing(ToolEnv):
+    @property
+    @tool
+    def label(self) -> str:
+        """Label."""
+        return ""
+
+
+@pytest.mark.parametrize("env", [Override, OfNothing])
+def test_a_method_that_stands_in_the_place_of_a_tool_and_is_none_is_refused(env: type[ToolEnv]):
+    with pytest.raises(errors.ConfigError, match="stands in the place of a tool"):
+        env()
+
+
+class Counter:
+    def __call__(self, x: int) -> int:
+        """Count."""
+        return x + 1
+
+
+class Waits:
+    async def __call__(self, x: int) -> int:
+        """Wait."""
+        await asyncio.sleep(0)
+        return x
+
+
+def test_partials_and_objects_that_can_be_called_are_tools():
+    def scaled(x: int, by: int) -> int:
+        """Scale."""
+        return x * by
+
+    env = begun()
+    env.tools = [tool(name="twice")(functools.partial(scaled, by=2)), tool(name="count")(Counter())]
+    env.reset(seed=0)
+    assert answers(env, ("twice", {"x": 4}), ("count", {"x": 4})) == ["8", "5"]
+    env.tools = [tool(name="wait", timeout_s=30)(Waits())]
+    env.reset(seed=0)
+    assert answers(env, ("wait", {"x": 3})) == ["3"]
+    env.close()
+
+
+@pytest.mark.parametrize("value", [weather, int, 3, "search", classmethod(weather.function)])
+def test_what_is_no_function_is_no_tool(value: Any):
+    with pytest.raises(errors.ConfigError, match="a tool is made of a function"):
+        tool(value)
+
+
+def test_a_paragraph_of_two_lines_stays_one():
+    @tool
+    def f() -> None:
+        """Short that goes
+        over two lines.
+
+        More.
+        """
+
+    assert f.description == "Short that goes\nover two lines.\n\nMore."
+
+
+def test_a_field_as_a_default_is_refused():
+    def f(a: int = Field(default=5, ge=0)) -> None: ...
+
+    with pytest.raises(errors.ConfigError, match="Annotated"):
+        tool(f)
+
+
+def test_tools_may_depend_on_the_task():
+    class Changes(Desk):
+        def start(self) -> Turn:
+            self.tools = [tool(name=f"t{self.np_random.integers(10)}")(weather.function)]
+            return Turn("Go.", metrics={"n": int(self.tools[0].name[1:])})
+
+    env = Changes()
+    for seed in range(5):
+        observation, info = env.reset(seed=seed)
+        assert f'"t{info["metrics"]["n"]:g}"' in env.renderer.tokenizer.decode(observation.tokens)
+        (answer,) = answers(env, (f"t{info['metrics']['n']:g}", {"place": {"city": "Rome"}}))
+        assert answer.startswith("Rome")
+
+
+def test_a_tool_that_a_turn_hands_over_is_run():
+    class Adds(Desk):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            return Turn(results, tools=[plain, self.add])
+
+    env = begun(Adds())
+    answers(env, ("add", {"a": 1}))
+    assert answers(env, ("plain", {}), ("add", {"a": 1})) == ["plain", "2"]
+
+
+def test_changing_a_schema_in_place_changes_nothing_that_was_said():
+    schema = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+    class Sly(ToolEnv):
+        def start(self) -> Turn:
+            return Turn("Go.", tools=[schema])
+
+        def finish(self, reply: Message) -> Turn:
+            schema["function"]["name"] = "g"
+            return Turn("Now?", tools=[schema])
+
+    env = begun(Sly())
+    *_, info = env.step(env.renderer.reply(Message(role="assistant", content="x")))
+    assert info["break"].reason == "edit"
+
+
+def test_an_environment_with_tools_can_be_copied_and_pickled_in_the_middle_of_an_episode():
+    env = envsdk.make("envsdk/Calculator-v0")
+    env.reset(seed=0)
+    for other in (pickle.loads(pickle.dumps(env)), copy.deepcopy(env)):
+        trajectories = [finish(one) for one in (other, copy.deepcopy(env))]
+        assert trajectories[0] == trajectories[1]
+        assert trajectories[0].endswith(b"}")
+    assert env.computed == 0
+
+
+def finish(env: Any) -> bytes:
+    while env.trajectory is None:
+        env.step(env.renderer.reply(env.reference_reply()))
+    assert env.trajectory.reward == 1.0
+    return env.trajectory.to_json()
+
+
+def test_a_tool_of_a_module_can_be_pickled():
+    made = pickle.loads(pickle.dumps(Tool("echo", "", {}, print)))
+    assert (made.name, made.function) == ("echo", print)
+    env = envsdk.make("envsdk/Calculator-v0")
+    env.reset(seed=0)
+    assert pickle.loads(pickle.dumps(env.calculate))("1+2*3") == "7"
+
+
+@pytest.mark.parametrize("name", ["add", "look"])
+def test_concurrent_plain_tools_run_in_threads(name: str):
+    class Meets(Desk):
+        @tool
+        def meet(self) -> str:
+            """Wait for the other call."""
+            return f"{self.barrier.wait(timeout=20) >= 0}"
+
+    env = Meets(concurrent_tools=True)
+    env.barrier = threading.Barrier(2)
+    begun(env)
+    assert answers(env, ("meet", {}), ("meet", {})) == ["True", "True"]
+    env.close()
+    assert envsdk.rollout(envsdk.make("envsdk/Calculator-v0", concurrent_tools=True), "reference", seed=0).reward == 1.0
+
+
+class Exits(Desk):
+    kind: Any = SystemExit
+
+    @tool
+    def stop(self) -> None:
+        """Stop."""
+        raise self.kind("bye")
+
+    @tool
+    async def wait_for_nothing(self) -> None:
+        """Wait for something that was cancelled."""
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30])
+@pytest.mark.parametrize("kind", [SystemExit, StopIteration, asyncio.CancelledError])
+def test_no_exception_of_a_tool_ends_the_process(kind: Any, timeout_s: float | None):
+    env = Exits(tool_timeout_s=timeout_s)
+    env.kind = kind
+    begun(env)
+    (answer,) = answers(env, ("stop", {}))
+    assert answer.startswith("Error: stop: ")
+    assert answers(env, ("wait_for_nothing", {})) == ["Error: wait_for_nothing: CancelledError"]
+    env.close()
+
+
+def test_cancelling_an_episode_cancels_its_tools():
+    async def play() -> bool:
+        env = Slow()
+        await env.areset(seed=0)
+        task = asyncio.ensure_future(env.astep(calls(env, ("wait", {"seconds": 60}))))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return env.running == 0
+
+    assert asyncio.run(play())
+
+
+class Mean:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class MeanError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Picky(BaseModel):
+    x: int
+
+    def model_post_init(self, context: Any) -> None:
+        {1: 1 / self.x}[1]
+
+
+class Odd(Desk):
+    @tool
+    def find(self, item: str) -> str:
+        """Find."""
+        raise errors.ToolError(f"there is no {json.loads(item)}")
+
+    @tool
+    def take(self, it: Picky) -> Any:
+        """Take."""
+        raise MeanError(Mean())
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (("find", {"item": '"\\ud800"'}), "Error: there is no \\ud800"),
+        (("take", {"it": {"x": 0}}), "Error: take: wrong arguments: ZeroDivisionError: division by zero"),
+        (("take", {"it": {"x": 1}}), "Error: take: MeanError: it cannot say what is wrong"),
+        (("add", json.dumps('{"a": NaN}')), "Error: add: wrong arguments: they are no JSON object: nan"),
+        (("say", json.dumps('{"text": "\\ud800"}')), "Error: say: wrong arguments: they are no JSON object: half"),
+    ],
+)
+def test_odd_errors_are_told_as_well(call: tuple[str, Any], answer: str):
+    (told,) = answers(begun(Odd()), call)
+    assert told.startswith(answer)
+
+
+def test_of_a_reply_that_goes_on_only_new_calls_are_run():
+    class GoesOn(Desk):
+        ran = 0
+
+        @tool
+        def count(self) -> str:
+            """Count."""
+            self.ran += 1
+            return str(self.ran)
+
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            return Turn(f" [{results[-1].content}] ", continues=True)
+
+    env = begun(GoesOn(limits=Limits(max_tool_calls=3)))
+    tokenizer = env.renderer.tokenizer
+    call = [
+        tokenizer.token_id("<tool_call>"),
+        *tokenizer.encode('{"name": "count"}'),
+        tokenizer.token_id("</tool_call>"),
+    ]
+    metrics = [env.step(call)[-1]["metrics"]["tool_calls"] for _ in range(2)]
+    assert (env.ran, metrics) == (2, [1, 1])
+    *_, info = env.step([*call, *call])
+    assert (env.ran, info["stop_reason"], info["metrics"]["tool_errors"]) == (3, "max_tool_calls", 1)
+
+
+def test_an_answer_with_a_note_is_still_an_answer():
+    env = begun(max_bad_replies=0)
+    tokenizer = env.renderer.tokenizer
+    ids = [
+        *tokenizer.encode("hm"),
+        tokenizer.token_id("</think>"),
+        *tokenizer.encode("42"),
+        env.renderer.stop_token_ids[0],
+    ]
+    _, reward, terminated, _, info = env.step(ids)
+    assert (reward, terminated, info["metrics"]["bad_replies"]) == (1.0, True, 0)
+
+
+def test_calls_with_wrong_arguments_alone_are_bad_replies_too():
+    env = begun(max_bad_replies=1)
+    ends = [env.step(calls(env, ("add", {"a": "x"})))[2] for _ in range(2)]
+    assert ends == [False, True]
+
+
+def test_numpy_results_are_plain_json():
+    @tool
+    def counts() -> Any:
+        """Count."""
+        return {"a": np.float32(0.5), "b": np.arange(3)}
+
+    env = Desk()
+    env.tools = [counts]
+    assert answers(begun(env), ("counts", {})) == ['{"a":0.5,"b":[0,1,2]}']
+
+
+@pytest.mark.parametrize("tools", [5, None, weather])
+def test_tools_are_a_list(tools: Any):
+    env = Desk()
+    env.tools = tools
+    with pytest.raises(errors.ConfigError, match="`tools` of Desk is a list"):
+        begun(env)
 
 
 # Fuzzing.
