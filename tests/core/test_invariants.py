@@ -6,6 +6,7 @@ and the limits. `play` drives it and records what was seen at the interface; eac
 
 import functools
 import itertools
+import math
 import operator
 import os
 import random
@@ -13,8 +14,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, get_args
 
 import conversations
 import numpy as np
@@ -42,6 +43,8 @@ from envsdk import (
 from envsdk.action import RewriteReason
 from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
+from envsdk.messages import check_calls
+from envsdk.renderer import NOT_ENDED
 from envsdk.tokenizers import load_tokenizer
 
 _UNIQUE = itertools.count()
@@ -87,19 +90,20 @@ class Reply:
     policy_version: int | None = None
 
     def tokens(self, renderer: Renderer) -> list[int]:
-        ids = [token for kind, value in self.pieces for token in self._encode(renderer, kind, value)]
+        ids = [token for piece in self.pieces for token in encode(renderer, *piece, is_spelled=self.is_spelled)]
         return ids[: round(self.cut * len(ids))]
 
-    def _encode(self, renderer: Renderer, kind: str, value: Any) -> list[int]:
-        match kind:
-            case "message":
-                return renderer.reply(value).tolist()
-            case "control":
-                return [renderer.tokenizer.token_id(value)]
-            case "id":
-                return [int(value * renderer.tokenizer.vocab_size)]
-        texts = value if self.is_spelled else [value]
-        return [token for text in texts for token in renderer.tokenizer.encode(text).tolist()]
+
+def encode(renderer: Renderer, kind: str, value: Any, *, is_spelled: bool = False) -> list[int]:
+    match kind:
+        case "message":
+            return renderer.reply(value).tolist()
+        case "control":
+            return [renderer.tokenizer.token_id(value)]
+        case "id":
+            return [int(value * renderer.tokenizer.vocab_size)]
+    texts = value if is_spelled else [value]
+    return [token for text in texts for token in renderer.tokenizer.encode(text).tolist()]
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Plan:
     has_logprobs: bool = True
     is_obedient: bool = False
     """Whether the policy stops at `info["max_tokens"]`."""
+    rows: tuple[str, tuple[int, ...]] | None = None
+    """The type and the shape of what stands beside each token."""
 
 
 class Scripted(Env):
@@ -120,14 +126,26 @@ class Scripted(Env):
         super().__init__(**options)
         self.plan = plan
         self.replies: list[Message] = []
+        self.turns: list[Turn] = []
 
     def start(self) -> Turn:
-        self.replies = []
-        return Turn(**self.plan.first)
+        self.replies, self.turns = [], [Turn(**self.plan.first)]
+        return self.turns[0]
 
     def respond(self, reply: Message) -> Turn:
+        says = self.plan.turns[len(self.replies)]
+        if says.get("continues"):
+            says = {**says, "messages": what_fits(says["messages"], reply)}
         self.replies.append(reply)
-        return Turn(**self.plan.turns[len(self.replies) - 1])
+        self.turns.append(Turn(**says))
+        return self.turns[-1]
+
+
+def what_fits(addition: str | Message, reply: Message) -> str | Message:
+    """Reasoning can only be added to a think block that is open."""
+    if isinstance(addition, str) or "the think block was not closed" in reply.errors:
+        return addition
+    return addition.model_copy(update={"reasoning": None})
 
 
 class Arbitrary(HistoryPolicy):
@@ -164,21 +182,32 @@ class Arbitrary(HistoryPolicy):
         return rng.choice([*kinds, [old.model_copy(update=no_thinking)], [old.model_copy(update=no_thinking)]])
 
 
+class Look(NamedTuple):
+    """What a policy was told, and what the model sees from then on."""
+
+    new: int
+    opening: int
+    steps: int
+    length: int
+    view: list[Message]
+
+
 class Watched(HistoryPolicy):
-    """A policy, and what the model sees after each of its looks."""
+    """A policy, and each of its looks."""
 
     inner: HistoryPolicy
-    _views: list[list[Message]] = PrivateAttr(default_factory=list)
+    _looks: list[Look] = PrivateAttr(default_factory=list)
 
     def view(self, history: History) -> Rewrite | None:
         rewrite = self.inner.view(history)
         view = list(history.messages)
-        self._views.append(view if rewrite is None else [*view[: rewrite.start], *rewrite.messages])
+        view = view if rewrite is None else [*view[: rewrite.start], *rewrite.messages]
+        self._looks.append(Look(history.new, history.opening, history.steps, history.length, view))
         return rewrite
 
     @property
-    def views(self) -> list[list[Message]]:
-        return self._views
+    def looks(self) -> list[Look]:
+        return self._looks
 
     def specification(self) -> dict[str, Any]:
         return self.inner.specification()
@@ -197,22 +226,27 @@ JUNK = st.lists(
 ORDERS = [order for n in (1, 2, 3) for order in itertools.permutations(("thinking", "tool_results", "oldest"), n)]
 
 
+END = ("control", "<|im_end|>")
+ENDS = [[END], [END], [END], [("control", "<|endoftext|>")], [END, ("text", "more"), ("control", "<think>"), END]]
+
+
 @st.composite
 def well_formed(draw: Any) -> tuple[tuple[str, str], ...]:
-    """A think block, text, calls, an end: in any of the spellings that models have."""
+    """A think block (it may be open already), text, calls, an end, if it comes to it: as models spell it."""
     pad, gap = draw(st.sampled_from([("\n", "\n\n"), ("", ""), ("\n\n", "\n")]))
     reasoning, content = draw(REASONINGS), draw(TEXTS)
     pieces = [("text", content)]
     if reasoning is not None:
         block = [("control", "<think>"), ("text", pad + reasoning + pad), ("control", "</think>")]
-        pieces = [*block, ("text", gap + content)]
+        pieces = [*block[draw(st.sampled_from([0, 0, 1])) :], ("text", gap + content)]
     for call in draw(st.lists(st.sampled_from(CALLS), max_size=2)):
         pieces += [("text", "\n"), ("control", "<tool_call>"), ("text", f"\n{call}\n"), ("control", "</tool_call>")]
-    return (*pieces, ("control", "<|im_end|>"))
+    pieces += draw(st.sampled_from(ENDS))
+    return tuple(pieces[: len(pieces) - draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3]))])
 
 
 FRACTIONS = st.floats(0, 1)
-REPLIES = st.builds(
+SPELLED = st.builds(
     Reply,
     pieces=st.one_of(well_formed(), well_formed(), well_formed(), JUNK),
     is_spelled=st.sampled_from([False, False, True]),
@@ -232,19 +266,42 @@ CANONICAL = st.builds(
         max_size=2,
     ),
 ).map(lambda message: Reply((("message", message),)))
+REPLIES = st.one_of(*[SPELLED] * 4, CANONICAL)
 NO_REPLY = st.builds(Message, role=st.sampled_from(["user", "tool", "tool", "system"]), content=TEXTS)
 SHOT = st.builds(Message, role=st.just("assistant"), content=TEXTS, reasoning=REASONINGS)
 MESSAGES = TEXTS | NO_REPLY | st.lists(NO_REPLY | SHOT, min_size=1, max_size=3)
+SAYINGS = TEXTS | st.sampled_from(["\ue000", "\nWait,\n", "<think>\n", "</think>\n\n", "<|im_end|>\n"])
+PARTS_OF_REPLIES = st.one_of(
+    *[SAYINGS] * 2,
+    SAYINGS.map(lambda text: assistant(content=text)),
+    SAYINGS.map(lambda text: assistant(reasoning=text)),
+    SAYINGS.map(lambda text: assistant(reasoning=text, content="")),
+    st.builds(lambda text, more: assistant(reasoning=text, content=more), SAYINGS, SAYINGS),
+)
+PREFILLS = st.one_of(st.none(), st.none(), PARTS_OF_REPLIES)
+FOR_THE_POLICY = {
+    "max_tokens": st.sampled_from([None, None, 5, 40]),
+    "stop": st.lists(st.sampled_from(("a", "\n", "Hello there.", "</think>", "<|im_end|>", "}}")), max_size=2),
+    "sampling": st.sampled_from([{}, {"temperature": 0.5, "top_k": 3}]),
+}
+FOR_THE_REPLY = {
+    "reward": st.sampled_from([0.0, 1.0, None, {"a": 0.5, "b": -0.25}]),
+    "metrics": st.sampled_from([{}, {"length": 7}]),
+}
+SYSTEMS = st.sampled_from([None, None, "Be brief.", "Be brief.", "", "<|im_end|>"]) | TEXTS
+TOOL_LISTS = st.sampled_from([None, None, [], TOOLS, TOOLS[:1]])
 FIRST = st.fixed_dictionaries(
-    {"messages": MESSAGES, "system": st.none() | TEXTS, "tools": st.sampled_from([None, [], TOOLS])}
+    {"messages": MESSAGES, "system": SYSTEMS, "tools": TOOL_LISTS},
+    optional={"prefill": PREFILLS, **FOR_THE_POLICY},
 )
-TURNS = st.fixed_dictionaries(
-    {
-        "messages": MESSAGES | TEXTS | NO_REPLY | st.just([]),
-        "reward": st.sampled_from([0.0, 1.0, None, {"a": 0.5, "b": -0.25}]),
-        "max_tokens": st.sampled_from([None, None, 5, 40]),
-    }
+SAYS = st.fixed_dictionaries(
+    {"messages": MESSAGES | TEXTS | NO_REPLY | st.just([])},
+    optional={"prefill": PREFILLS, "system": SYSTEMS, "tools": TOOL_LISTS, **FOR_THE_POLICY, **FOR_THE_REPLY},
 )
+GOES_ON = st.fixed_dictionaries(
+    {"messages": PARTS_OF_REPLIES, "continues": st.just(True)}, optional={**FOR_THE_POLICY, **FOR_THE_REPLY}
+)
+TURNS = SAYS | SAYS | GOES_ON
 BUDGETS = st.builds(
     lambda spare, target, order: {"name": "budget", "spare": spare, "target": target, "order": order},
     st.integers(0, 150),
@@ -269,11 +326,16 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
+def assistant(**says: str) -> Message:
+    return Message(role="assistant", **says)
+
+
 @st.composite
 def plans(draw: Any, **chosen: Any) -> Plan:
     """Random plans; what is `chosen` comes from a strategy of the test's own, or is the same in all of them."""
     turns = draw(st.lists(chosen.get("turns", TURNS), min_size=1, max_size=7))
-    turns[-1] = {**turns[-1], draw(st.sampled_from(["terminated", "truncated"])): True}
+    last = {name: value for name, value in turns[-1].items() if name not in ("prefill", "continues")}
+    turns[-1] = {**last, draw(st.sampled_from(["terminated", "truncated"])): True}
     replies = [draw(chosen.get("replies", REPLIES)) for _ in turns]
     drawn = {
         "first": FIRST,
@@ -282,6 +344,7 @@ def plans(draw: Any, **chosen: Any) -> Plan:
         "enable_thinking": st.booleans(),
         "has_logprobs": st.sampled_from([True, True, False]),
         "is_obedient": st.booleans(),
+        "rows": st.sampled_from([("uint16", ()), ("float32", (2,)), ("int64", (1, 3)), None]),
         **{name: value for name, value in chosen.items() if name not in ("turns", "replies")},
     }
     values = {name: draw(value) if isinstance(value, st.SearchStrategy) else value for name, value in drawn.items()}
@@ -307,6 +370,34 @@ class Ask:
     """Whether it only went on with a reply that was interrupted."""
 
 
+class Said(NamedTuple):
+    message: Message
+    tokens: Sequence[int] | None = None
+    """Of a reply: its tokens from the generation prompt on."""
+
+
+@dataclass
+class Moment:
+    """What was said when a policy was asked, or at the end; it follows from what the turns say and what was sampled."""
+
+    turn: Turn
+    said: list[Said]
+    """The conversation, with the system message that it has now."""
+    record: list[Message]
+    tools: list[Any]
+    question: list[int]
+    """The generation prompt."""
+    started: list[tuple[int, int | None]]
+    """The reply so far: each token, and the step in which it was sampled."""
+    edited: list[str] = field(default_factory=list)
+    dropped: int = 0
+    """How many tokens of a reply were dropped, because it went on."""
+
+    @property
+    def reply(self) -> list[int]:
+        return [token for token, _ in self.started]
+
+
 @dataclass
 class Run:
     plan: Plan
@@ -314,7 +405,7 @@ class Run:
     asks: list[Ask]
     last: Observation
     last_info: dict[str, Any]
-    views: list[list[Message]]
+    looks: list[Look]
     trajectory: Trajectory
 
     def steps(self) -> Iterator[tuple[Ask, list[int]]]:
@@ -327,6 +418,127 @@ class Run:
                         break
                     parts.append(later.tokens)
                 yield ask, [token for part in parts for token in part]
+
+    @functools.cached_property
+    def moments(self) -> list[Moment]:
+        """One for each step, and the end."""
+        moments = [opened(self.env)]
+        for index, (_, tokens) in enumerate(self.steps()):
+            moments.append(followed(self, moments[-1], index, tokens))
+        moments[-1] = replace(moments[-1], question=[], started=[])
+        return moments
+
+    @property
+    def views(self) -> list[list[Message]]:
+        return [look.view for look in self.looks]
+
+    @property
+    def handed_out(self) -> list[tuple[Observation, dict[str, Any], list[int]]]:
+        """For each moment the observation, its info and the prompt."""
+        asked = [(ask.observation, ask.info, ask.prompt) for ask, _ in self.steps()]
+        return [*asked, (self.last, self.last_info, self.env.prompt().tolist())]
+
+    @property
+    def told(self) -> Iterator[tuple[Moment, list[int], list[Message]]]:
+        """For each step what was said, the prompt, and what of it the model saw; under `keep` for the end, too."""
+        views = self.views[: len(self.moments) - 1]
+        if self.plan.history["name"] == "keep":
+            views = [*views, [said.message for said in self.moments[-1].said]]
+        for moment, (_, _, prompt), view in zip(self.moments, self.handed_out, views, strict=False):
+            yield moment, prompt, view
+
+
+def opened(env: Scripted) -> Moment:
+    turn, renderer = env.turns[0], env.renderer
+    messages = [*([] if turn.system is None else [Message(role="system", content=turn.system)]), *turn.messages]
+    said = [Said(message) for message in messages]
+    return Moment(turn, said, messages, list(turn.tools or ()), *asks(renderer, turn.prefill))
+
+
+def followed(run: Run, before: Moment, index: int, tokens: list[int]) -> Moment:
+    """The moment after a step, whose tokens were sampled."""
+    turn, message, renderer = run.env.turns[index + 1], run.env.replies[index], run.env.renderer
+    started = [*before.started, *((token, index) for token in tokens)]
+    is_last = index + 1 == len(run.env.replies)
+    if turn.continuation is not None and not is_last:
+        stops = [i for i, (token, _) in enumerate(started) if token in renderer.stop_token_ids]
+        kept = started[: stops[0]] if stops else started
+        added = [(token, None) for token in inserted(renderer, turn.continuation, [token for token, _ in kept])]
+        return replace(before, turn=turn, started=[*kept, *added], edited=[], dropped=len(started) - len(kept))
+    reply = Said(message, [*before.question, *(token for token, _ in started)])
+    said, record, tools = [*before.said, reply, *map(Said, turn.messages)], [*before.record, message], before.tools
+    first, system, edited = run.views[index][0], Message(role="system", content=turn.system or ""), []
+    has_edits = not is_last or run.trajectory.stop_reason in ("max_context_tokens", "context_full")
+    if turn.system is not None and has_edits and (first.role, first.content) != ("system", turn.system):
+        edited, record = ["system"], [*record, system]
+        said[: said[0].message.role == "system"] = [Said(system)]
+    if turn.tools is not None and has_edits and list(turn.tools) != tools:
+        edited, tools = [*edited, "tools"], list(turn.tools)
+    return Moment(turn, said, [*record, *turn.messages], tools, *asks(renderer, turn.prefill), edited=edited)
+
+
+def asks(renderer: Any, prefill: str | Message | None) -> tuple[list[int], list[tuple[int, None]]]:
+    """The generation prompt, and with what the reply begins."""
+    pieces: list[tuple[str, str]] = [("control", "<|im_start|>"), ("text", "assistant\n")]
+    if not renderer.enable_thinking and not (isinstance(prefill, Message) and prefill.reasoning is not None):
+        pieces += [("control", "<think>"), ("text", "\n\n"), ("control", "</think>"), ("text", "\n\n")]
+    return written(renderer, pieces), [(token, None) for token in written(renderer, begun(prefill))]
+
+
+def begun(prefill: str | Message | None) -> list[tuple[str, str]]:
+    if prefill is None or isinstance(prefill, str):
+        return [("text", prefill or "")]
+    if prefill.reasoning is None:
+        return [("text", prefill.content)]
+    reasoning = prefill.reasoning.lstrip("\n")
+    if "content" not in prefill.model_fields_set:
+        return [("control", "<think>"), ("text", f"\n{reasoning}")]
+    reasoning, content = reasoning.rstrip("\n"), prefill.content.lstrip("\n")
+    return [("control", "<think>"), ("text", f"\n{reasoning}\n"), ("control", "</think>"), ("text", f"\n\n{content}")]
+
+
+def inserted(renderer: Renderer, addition: str | Message, reply: list[int]) -> list[int]:
+    if isinstance(addition, str):
+        return written(renderer, [("text", addition)])
+    reasoning, closing = addition.reasoning or "", open_block(renderer, reply)
+    if addition.reasoning is not None and "content" not in addition.model_fields_set:
+        return written(renderer, [("text", reasoning)])
+    if closing is None:
+        return written(renderer, [("text", reasoning + addition.content)])
+    gap = "\n\n" if closing == "</think>" else ""
+    return written(renderer, [("text", f"{reasoning}\n"), ("control", closing), ("text", gap + addition.content)])
+
+
+def written(renderer: Renderer, pieces: list[tuple[str, str]]) -> list[int]:
+    return [token for piece in pieces for token in encode(renderer, *piece)]
+
+
+def control_tokens(renderer: Renderer, tokens: Sequence[int]) -> list[str]:
+    names = {token: name for name, token in renderer.tokenizer.control_tokens.items()}
+    return [names[token] for token in tokens if token in names]
+
+
+def open_block(renderer: Renderer, reply: Sequence[int]) -> str | None:
+    """The control token that closes the block that is open at the end of a reply."""
+    closing = None
+    for name in control_tokens(renderer, reply):
+        if closing is not None:
+            closing = None if name == closing else closing
+        elif name in ("<think>", "<tool_call>"):
+            closing = name.replace("<", "</")
+    return closing
+
+
+def closed(renderer: Renderer, reply: Sequence[int]) -> list[int]:
+    """A reply as it was sampled, with what has to close it."""
+    if reply[-1] == renderer.stop_token_ids[0]:
+        return [*reply, *written(renderer, [("text", "\n")])]
+    block = {
+        None: [],
+        "</think>": [("text", "\n"), ("control", "</think>"), ("text", "\n\n")],
+        "</tool_call>": [("text", "\n"), ("control", "</tool_call>")],
+    }[open_block(renderer, reply)]
+    return [*reply, *written(renderer, [*block, ("control", "<|im_end|>"), ("text", "\n")])]
 
 
 def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
@@ -345,14 +557,15 @@ def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
 def first_prompt(plan: Plan, renderer: Any) -> np.ndarray:
     turn = Turn(**plan.first)
     system = [] if turn.system is None else [Message(role="system", content=turn.system)]
-    messages = [*system, *turn.messages]
-    return renderer.render(messages, tools=turn.tools or (), generation_prompt=True, history="keep").tokens
+    rendered = renderer.render([*system, *turn.messages], tools=turn.tools or (), history="keep").tokens
+    question, started = asks(renderer, turn.prefill)
+    return np.concatenate([rendered, question, [token for token, _ in started]])
 
 
 def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None, spoils: bool = False) -> Run:
     """Drive an episode. With `spoils` the policy overwrites all that it was handed and all that it has handed over."""
     env = env or make(plan, tokenizer)
-    before = len(env.history.views)
+    before = len(env.history.looks)
     observation, info = env.reset(seed=7)
     asks: list[Ask] = []
     for reply in plan.replies:
@@ -372,10 +585,13 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
                 if action.logprobs is not None:
                     action.logprobs[:] = -99.0
                 action.extra["part"].clear()
+                action.extra.get("rows", np.empty(0))[...] = 0
+                for name in ("sampling", "metrics", "rewards"):
+                    info[name].clear()
             if len(env.replies) > replies:
                 break  # the reply is over, though parts of it may be left: there was no room for them
     assert env.trajectory is not None
-    return Run(plan, env, asks, observation, info, env.history.views[before:], env.trajectory)
+    return Run(plan, env, asks, observation, info, env.history.looks[before:], env.trajectory)
 
 
 def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) -> Iterator[tuple[Action, bool]]:
@@ -393,9 +609,20 @@ def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) 
             finish_reason if part + 1 == len(ends) else "abort",
             reply.temperature,
             reply.policy_version,
-            {"part": [start, end]},
+            {"part": [start, end], **beside(env.plan, used, end - start)},
         )
         yield action, part > 0
+
+
+def beside(plan: Plan, used: int, count: int) -> dict[str, np.ndarray]:
+    """Rows for the next tokens of an episode, each token's own; where there are no tokens, mostly there is no array."""
+    return {} if plan.rows is None or (not count and used % 3) else {"rows": rows(plan.rows, used, count)}
+
+
+def rows(kind: tuple[str, tuple[int, ...]], start: int, count: int) -> np.ndarray:
+    dtype, shape = kind
+    size = math.prod(shape)
+    return np.arange(1 + start * size, 1 + (start + count) * size, dtype=dtype).reshape(count, *shape)
 
 
 QWEN3 = functools.cache(lambda: load_tokenizer(real_models.qwen3_folder()))
@@ -456,6 +683,33 @@ def each_sample_holds_the_prompts_that_the_policy_saw(run: Run) -> None:
                 assert at.tolist() == list(range(at[0], at[0] + len(tokens)))
 
 
+def what_was_put_into_a_reply_is_never_trained(run: Run) -> None:
+    for sample in run.trajectory.samples("all"):
+        steps = sample.metadata["steps"]
+        for index in steps:
+            moment, (_, _, prompt) = run.moments[index], run.handed_out[index]
+            where = np.arange(len(prompt) - len(moment.started), len(prompt))
+            is_trained = np.array([step in steps for _, step in moment.started], dtype=bool)[where < len(sample)]
+            where = where[where < len(sample)]
+            assert sample.tokens[where].tolist() == moment.reply[: len(where)]
+            assert (sample.mask[where] == is_trained).all()
+            assert (sample.step_ids[where[~is_trained]] == -1).all()
+
+
+def an_array_beside_the_tokens_holds_at_each_trained_one_the_row_that_came_with_it(run: Run) -> None:
+    counts = [len(tokens) for _, tokens in run.steps()]
+    for sample in run.trajectory.samples("all"):
+        if run.plan.rows is None:
+            assert sample.extra.keys() == {"part"}
+            continue
+        assert sample.extra["rows"].dtype == run.plan.rows[0]
+        assert sample.extra["rows"].shape == (len(sample), *run.plan.rows[1])
+        assert not sample.extra["rows"][~sample.mask].any()
+        for position, index in enumerate(sample.metadata["steps"]):
+            expected = rows(run.plan.rows, sum(counts[:index]), counts[index])
+            assert (sample.extra["rows"][sample.step_ids == position] == expected).all()
+
+
 def a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights(run: Run) -> None:
     expected = {logprob: ask.part for ask in run.asks for logprob in ask.logprobs or ()}
     for sample in run.trajectory.samples("all"):
@@ -507,53 +761,53 @@ def trie_size(run: Run) -> int:
     return size
 
 
+def every_prompt_ends_with_the_reply_as_it_was_begun_and_sampled(run: Run) -> None:
+    for moment, (_, _, prompt) in zip(run.moments, run.handed_out, strict=True):
+        expected = [*moment.question, *moment.reply]
+        assert prompt[len(prompt) - len(expected) :] == expected
+
+
+def a_text_that_is_put_into_a_reply_holds_no_control_token(run: Run) -> None:
+    for turn, moment in zip(run.env.turns, run.moments, strict=True):
+        text = turn.prefill if turn.continuation is None else turn.continuation
+        if isinstance(text, str) and moment.started:
+            added = [token for token, step in moment.started if step is None]
+            own = added[len(added) - len(run.env.renderer.tokenizer.encode(text)) :]
+            assert run.env.renderer.tokenizer.decode(own) == run.env.renderer.tokenizer.normalize(text)
+            assert not control_tokens(run.env.renderer, own)
+
+
 def control_tokens_stand_only_where_the_family_or_the_model_put_them(run: Run) -> None:
     count = ControlTokens(run)
-    views = iter(run.views)
-    for ask in run.asks:
-        if not ask.goes_on:
-            low, high = count.bounds(next(views))
-            assert low <= count.of(ask.prompt) <= high
-    if run.plan.history["name"] == "keep":
-        low, high = count.bounds(run.env.messages(), asks=False)
-        assert low == count.of(run.env.prompt().tolist()) == high
+    for moment, prompt, view in run.told:
+        low, high = count.bounds(moment, view)
+        assert low <= count.of(prompt) <= high
 
 
 class ControlTokens:
     """Counts Qwen3's control tokens, and says how many of each a view may have."""
 
     def __init__(self, run: Run) -> None:
-        self._names = {token: name for name, token in run.env.renderer.tokenizer.control_tokens.items()}
-        self._tools = Turn(**run.plan.first).tools
-        block = () if run.plan.enable_thinking else ("<think>", "</think>")
-        self._prompt = Counter(["<|im_start|>", *block])
+        self._renderer = run.env.renderer
         self._is_exact = run.plan.history["name"] == "keep"
-        said = [Turn(**turn).messages for turn in run.plan.turns]
-        ends = itertools.accumulate(
-            (len(messages) + 1 for messages in said), initial=len(run.views[0]) if run.views else 0
-        )
-        self._places = {end: number for number, end in enumerate(ends)}
-        self._replies = [
-            (m, self._sampled(tokens)) for m, (_, tokens) in zip(run.env.replies, run.steps(), strict=True)
-        ]
 
     def of(self, tokens: Sequence[int]) -> Counter[str]:
-        return Counter(self._names[token] for token in tokens if token in self._names)
+        return Counter(control_tokens(self._renderer, tokens))
 
-    def bounds(self, view: Sequence[Message], *, asks: bool = True) -> tuple[Counter[str], Counter[str]]:
+    def bounds(self, moment: Moment, view: Sequence[Message]) -> tuple[Counter[str], Counter[str]]:
         """The fewest and the most; they differ where a reply may stand as it was sampled or be written again."""
-        low = self._prompt.copy() if asks else Counter()
-        if view and self._tools:
+        low = self.of([*moment.question, *moment.reply])
+        if moment.tools:
             low.update(["<tool_call>", "</tool_call>"] * 2)
             low.update(["<|im_start|>", "<|im_end|>"] if view[0].role != "system" else [])
         high = low.copy()
         for index, message in enumerate(view):
-            forms = self._forms(view, index, message)
+            forms = self._forms(moment, view, index, message)
             low.update(functools.reduce(operator.and_, forms))
             high.update(functools.reduce(operator.or_, forms))
         return low, high
 
-    def _forms(self, view: Sequence[Message], index: int, message: Message) -> list[Counter[str]]:
+    def _forms(self, moment: Moment, view: Sequence[Message], index: int, message: Message) -> list[Counter[str]]:
         if message.role == "tool":
             edges = ["<|im_start|>"] * (index == 0 or view[index - 1].role != "tool")
             edges += ["<|im_end|>"] * (index + 1 == len(view) or view[index + 1].role != "tool")
@@ -563,24 +817,130 @@ class ControlTokens:
             return [written]
         written.update([] if message.reasoning is None else ["<think>", "</think>"])
         written.update(["<tool_call>", "</tool_call>"] * len(message.tool_calls))
-        said = (message.content, message.tool_calls)
-        sampled = [form for reply, form in self._replies if said == (reply.content, reply.tool_calls)]
-        if self._is_exact:  # the view is the record
-            return [self._replies[self._places[index]][1] if index in self._places else written]
-        return [written, *sampled]
+        if self._is_exact:  # the view is what was said
+            tokens = moment.said[index].tokens
+            return [written if tokens is None else self._sampled(tokens)]
+        says = (message.content, message.tool_calls)
+        replies = [said for said in moment.said if said.tokens is not None]
+        same = [said.tokens for said in replies if (said.message.content, said.message.tool_calls) == says]
+        return [written, *map(self._sampled, same)]
 
-    def _sampled(self, tokens: Sequence[int]) -> Counter[str]:
-        """A reply as it was sampled, with what opens it and what had to close it."""
-        names = [self._names[token] for token in tokens if token in self._names]
-        is_ended = bool(tokens) and self._names.get(tokens[-1]) == "<|im_end|>"
-        opened = None
-        for name in names:
-            if opened is not None:
-                opened = None if name == opened else opened
-            elif name in ("<think>", "<tool_call>"):
-                opened = name.replace("<", "</")
-        closed = [] if is_ended else ["<|im_end|>", *([opened] if opened else [])]
-        return self._prompt + Counter(names) + Counter(closed)
+    def _sampled(self, reply: Sequence[int]) -> Counter[str]:
+        return self.of(closed(self._renderer, reply))
+
+
+def every_prompt_says_what_the_renderer_says_of_the_view(run: Run) -> None:
+    for moment, prompt, view in run.told:
+        assert says(run, moment, prompt, view)
+
+
+def says(run: Run, moment: Moment, prompt: list[int], view: Sequence[Message]) -> bool:
+    """Whether a prompt says what the renderer says of a view. A reply that is unchanged may stand as it was sampled."""
+    renderer = run.env.renderer
+    text = text_of(renderer, prompt)
+    rendered = renderer.render(view, tools=moment.tools, history="keep")
+    ends = {0}
+    for message, (start, stop) in zip(view, itertools.pairwise([*rendered.starts, len(rendered.tokens)]), strict=True):
+        same = [said.tokens for said in moment.said if said.tokens is not None and says_the_same(said.message, message)]
+        forms = [rendered.tokens[start:stop], *(closed(renderer, tokens) for tokens in same)]
+        texts = {text_of(renderer, form) for form in forms}
+        ends = {end + len(form) for end in ends for form in texts if text.startswith(form, end)}
+    return any(text[end:] == text_of(renderer, [*moment.question, *moment.reply]) for end in ends)
+
+
+def says_the_same(message: Message, other: Message) -> bool:
+    return all(getattr(message, name) == getattr(other, name) for name in ("reasoning", "content", "tool_calls"))
+
+
+def text_of(renderer: Renderer, tokens: Any) -> bytes:
+    return b"".join(renderer.tokenizer.token_bytes(np.asarray(tokens, dtype=np.int32)))
+
+
+def another_system_message_or_other_tools_are_an_edit_that_begins_anew(run: Run) -> None:
+    for index, (moment, (observation, info, prompt)) in enumerate(zip(run.moments, run.handed_out, strict=True)):
+        broken = info.get("break")
+        if moment.edited:
+            assert (broken.reason, broken.kept, observation.keep) == ("edit", 0, 0)
+            if index < len(run.views):
+                start = beginning(run, run.views[index], moment.tools)
+                assert prompt[: len(start)] == start
+        elif broken is not None and run.plan.history["name"] != "arbitrary":
+            assert broken.reason != "edit" or moment.dropped
+
+
+def beginning(run: Run, view: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+    """The tokens of the system message and the tools."""
+    render = functools.partial(run.env.renderer.render, history="keep")
+    if view[0].role == "system":
+        return render(view[:1], tools=tools).tokens.tolist()
+    whole, rest = render(view, tools=tools).tokens, render(view).tokens
+    return whole[: len(whole) - len(rest)].tolist()
+
+
+def a_reply_that_goes_on_drops_its_end_as_declared_and_nothing_else(run: Run) -> None:
+    lengths = [len(ask.prompt) + len(tokens) for ask, tokens in run.steps()]
+    for length, moment, (observation, info, _) in zip(lengths, run.moments[1:], run.handed_out[1:], strict=True):
+        if moment.turn.continuation is None or observation is run.last:
+            continue
+        assert observation.keep <= length - moment.dropped
+        if run.plan.history["name"] in ("keep", "strip", "compact"):
+            assert observation.keep == length - moment.dropped
+            assert observation.tokens.tolist() == moment.reply[len(moment.reply) - len(observation.tokens) :]
+            assert ("break" in info) == (moment.dropped > 0)
+            assert not moment.dropped or info["break"].reason == "edit"
+
+
+def respond_gets_the_whole_reply(run: Run) -> None:
+    for index, (reply, (_, tokens)) in enumerate(zip(run.env.replies, run.steps(), strict=True)):
+        moment = run.moments[index]
+        read = run.env.renderer.parse([*moment.reply, *tokens], prompt_tail=moment.question)
+        errors = [error for error in read.errors if error != NOT_ENDED or not stopped(run, index, tokens)]
+        assert reply == check_calls(read.model_copy(update={"errors": tuple(errors)}), moment.tools)
+
+
+def stopped(run: Run, index: int, tokens: list[int]) -> bool:
+    text, is_cut = run.env.renderer.tokenizer.decode(tokens), run.trajectory.steps[index].finish_reason != "stop"
+    return not is_cut and any(stop in text for stop in run.moments[index].turn.stop)
+
+
+def the_new_text_of_a_reply_is_what_was_sampled_since_the_turn(run: Run) -> None:
+    for reply, (_, tokens) in zip(run.env.replies, run.steps(), strict=True):
+        is_ended = tokens[-1:] and tokens[-1] in run.env.renderer.stop_token_ids
+        assert reply.new_text == run.env.renderer.tokenizer.decode(tokens[:-1] if is_ended else tokens)
+
+
+def the_record_holds_all_that_was_said_in_order(run: Run) -> None:
+    record = run.moments[-1].record
+    assert run.env.messages() == run.trajectory.contexts["main"].messages == record
+    assert run.trajectory.contexts["main"].tools == run.moments[-1].tools
+    if run.plan.history["name"] == "keep":
+        for moment, view in zip(run.moments, run.views, strict=False):
+            assert view == [said.message for said in moment.said]
+    goes_on = [turn.continuation is not None for turn in run.env.turns[1:]]
+    for index, step in enumerate(run.trajectory.steps):
+        whole = next((i for i in range(index, len(goes_on)) if not goes_on[i]), len(goes_on) - 1)
+        assert record[step.reply] == run.env.replies[whole]
+
+
+def a_history_policy_is_told_how_far_the_episode_is(run: Run) -> None:
+    new = 0
+    for index, (moment, look) in enumerate(zip(run.moments[:-1], run.looks, strict=False)):
+        assert look.steps == sum(said.tokens is not None for said in moment.said)
+        if run.plan.history["name"] == "keep":
+            first, before = run.moments[0].said, run.moments[max(index - 1, 0)].said
+            inserted = len(moment.said) - len(before) - len(moment.turn.messages) - 1
+            new = new if not index or moment.turn.continuation is not None else len(before) + inserted
+            has_system = moment.said[0].message.role == "system" and first[0].message.role != "system"
+            assert (look.new, look.opening) == (new, len(first) + has_system)
+            assert look.length == len(run.handed_out[index][2])
+
+
+def what_a_turn_says_of_the_sampling_and_the_reply_arrives(run: Run) -> None:
+    turns = [(turn.stop, turn.sampling) for turn in run.env.turns]
+    for index, ask in zip(itertools.accumulate(not ask.goes_on for ask in run.asks), run.asks, strict=True):
+        assert (ask.info["stop"], ask.info["sampling"]) == turns[index - 1]
+    for step, turn in zip(run.trajectory.steps, run.env.turns[1:], strict=True):
+        assert (step.reward, step.rewards, step.metrics) == (turn.reward, turn.rewards, turn.metrics)
 
 
 def the_same_actions_give_the_same_bytes(run: Run) -> None:
@@ -643,21 +1003,24 @@ def a_loss_rule_chooses_the_steps_that_are_trained(run: Run) -> None:
 
 
 def the_last_observation_follows_the_last_reply_and_asks_for_none(run: Run) -> None:
-    if run.trajectory.stop_reason != "max_context_tokens":  # then a rewrite may stand before the end
-        *_, (ask, tokens) = run.steps()
-        said = Turn(**run.plan.turns[len(run.env.replies) - 1]).messages
-        expected = run.env.renderer.extend(tokens, said, generation_prompt=False)
-        assert run.last.tokens.tolist() == expected.tolist()
-        assert run.last.keep == len(ask.prompt) + len(tokens)
+    if run.trajectory.stop_reason == "max_context_tokens" and run.plan.history["name"] != "keep":
+        return  # a rewrite may stand before the end
+    for ask, tokens in list(run.steps())[-1:]:
+        reply, end = [*run.moments[-2].reply, *tokens], run.moments[-1]
+        expected = run.env.renderer.extend(reply, end.turn.messages, generation_prompt=False).tolist()
+        assert run.last.tokens.tolist()[len(run.last.tokens) - len(expected) :] == expected
+        assert (run.last.keep, len(run.last.tokens)) == (len(ask.prompt) + len(tokens), len(expected)) or end.edited
 
 
 def it_ends_for_the_first_reason_that_holds(run: Run) -> None:
-    limits, turn = Limits(**run.plan.limits), run.plan.turns[len(run.env.replies) - 1] if run.env.replies else {}
+    limits, turn = Limits(**run.plan.limits), run.env.turns[-1]
     sampled = sum(len(ask.tokens) for ask in run.asks)
-    calls = sum(len(reply.tool_calls) for reply in run.env.replies)
+    goes_on = [turn.continuation is not None for turn in run.env.turns[1:-1]]
+    replies = [reply for reply, is_part in zip(run.env.replies, [*goes_on, False], strict=False) if not is_part]
+    calls = sum(len(reply.tool_calls) for reply in replies)
     reasons = {
-        "terminated": turn.get("terminated", False),
-        "truncated": turn.get("truncated", False),
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
         "cut": limits.end_on_cut and run.asks and run.asks[-1].finish_reason != "stop",
         "max_steps": limits.max_steps is not None and len(run.env.replies) >= limits.max_steps,
         "max_sampled_tokens": limits.max_sampled_tokens is not None and sampled >= limits.max_sampled_tokens,
@@ -682,10 +1045,22 @@ CHECKS = (
     replaying_the_deltas_gives_every_prompt,
     each_sampled_token_is_trained_in_exactly_one_sample,
     each_sample_holds_the_prompts_that_the_policy_saw,
+    what_was_put_into_a_reply_is_never_trained,
+    an_array_beside_the_tokens_holds_at_each_trained_one_the_row_that_came_with_it,
     a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights,
     observations_extend_unless_they_are_the_first_or_a_declared_break,
     the_tree_holds_each_token_once_that_a_sampled_one_follows,
+    every_prompt_ends_with_the_reply_as_it_was_begun_and_sampled,
+    a_text_that_is_put_into_a_reply_holds_no_control_token,
     control_tokens_stand_only_where_the_family_or_the_model_put_them,
+    every_prompt_says_what_the_renderer_says_of_the_view,
+    another_system_message_or_other_tools_are_an_edit_that_begins_anew,
+    a_reply_that_goes_on_drops_its_end_as_declared_and_nothing_else,
+    respond_gets_the_whole_reply,
+    the_new_text_of_a_reply_is_what_was_sampled_since_the_turn,
+    the_record_holds_all_that_was_said_in_order,
+    a_history_policy_is_told_how_far_the_episode_is,
+    what_a_turn_says_of_the_sampling_and_the_reply_arrives,
     the_same_actions_give_the_same_bytes,
     nothing_that_is_handed_over_is_shared,
     an_episode_leaves_the_global_random_state_alone,
@@ -711,23 +1086,38 @@ def test_all_of_it_holds_with_the_real_qwen3_tokenizer(plan: Plan):
         check(run)
 
 
+ENDINGS = {
+    "first": st.builds(lambda messages: {"messages": messages, "tools": TOOLS[:1]}, TEXTS),
+    "turns": GOES_ON | SAYS,
+    "history": st.one_of(*[st.just({"name": "keep"})] * 2, HISTORIES),
+    "limits": st.one_of(
+        st.builds(lambda count: {"max_steps": count, "end_on_cut": False}, st.integers(1, 3)),
+        st.builds(lambda count: {"max_tool_calls": count, "end_on_cut": False}, st.integers(1, 3)),
+        st.builds(lambda count: {"max_context_tokens": count, "end_on_cut": False}, st.integers(150, 300)),
+    ),
+}
+
+
+@given(plan=plans(**ENDINGS))
+def test_all_of_it_holds_where_a_limit_ends_what_would_go_on(plan: Plan):
+    run = play(plan)
+    for check in CHECKS:
+        check(run)
+
+
 @given(plan=plans(is_obedient=True, limits=LIMITS))
 def test_a_policy_that_obeys_max_tokens_passes_no_limit(plan: Plan):
     a_policy_that_obeys_passes_no_limit(play(plan))
-
-
-@given(plan=plans(replies=CANONICAL, is_obedient=False))
-def test_every_prompt_says_what_the_renderer_says_of_the_view(plan: Plan):
-    run = play(plan)
-    for ask, view in zip(run.asks, run.views, strict=False):
-        assert not view or text_of(run, ask.prompt) == text_of(run, rendered(run, view, "keep"))
 
 
 TOOL_ROUNDS = {
     "first": st.builds(
         lambda messages: {"messages": messages, "tools": TOOLS}, st.lists(NO_REPLY, min_size=1, max_size=3)
     ),
-    "turns": st.builds(lambda messages: {"messages": messages}, st.lists(NO_REPLY, max_size=3)),
+    "turns": st.fixed_dictionaries(
+        {"messages": st.lists(NO_REPLY, max_size=3)}, optional={"system": SYSTEMS, "tools": TOOL_LISTS}
+    )
+    | GOES_ON,
     "history": st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6)),
     "limits": {"end_on_cut": False},
 }
@@ -736,9 +1126,7 @@ TOOL_ROUNDS = {
 @settings(max_examples=300)
 @given(plan=plans(replies=CANONICAL, is_obedient=False, **TOOL_ROUNDS))
 def test_every_prompt_says_what_the_renderer_says_of_the_view_whatever_was_rewritten_around_a_tool_round(plan: Plan):
-    run = play(plan)
-    for ask, view in zip(run.asks, run.views, strict=False):
-        assert not view or text_of(run, ask.prompt) == text_of(run, rendered(run, view, "keep"))
+    every_prompt_says_what_the_renderer_says_of_the_view(play(plan))
 
 
 def test_a_reply_that_cannot_be_cut_behind_its_reasoning_is_written_again():
@@ -750,30 +1138,20 @@ def test_a_reply_that_cannot_be_cut_behind_its_reasoning_is_written_again():
     turns = ({"messages": "And?"}, {"messages": "", "terminated": True})
     run = play(Plan({"messages": "Well?"}, turns, (reply, reply), {"name": "strip"}, {}), QWEN3())
     assert across in run.asks[0].tokens
-    assert "<|im_start|>assistant\n \nx<|im_end|>" in text_of(run, run.asks[1].prompt)
+    assert b"<|im_start|>assistant\n \nx<|im_end|>" in text_of(run.env.renderer, run.asks[1].prompt)
 
 
-@given(plan=plans(replies=CANONICAL, history={"name": "strip"}, is_obedient=False))
+@given(plan=plans(history={"name": "strip"}))
 def test_under_strip_every_prompt_says_what_the_official_template_says_of_the_whole_conversation(plan: Plan):
     run = play(plan)
-    said = run.env.messages()
-    for ask, view in zip(run.asks, run.views, strict=False):
-        assert text_of(run, ask.prompt) == text_of(run, rendered(run, said[: len(view)], "template"))
+    for moment, prompt, _ in run.told:
+        assert says(run, moment, prompt, run.env.renderer.visible([said.message for said in moment.said]))
 
 
 @given(plan=plans(history=BUDGETS, limits={"end_on_cut": False}))
 def test_no_prompt_is_longer_than_the_budget(plan: Plan):
     run = play(plan)
     assert max(len(ask.prompt) for ask in run.asks if not ask.goes_on) <= run.env.history.inner.max_tokens
-
-
-def rendered(run: Run, messages: list[Message], history: Any) -> np.ndarray:
-    tools = Turn(**run.plan.first).tools or ()
-    return run.env.renderer.render(messages, tools=tools, generation_prompt=True, history=history).tokens
-
-
-def text_of(run: Run, tokens: Any) -> str:
-    return run.env.renderer.tokenizer.decode(tokens)
 
 
 # Determinism across processes.
