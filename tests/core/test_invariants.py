@@ -143,7 +143,7 @@ class Scripted(Env):
 
 def what_fits(addition: str | Message, reply: Message) -> str | Message:
     """Reasoning can only be added to a think block that is open."""
-    if isinstance(addition, str) or "the think block was not closed" in reply.errors:
+    if isinstance(addition, str) or reply.open_block == "reasoning":
         return addition
     return addition.model_copy(update={"reasoning": None})
 
@@ -899,8 +899,10 @@ def respond_gets_the_whole_reply(run: Run) -> None:
 
 
 def stopped(run: Run, index: int, tokens: list[int]) -> bool:
-    text, is_cut = run.env.renderer.tokenizer.decode(tokens), run.trajectory.steps[index].finish_reason != "stop"
-    return not is_cut and any(stop in text for stop in run.moments[index].turn.stop)
+    """Whether a reply ended by itself, and a string that it was to stop at is in it."""
+    last_parts = [ask for ask, later in itertools.pairwise([*run.asks, None]) if later is None or not later.goes_on]
+    is_found = any(stop in run.env.renderer.tokenizer.decode(tokens) for stop in run.moments[index].turn.stop)
+    return is_found and last_parts[index].finish_reason == "stop"
 
 
 def the_new_text_of_a_reply_is_what_was_sampled_since_the_turn(run: Run) -> None:
@@ -914,7 +916,7 @@ def the_record_holds_all_that_was_said_in_order(run: Run) -> None:
     assert run.env.messages() == run.trajectory.contexts["main"].messages == record
     assert run.trajectory.contexts["main"].tools == run.moments[-1].tools
     if run.plan.history["name"] == "keep":
-        for moment, view in zip(run.moments, run.views, strict=False):
+        for moment, view in zip(run.moments[:-1], run.views, strict=False):
             assert view == [said.message for said in moment.said]
     goes_on = [turn.continuation is not None for turn in run.env.turns[1:]]
     for index, step in enumerate(run.trajectory.steps):
