@@ -390,9 +390,12 @@ class Renderer(ABC):
         return SplitReply(segments, False, "")
 
     def _close_open_block(self, reply: TokenIds) -> str:
-        """The scaffold that closes the block that is open at the end of a reply, or nothing."""
+        """The scaffold that closes the block that is open at the end of a reply, or nothing.
+
+        A generation prompt that opens a block leaves it to the reply to close it.
+        """
         marks = self._marks_in(np.asarray(reply, dtype=np.int32))
-        opened = ""
+        opened = self._open_at_start
         for mark in marks[marks > 0].tolist():
             control = self._marks[int(mark) - 1]
             if control in opened:
@@ -400,6 +403,13 @@ class Renderer(ABC):
             elif not opened:
                 opened = self.blocks.get(control, "")
         return opened
+
+    @cached_property
+    def _open_at_start(self) -> str:
+        """The scaffold that closes the block that the generation prompt opened, if it does."""
+        controls = [piece.text for piece in self._encoder.scaffold(self.generation_prompt) if piece.control >= 0]
+        last = controls[-1] if controls else ""
+        return self.blocks.get(last, "")
 
     def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """What of the end of a prompt is the assistant's already: an empty think block, a prefill."""

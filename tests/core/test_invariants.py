@@ -551,7 +551,10 @@ def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
         policy = get_history({**options, "max_tokens": room})
     else:
         policy = get_history(options)
-    return Scripted(plan, renderer=renderer, history=Watched(inner=policy), limits=Limits(**plan.limits))
+    limits = dict(plan.limits)
+    if "spare" in limits:
+        limits["max_context_tokens"] = len(first_prompt(plan, renderer)) + limits.pop("spare")
+    return Scripted(plan, renderer=renderer, history=Watched(inner=policy), limits=Limits(**limits))
 
 
 def first_prompt(plan: Plan, renderer: Any) -> np.ndarray:
@@ -1015,7 +1018,7 @@ def the_last_observation_follows_the_last_reply_and_asks_for_none(run: Run) -> N
 
 
 def it_ends_for_the_first_reason_that_holds(run: Run) -> None:
-    limits, turn = Limits(**run.plan.limits), run.env.turns[-1]
+    limits, turn = run.env.limits, run.env.turns[-1]
     sampled = sum(len(ask.tokens) for ask in run.asks)
     goes_on = [turn.continuation is not None for turn in run.env.turns[1:-1]]
     replies = [reply for reply, is_part in zip(run.env.replies, [*goes_on, False], strict=False) if not is_part]
@@ -1035,7 +1038,7 @@ def it_ends_for_the_first_reason_that_holds(run: Run) -> None:
 
 
 def a_policy_that_obeys_passes_no_limit(run: Run) -> None:
-    limits = Limits(**run.plan.limits)
+    limits = run.env.limits
     assert sum(len(ask.tokens) for ask in run.asks) <= (limits.max_sampled_tokens or np.inf)
     for ask, tokens in run.steps():
         assert ask.info["max_tokens"] >= 1
@@ -1095,7 +1098,7 @@ ENDINGS = {
     "limits": st.one_of(
         st.builds(lambda count: {"max_steps": count, "end_on_cut": False}, st.integers(1, 3)),
         st.builds(lambda count: {"max_tool_calls": count, "end_on_cut": False}, st.integers(1, 3)),
-        st.builds(lambda count: {"max_context_tokens": count, "end_on_cut": False}, st.integers(150, 300)),
+        *[st.builds(lambda count: {"spare": count, "end_on_cut": False}, st.integers(2, 60))] * 2,
     ),
 }
 
