@@ -151,11 +151,17 @@ class Context:
         """
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
+        closed_reply = not self.renderer.is_closed(reply)
+        cut = 0 if is_final else self.renderer.rewritten_end(reply)
+        reply = reply[: len(reply) - cut]
         rendered = self.renderer.extension(
             reply, messages, previous=view.messages[-1], generation_prompt=not is_final, prefill=prefill
         )
+        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
+        if cut:
+            view.tokens.truncate(length - cut)
+            delta = delta._replace(broken=self._break("template", length - cut, length, "the end of the reply"))
         before = view.mark()
-        delta = Delta(rendered.tokens, length, closed_reply=not self.renderer.is_closed(reply))
         view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
             self.messages.extend(messages)

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_TEXT, _ENCODED = -1, -2
+
+
 class Piece(NamedTuple):
     """A control token, or a text that stands between two of them."""
 
     text: str
     control: int
-    """The control token's id, or -1 for text."""
+    """The control token's id, -1 for text, -2 for text that is encoded already."""
     is_content: bool
+    tokens: "NDArray[np.int32] | None" = None
+    """What it is encoded as, if it is already."""
 
 
 class Mark(NamedTuple):
@@ -66,6 +71,7 @@ class Encoder:
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
         self._scaffolds: dict[str, tuple[Piece, ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
+        self.control_names = {token: name for name, token in tokenizer.control_tokens.items()}
         self._single = {i: np.array([i], dtype=np.int32) for i in tokenizer.control_tokens.values()}
 
     def scaffold(self, text: str) -> tuple[Piece, ...]:
@@ -77,14 +83,14 @@ class Encoder:
 
     def content(self, text: str) -> tuple[Piece, ...]:
         """Content, which is one text; with `unsafe_content` it is cut like scaffold."""
-        return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, -1, True),)
+        return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, _TEXT, True),)
 
     def _cut(self, text: str, *, is_content: bool) -> Iterator[Piece]:
         for index, part in enumerate(self._control_token.split(text)):
             if index % 2:
                 yield Piece(part, self.tokenizer.token_id(part), is_content)
             elif part:
-                yield Piece(part, -1, is_content)
+                yield Piece(part, _TEXT, is_content)
 
     def control(self, token: int) -> "NDArray[np.int32]":
         """A control token as an array."""
@@ -129,17 +135,33 @@ class Emission:
         if text:
             self._pieces.extend(self._encoder.content(text))
 
+    def encoded(self, tokens: "NDArray[np.int32]", *, content_behind: int) -> None:
+        """Write what another library encoded; text behind the control token `content_behind` is content."""
+        encoder, start, is_content = self._encoder, 0, False
+        names = encoder.control_names
+        controls = [position for position, token in enumerate(tokens.tolist()) if token in names]
+        for position in (*controls, len(tokens)):
+            if position > start:
+                text = tokens[start:position]
+                self._pieces.append(Piece(encoder.tokenizer.decode(text), _ENCODED, is_content, text))
+            if position < len(tokens):
+                token = int(tokens[position])
+                self._pieces.append(Piece(names[token], token, False))
+                is_content = token == content_behind
+            start = position + 1
+
     def cut_at(self, mark: str) -> None:
         """Forget what was written from the last `mark` in a content on."""
         index = max(i for i, piece in enumerate(self._pieces) if piece.is_content and mark in piece.text)
         piece = self._pieces[index]
-        self._pieces[index:] = [piece._replace(text=piece.text[: piece.text.rindex(mark)])]
+        self._pieces[index:] = [Piece(piece.text[: piece.text.rindex(mark)], _TEXT, True)]
 
     def text(self) -> str:
         """What was written, as it will be encoded; control tokens by their names."""
         normalize = self._encoder.tokenizer.normalize
         return "".join(
-            run[0].text if run[0].control >= 0 else normalize("".join([p.text for p in run])) for run in self._runs()
+            normalize("".join([p.text for p in run])) if run[0].control == _TEXT else run[0].text
+            for run in self._runs()
         )
 
     def tokens(self) -> "tuple[NDArray[np.int32], list[int]]":
@@ -153,8 +175,8 @@ class Emission:
         token_of_piece: dict[int, int] = {}
         run: list[str] = []
         is_scaffold, length, index = True, 0, -1
-        for index, (text, control, is_content) in enumerate(self._pieces):  # the loop of `_runs`, for speed
-            if control < 0:
+        for index, (text, control, is_content, encoded) in enumerate(self._pieces):  # the loop of `_runs`, for speed
+            if control == _TEXT:
                 if not run:
                     token_of_piece[index] = length
                 run.append(text)
@@ -165,8 +187,8 @@ class Emission:
                 length += len(chunks[-1])
                 run, is_scaffold = [], True
             token_of_piece[index] = length
-            chunks.append(encoder.control(control))
-            length += 1
+            chunks.append(encoder.control(control) if encoded is None else encoded)
+            length += len(chunks[-1])
         if run:
             chunks.append(encoder.encode("".join(run), remember=is_scaffold))
             length += len(chunks[-1])
@@ -195,7 +217,7 @@ class Emission:
         """The pieces, text next to text together."""
         run: list[Piece] = []
         for piece in self._pieces:
-            if piece.control < 0:
+            if piece.control == _TEXT:
                 run.append(piece)
                 continue
             if run:
@@ -209,7 +231,11 @@ class Emission:
         """Each piece with its first token and the one after its last."""
         at = 0
         for run in self._runs():
-            bounds = [0, 1] if run[0].control >= 0 else self._bounds(run)
+            bounds = (
+                self._bounds(run)
+                if run[0].control == _TEXT
+                else [0, 1 if run[0].tokens is None else len(run[0].tokens)]
+            )
             for start, stop, piece in zip(bounds[:-1], bounds[1:], run, strict=True):
                 yield at + start, at + stop, piece
             at += bounds[-1]

