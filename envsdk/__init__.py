@@ -38,7 +38,7 @@ _MODULE_OF = {
     "rollout": "rollouts",
     "arollout": "rollouts",
 }
-_SUBPACKAGES = ("history", "rollouts", "errors")
+_SUBPACKAGES = ("history", "rollouts", "testing", "errors")
 
 __all__ = [*_MODULE_OF, *_SUBPACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import history as history
     from . import rollouts as rollouts
+    from . import testing as testing
     from .action import Action as Action
     from .action import Break as Break
     from .action import Observation as Observation

@@ -1,4 +1,4 @@
-"""The command line: `envsdk rollout`, `envsdk show` and `envsdk demo`."""
+"""The command line: `envsdk rollout`, `show`, `doctor` and `demo`."""
 
 import json
 import sys
@@ -15,10 +15,11 @@ from rich.progress import Progress
 from .env import Env
 from .errors import ConfigError, EnvsdkError
 from .records import read_jsonl, write_jsonl
-from .registry import list_envs, make
+from .registry import get_renderer, list_envs, make
 from .report import Report, conversation, summary, table
 from .rollouts import gather
 from .samples import Sample
+from .testing import check_renderer
 from .trajectory import Trajectory
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -95,6 +96,31 @@ def show(
         _console.print(head, style="bold", markup=False, highlight=False)
         if said:
             _console.print(said, markup=False, highlight=False)
+
+
+@app.command()
+def doctor(
+    renderer: Annotated[str, typer.Option(help=_SPECIFICATION)] = "qwen3",
+    tokenizer: Annotated[str, typer.Option(help="'embedded', a folder or file, or a Hugging Face id.")] = "embedded",
+    random_replies: Annotated[int, typer.Option(min=0, help="Random token sequences to read.")] = 500,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
+) -> None:
+    """Check that a renderer keeps what every renderer promises, on a tokenizer."""
+    given = specification(renderer)
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    checked = get_renderer(options.pop("name", ""), tokenizer, **options)
+    report = check_renderer(checked, random_replies=random_replies, seed=seed)
+    if as_json:
+        typer.echo(json.dumps({"renderer": report.renderer, "checks": [asdict(check) for check in report.checks]}))
+    else:
+        for check in report.checks:
+            style = {"PASS": "green", "FAIL": "red"}.get(check.verdict, "yellow")
+            line = f"{check.verdict:12} {check.name}" + (f": {check.detail}" if check.detail else "")
+            _console.print(line, style=style, markup=False, highlight=False)
+        _console.print(f"{report.renderer}: {len(report.failed)} of {len(report.checks)} checks fail", markup=False)
+    if report.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

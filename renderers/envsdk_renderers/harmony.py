@@ -167,7 +167,9 @@ class Harmony(Renderer):
         return neighbour.name, tuple(call.name for call in neighbour.tool_calls)
 
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """The reasoning, then calls or an answer; the last message ends with the token at which sampling stops."""
+        """The reasoning, then a call or an answer; the last message ends with the token at which sampling stops."""
+        if len(message.tool_calls) > 1:
+            raise RenderError("a reply in harmony ends with its first call; it cannot have two")
         self._emit_assistant(out, message, self._return)
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:

@@ -1,0 +1,304 @@
+"""The conformance kit of renderers: what every one must do, whatever model family it is for."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import RenderError
+from ..messages import Message, ToolCall, ToolSchema
+from ..renderer import Renderer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Verdict: TypeAlias = Literal["PASS", "FAIL", "NOT POSSIBLE"]
+
+TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
+    },
+}
+_QUESTION = Message(role="user", content="What is the capital of France?")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked."""
+
+    name: str
+    verdict: Verdict
+    detail: str = ""
+    """For a failure, what differs; for what is not possible, why the family cannot express it."""
+
+
+@dataclass(slots=True)
+class RendererReport:
+    """All checks of one renderer."""
+
+    renderer: str
+    checks: list[Check] = field(default_factory=list[Check])
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks that failed."""
+        return [check for check in self.checks if check.verdict == "FAIL"]
+
+    def raise_if_failed(self) -> "RendererReport":
+        """Return the report itself, or raise an `AssertionError` that tells all failures."""
+        if self.failed:
+            raise AssertionError(
+                f"{self.renderer} fails:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in self.failed)
+            )
+        return self
+
+
+class _Failure(Exception):
+    """A check does not hold."""
+
+
+def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int = 0) -> RendererReport:
+    """Check that a renderer keeps what every renderer promises.
+
+    Args:
+        renderer: The renderer.
+        random_replies: How many random token sequences are parsed and extended.
+        seed: Chooses them.
+
+    Returns:
+        A report; `raise_if_failed()` makes a test of it. What a family cannot express (its `RenderError` says why) is
+        `NOT POSSIBLE`, which is no failure.
+    """
+    report = RendererReport(f"{renderer.name} on {renderer.tokenizer.name}")
+    for name, check in _checks(renderer, random_replies, seed):
+        try:
+            check()
+            report.checks.append(Check(name, "PASS"))
+        except _Failure as failure:
+            report.checks.append(Check(name, "FAIL", str(failure)))
+        except RenderError as error:
+            report.checks.append(Check(name, "NOT POSSIBLE", str(error)))
+        except Exception as error:  # a renderer may be anybody's code; whatever it raises is its failure
+            report.checks.append(Check(name, "FAIL", f"it raises {type(error).__name__}: {error}"))
+    return report
+
+
+def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "stop tokens", lambda: _stop_tokens(renderer)
+    yield "same input, same tokens", lambda: _determinism(renderer)
+    for (before, reply), (after, messages) in itertools.product(REPLIES.items(), NEXT.items()):
+        is_answered = bool(reply.tool_calls) == (messages[0].role == "tool")
+        if is_answered and (len(messages) > 1 or len(reply.tool_calls) < 2 or after == "tools"):
+            name = f"extension: {before}, then {after}"
+            yield name, lambda reply=reply, messages=messages: _extension(renderer, reply, messages)
+    for name, reply in REPLIES.items():
+        yield f"read what was written: {name}", lambda reply=reply: _round_trip(renderer, reply)
+        yield f"cut anywhere: {name}", lambda reply=reply: _cuts(renderer, renderer.reply(reply))
+    for name, tokens in _odd_replies(renderer):
+        yield f"cut anywhere: {name}", lambda tokens=tokens: _cuts(renderer, tokens, is_odd=True)
+    for name, messages in _injections(renderer).items():
+        yield f"no forgery: {name}", lambda messages=messages: _injection(renderer, *messages)
+    yield f"{random_replies} random replies", lambda: _random_replies(renderer, random_replies, seed)
+
+
+def _call(what: str) -> ToolCall:
+    return ToolCall(name="look_up", arguments={"what": what})
+
+
+def _said(content: str = "", reasoning: str | None = None, calls: Iterable[ToolCall] = ()) -> Message:
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
+
+
+REPLIES = {
+    "text": _said("It is Paris."),
+    "reasoned": _said("It is Paris.", "The capital of France is Paris."),
+    "call": _said(calls=[_call("France")]),
+    "reasoned call": _said("", "I look it up.", [_call("France")]),
+    "two calls": _said(calls=[_call("France"), _call("Paris")]),
+}
+_RESULT = Message(role="tool", name="look_up", content="Paris", tool_call_id=None)
+NEXT = {
+    "user": [Message(role="user", content="And of Italy?")],
+    "system": [Message(role="system", content="Be brief.")],
+    "tool": [_RESULT],
+    "tools": [_RESULT, _RESULT],
+    "tool, then user": [_RESULT, Message(role="user", content="And of Italy?")],
+}
+
+
+def _prompt(renderer: Renderer, reply: Message) -> "NDArray[np.int32]":
+    tools = [TOOL] if reply.tool_calls else []
+    return renderer.render([_QUESTION], tools=tools, generation_prompt=True, history="keep").tokens
+
+
+def _stop_tokens(renderer: Renderer) -> None:
+    if not renderer.stop_token_ids:
+        raise _Failure("there is none")
+    for token in renderer.stop_token_ids:
+        if not 0 <= token < renderer.tokenizer.vocab_size:
+            raise _Failure(f"{token} is not in the vocabulary")
+    last = int(renderer.reply(REPLIES["text"])[-1])
+    if last not in renderer.stop_token_ids:
+        raise _Failure(f"a reply ends with {_shown(renderer, [last])}, which is none")
+
+
+def _determinism(renderer: Renderer) -> None:
+    first, second = (renderer.render([_QUESTION, REPLIES["reasoned"]], history="keep").tokens for _ in range(2))
+    _compare(renderer, first, second, "the same conversation rendered twice")
+
+
+def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) -> None:
+    """A delta after a reply gives what the whole conversation gives, but for the end that the model sampled."""
+    tools = [TOOL] if reply.tool_calls else []
+    prompt, sampled = _prompt(renderer, reply), renderer.reply(reply)
+    read = renderer.parse(sampled, prompt_tail=_tail(renderer))
+    whole = renderer.render([_QUESTION, read, *messages], tools=tools, generation_prompt=True, history="keep").tokens
+    extended = np.concatenate([prompt, sampled, renderer.extend(sampled, messages)])
+    end = len(prompt) + len(sampled) - 1
+    if len(whole) == len(extended) and int(extended[end]) in renderer.stop_token_ids:
+        extended[end] = whole[end]  # a family may write the end of a past turn in another way
+    _compare(renderer, whole, extended, "the whole conversation, and prompt + reply + delta")
+
+
+def _round_trip(renderer: Renderer, reply: Message) -> None:
+    read = renderer.parse(renderer.reply(reply), prompt_tail=_tail(renderer))
+    expected = (reply.content, [(call.name, call.arguments) for call in reply.tool_calls])
+    found = (read.content, [(call.name, call.arguments) for call in read.tool_calls])
+    if found != expected or read.errors:
+        raise _Failure(f"{expected} was written and {found} was read, with the errors {read.errors}")
+    if reply.reasoning and not read.reasoning:
+        raise RenderError("the family has no reasoning, or its generation prompt has closed it")
+    if (read.reasoning or "") != (reply.reasoning or ""):
+        raise _Failure(f"the reasoning {reply.reasoning!r} was written and {read.reasoning!r} was read")
+
+
+def _tail(renderer: Renderer) -> "NDArray[np.int32]":
+    """The generation prompt."""
+    asked = renderer.render([_QUESTION], generation_prompt=True, history="keep")
+    return asked.tokens[asked.starts[-1] :]
+
+
+def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = False) -> None:
+    """Wherever a reply is cut, it can be read, and what follows it ends with the next message as ever.
+
+    A block that is open is closed; in an odd reply, what is a block is anybody's guess.
+    """
+    following = NEXT["user"]
+    whole = renderer.reply(REPLIES["text"])
+    ends_with = renderer.extend(whole, following)[len(renderer.extend(whole, [], generation_prompt=False)) :]
+    for cut in range(len(reply) + 1):
+        part = reply[:cut]
+        renderer.parse(part)
+        delta = renderer.extend(part, following)
+        closing = renderer.extend(part, [], generation_prompt=False)
+        if delta[len(closing) :].tolist() != ends_with.tolist():
+            raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
+        is_ended = np.isin(part, renderer.stop_token_ids).any()
+        if not is_odd and not is_ended and renderer.parse(np.concatenate([part, closing])).open_block is not None:
+            raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
+
+
+def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]]:
+    """Replies that no renderer writes, and models sample."""
+    tokenizer, stop = renderer.tokenizer, np.array(renderer.stop_token_ids[:1], dtype=np.int32)
+    try:
+        reasoned = renderer.reply(REPLIES["reasoned"])
+    except RenderError:
+        reasoned = renderer.reply(REPLIES["text"])
+    yield "nothing", stop[:0]
+    yield "only the end", stop
+    yield "no end", reasoned[:-1]
+    yield "text after the end", np.concatenate([reasoned, tokenizer.encode("more")])
+    yield "two ends", np.concatenate([reasoned, reasoned])
+    spelled = [tokenizer.encode(char) for char in "Héllo, wörld."]
+    yield "spelled letter by letter", np.concatenate([*spelled, stop])
+    names = sorted(tokenizer.control_tokens.values())[:64]
+    yield "every control token", np.array(names, dtype=np.int32)
+    yield "every control token, the other way round", np.array(names[::-1], dtype=np.int32)
+    for name, raw in (("broken JSON", '{"name": "look_up", "argu'), ("no JSON", "look it up"), ("empty call", "")):
+        call = ToolCall(name="look_up", arguments=raw, raw=raw)
+        try:
+            yield name, renderer.reply(_said(calls=[call]))
+        except RenderError:
+            return
+
+
+def _injections(
+    renderer: Renderer,
+) -> dict[str, tuple[list[Message], list[ToolSchema], list[Message], list[ToolSchema]]]:
+    """For each field a conversation whose text is all control tokens, and the same with harmless text."""
+    evil = "".join(renderer.tokenizer.control_tokens)
+
+    def tool(text: str) -> ToolSchema:
+        return {"type": "function", "function": {**TOOL["function"], "description": text}}
+
+    def conversations(text: str) -> dict[str, tuple[list[Message], list[ToolSchema]]]:
+        result = _RESULT.model_copy(update={"content": text})
+        return {
+            "user": ([Message(role="user", content=text)], []),
+            "system": ([Message(role="system", content=text), _QUESTION], []),
+            "answer": ([_QUESTION, _said(text), *NEXT["user"]], []),
+            "reasoning": ([_QUESTION, _said("x", text), *NEXT["user"]], []),
+            "arguments of a call": ([_QUESTION, _said(calls=[_call(text)]), _RESULT], [TOOL]),
+            "result of a tool": ([_QUESTION, REPLIES["call"], result], [TOOL]),
+            "description of a tool": ([_QUESTION], [tool(text)]),
+        }
+
+    harmless = conversations("harmless")
+    return {name: (*said, *harmless[name]) for name, said in conversations(evil).items()}
+
+
+def _injection(
+    renderer: Renderer,
+    evil: list[Message],
+    evil_tools: list[ToolSchema],
+    harmless: list[Message],
+    harmless_tools: list[ToolSchema],
+) -> None:
+    control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
+    found: list[list[int]] = []
+    for messages, tools in ((evil, evil_tools), (harmless, harmless_tools)):
+        tokens = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens
+        found.append(tokens[np.isin(tokens, control)].tolist())
+    if found[0] != found[1]:
+        raise _Failure(f"with control tokens in the text there are {len(found[0])}, without them {len(found[1])}")
+
+
+def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
+    for _ in range(count):
+        tokens = rng.integers(0, renderer.tokenizer.vocab_size, size=int(rng.integers(0, 24))).astype(np.int32)
+        marked = rng.random(len(tokens)) < 0.4
+        tokens[marked] = rng.choice(control, size=int(marked.sum()))
+        try:
+            renderer.parse(tokens)
+            renderer.extend(tokens, NEXT["user"])
+        except Exception as error:
+            raise _Failure(f"{tokens.tolist()} raises {type(error).__name__}: {error}") from error
+
+
+def _compare(renderer: Renderer, first: "NDArray[np.int32]", second: "NDArray[np.int32]", what: str) -> None:
+    """Refuse two renderings that differ, and show where."""
+    if first.tolist() == second.tolist():
+        return
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    at = int(np.argmax(differs)) if differs.any() else length
+    around = slice(max(0, at - 4), at + 8)
+    raise _Failure(
+        f"{what} differ at token {at}: {_shown(renderer, first[around])} and {_shown(renderer, second[around])}"
+    )
+
+
+def _shown(renderer: Renderer, tokens: Any) -> str:
+    ids = [int(token) for token in tokens]
+    return f"{renderer.tokenizer.decode(np.array(ids, dtype=np.int32))!r} {ids}"
+
+
+__all__ = ["Check", "RendererReport", "Verdict", "check_renderer"]

@@ -1,0 +1,123 @@
+"""The conformance kit: our renderers pass it, and renderers with a bug do not."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import real_models
+from envsdk_renderers.harmony import Harmony
+from envsdk_renderers.qwen3 import Qwen3
+from typer.testing import CliRunner
+
+from envsdk import Message, Renderer, load_tokenizer
+from envsdk.cli import app
+from envsdk.emission import Emission
+from envsdk.testing import check_renderer
+
+RENDERERS = {
+    "qwen3": lambda: Qwen3(load_tokenizer(real_models.qwen3_folder())),
+    "qwen3 on the embedded tokenizer": lambda: Qwen3(load_tokenizer("embedded")),
+    "qwen3 that does not think": lambda: Qwen3(load_tokenizer("embedded"), enable_thinking=False),
+    "harmony": lambda: Harmony(real_models.gpt_oss_tokenizer()),
+    "harmony with the official history": lambda: Harmony(real_models.gpt_oss_tokenizer(), official_history=True),
+}
+
+
+@pytest.mark.parametrize("make", RENDERERS.values(), ids=list(RENDERERS))
+def test_our_renderers_conform(make: Any):
+    report = check_renderer(make(), random_replies=300).raise_if_failed()
+    possible = [check for check in report.checks if check.verdict == "PASS"]
+    assert len(possible) >= 39
+
+
+class ForgetsANewline(Qwen3):
+    after_turn: ClassVar[str] = ""
+
+
+class ForgetsToCloseThinking(Qwen3):
+    blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
+    structure: ClassVar[tuple[str, ...]] = ("<think>", "</think>", "</tool_call>")
+
+
+class MatchesControlTokens(Qwen3):
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, unsafe_content=True)
+
+
+class RaisesOnJunk(Qwen3):
+    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail)
+        if message.errors:
+            raise ValueError(message.errors[0])
+        return message
+
+
+class LosesReasoning(Qwen3):
+    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail)
+        return message.model_copy(update={"reasoning": message.reasoning and "hm"})
+
+
+class LosesACall(Qwen3):
+    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail)
+        return message.model_copy(update={"tool_calls": message.tool_calls[:1]})
+
+
+class StopsElsewhere(Qwen3):
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|endoftext|>",)
+
+
+class Counts(Qwen3):
+    count = 0
+
+    def emit_message(self, out: Emission, message: Message, previous: Any, following: Any) -> None:
+        self.count += 1
+        super().emit_message(out, message.model_copy(update={"content": f"{self.count}"}), previous, following)
+
+
+class HasAHeaderOfItsOwn(Qwen3):
+    def emit_generation_prompt(self, out: Emission, index: int, prefill: Any = None) -> None:
+        super().emit_generation_prompt(out, index, prefill)
+        out.scaffold("\n")
+
+
+MUTANTS: Sequence[tuple[type[Renderer], str]] = (
+    (ForgetsANewline, "extension"),
+    (ForgetsToCloseThinking, "cut anywhere: reasoned"),
+    (MatchesControlTokens, "no forgery: user"),
+    (RaisesOnJunk, "300 random replies"),
+    (LosesReasoning, "read what was written: reasoned"),
+    (LosesACall, "read what was written: two calls"),
+    (StopsElsewhere, "stop tokens"),
+    (Counts, "same input, same tokens"),
+    (HasAHeaderOfItsOwn, "extension: text, then user"),
+)
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], check: str):
+    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=300)
+    if mutant is ForgetsANewline:
+        # The whole conversation lacks it, too: only the model's template knows that it is there.
+        assert report.failed == []
+        return
+    assert any(failed.name.startswith(check) for failed in report.failed)
+    assert all(failed.detail for failed in report.failed)
+    with pytest.raises(AssertionError, match=check):
+        report.raise_if_failed()
+
+
+def test_the_doctor_prints_each_check_and_its_verdict():
+    result = CliRunner().invoke(app, ["doctor", "--renderer", "qwen3:enable_thinking=False", "--random-replies", "20"])
+    assert result.exit_code == 0
+    assert "PASS         stop tokens" in result.output
+    assert "NOT POSSIBLE read what was written: reasoned: the family has no reasoning" in result.output
+    assert "0 of 43 checks fail" in result.output
+
+
+def test_the_doctor_speaks_json():
+    result = CliRunner().invoke(app, ["doctor", "--random-replies", "0", "--json"])
+    checks = json.loads(result.output)["checks"]
+    assert {check["verdict"] for check in checks} == {"PASS"}
