@@ -246,7 +246,8 @@ class Context:
         if keep >= delta.keep:
             return delta
         length = delta.keep if delta.broken is None else delta.broken.kept + delta.broken.dropped
-        return delta._replace(keep=keep, broken=self._break(rewrite.reason, keep, length, rewrite.detail))
+        broken = self._break(rewrite.reason, keep, length, rewrite.detail)
+        return Delta(delta.tokens, keep, broken, delta.closed_reply)
 
     def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
         return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
@@ -292,7 +293,7 @@ class Context:
         tokens = view.tokens.copy(delta.keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
-        return delta._replace(tokens=tokens, full=full)
+        return Delta(tokens, delta.keep, delta.broken, delta.closed_reply, full)
 
 
 class SampledText:

@@ -122,9 +122,13 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def make_playback(tokenizer: Tokenizer) -> MakePlayback:
+def prose() -> Prose:
+    return Prose()
+
+
+@pytest.fixture(scope="session")
+def make_playback(tokenizer: Tokenizer, prose: Prose) -> MakePlayback:
     """Make what is measured: under `keep` a model that calls a tool, under `strip` one that a user answers."""
-    prose = Prose()
 
     def make(
         history: str,
