@@ -1,4 +1,4 @@
-"""Reads replies of the Hermes kind: a think block, text, and tool calls as JSON between tags.
+"""Reads replies of the Hermes kind: a think block, text, and tool calls between tags, mostly as JSON.
 
 Knows nothing about tokens; it gets a reply as text cut at the control tokens.
 """
@@ -19,10 +19,16 @@ class HermesReply:
     Args:
         call_text: How the family writes what stands between the tags of a call. Where a model wrote it in another way,
             the call keeps its text in `ToolCall.raw`.
+        read_call: Reads what stands between the tags.
+        before_call: What the family writes between the text and the first call.
     """
 
-    def __init__(self, call_text: Callable[[ToolCall], str]) -> None:
+    def __init__(
+        self, call_text: Callable[[ToolCall], str], read_call: Callable[[str], ToolCall], before_call: str
+    ) -> None:
         self._call_text = call_text
+        self._read_call = read_call
+        self._before_call = before_call
         self._where = "text"
         self._reasoning: str | None = None
         self._content = ""
@@ -45,7 +51,7 @@ class HermesReply:
             case "<tool_call>", "text":
                 self._where, self._call = "call", text
                 if not self._calls:
-                    self._content = self._content.removesuffix("\n")
+                    self._content = self._content.removesuffix(self._before_call)
             case "</tool_call>", "call":
                 self._end_call(None)
                 if text.strip():
@@ -87,7 +93,7 @@ class HermesReply:
                 self._content += text
 
     def _end_call(self, error: str | None) -> None:
-        call = parse_call(self._call)
+        call = self._read_call(self._call)
         error = error or call.error
         raw = self._call if error or self._call_text(call) != self._call else None
         self._calls.append(call.model_copy(update={"error": error, "raw": raw}) if error or raw else call)

@@ -1,0 +1,44 @@
+"""Llama 3 instruct, without tools.
+
+Source of the rules: the official `chat_template` of meta-llama/Meta-Llama-3-8B-Instruct: every message is trimmed and
+stands behind a header with its role.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from envsdk.emission import Emission
+from envsdk.messages import Message, ToolSchema
+
+from .chatml import ChatML
+
+
+class Llama3(ChatML):
+    """Llama 3's chat format: plain, without tools and thinking, which are refused and not shown as in ChatML.
+
+    Llama's vocabulary is not at hand; the renderer is held to the template on a stand-in that has its control tokens.
+
+    Args:
+        tokenizer: A tokenizer with Llama 3's control tokens.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "llama-3"
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|eot_id|>", "<|end_of_text|>")
+    message_end: ClassVar[str] = "<|eot_id|>"
+    after_turn: ClassVar[str] = ""
+    opening: ClassVar[str] = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    structure: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """The conversation begins with the token that begins a text."""
+        out.scaffold("<|begin_of_text|>")
+        super().emit_start(out, system, tools)
+
+    def header(self, role: str) -> str:
+        """The role stands between two control tokens."""
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+
+    def trimmed(self, text: str) -> str:
+        """Without whitespace around it."""
+        return text.strip()

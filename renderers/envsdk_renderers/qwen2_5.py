@@ -1,0 +1,16 @@
+"""Qwen2.5 instruct (0.5B to 72B).
+
+Source of the rules: the official `chat_template` of Qwen/Qwen2.5-7B-Instruct (the same for all sizes).
+"""
+
+from typing import ClassVar
+
+from .chatml import ToolChatML
+
+
+class Qwen25(ToolChatML):
+    """Qwen2.5's chat format: ChatML with tools and a system message of its own; reasoning in messages is not shown."""
+
+    name: ClassVar[str] = "qwen2.5"
+    default_system: ClassVar[str | None] = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    encodes_text_arguments: ClassVar[bool] = True

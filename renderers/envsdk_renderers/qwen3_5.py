@@ -1,0 +1,208 @@
+"""Qwen3.5, Qwen3.6 and Qwen3.8.
+
+Source of the rules: the official `chat_template` of Qwen/Qwen3.5-4B, and of Qwen3.6 and Qwen3.8. Their vocabulary is
+not at hand; the renderers are held to the templates on that of Qwen3, which has all the control tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from envsdk.emission import Emission
+from envsdk.errors import ConfigError, RenderError
+from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.tokenizers import Tokenizer
+
+from .chatml import json_text
+from .thinking import ThinkingChatML, check_flag
+from .xml_calls import read_call, write_call
+
+_INSTRUCTIONS = {
+    "xhigh": (
+        "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, consider "
+        "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer."
+    ),
+    "medium": "",
+    "low": (
+        "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to the conclusion "
+        "without unnecessary elaboration."
+    ),
+}
+
+
+class Qwen35(ThinkingChatML):
+    """Qwen3.5's chat format: ChatML with a think block, and tool calls as XML; texts are trimmed.
+
+    Values in a call are text: numbers, booleans and null come back as the text that they are written as.
+
+    Args:
+        tokenizer: A tokenizer with Qwen3's control tokens.
+        enable_thinking: False puts an empty think block into the generation prompt, so that the model answers at once;
+            True opens one there. Small models' templates default to False.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "qwen3.5"
+    prompt_opens_block: ClassVar[bool] = True
+    before_first_call: ClassVar[str] = "\n\n"
+    before_tools: ClassVar[str] = "# Tools\n\nYou have access to the following functions:\n\n<tools>"
+    after_tools: ClassVar[str] = (
+        "\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
+        "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
+        "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n"
+        "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n- Function calls MUST follow the specified "
+        "format: an inner <function=...></function> block must be nested within <tool_call></tool_call> XML tags\n"
+        "- Required parameters MUST be specified\n- You may provide optional reasoning for your function call in "
+        "natural language BEFORE the function call, but NOT after\n- If there is no function call available, answer "
+        "the question like normal with your current knowledge and do not tell the user about function calls\n"
+        "</IMPORTANT>"
+    )
+
+    shows_empty_system: ClassVar[bool] = True
+    """Whether a system message without text has a block, though nothing else stands in it."""
+
+    @property
+    def instructions(self) -> str:
+        """What the system block begins with."""
+        return ""
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """One system block holds the instructions, the tools and, behind them, the system message."""
+        content = "" if system is None else self.trimmed(system.content)
+        if not (content or tools or self.instructions or (system is not None and self.shows_empty_system)):
+            return
+        out.scaffold("<|im_start|>system\n")
+        out.scaffold(self.instructions)
+        if tools:
+            out.scaffold("\n\n" if self.instructions else "")
+            self.emit_tools(out, tools)
+        if content:
+            out.scaffold("\n\n" if tools or self.instructions else "")
+            out.content(content)
+        out.scaffold("<|im_end|>\n")
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """As in Qwen3; a system message stands at the beginning, a tool's does not."""
+        if message.role == "system":
+            raise RenderError(f"in {self.name!r} a system message must stand at the beginning")
+        if message.role == "tool" and previous is None:
+            raise RenderError(f"in {self.name!r} a tool message cannot stand at the beginning")
+        super().emit_message(out, message, previous, following)
+
+    def trimmed(self, text: str) -> str:
+        """Without whitespace around it."""
+        return text.strip()
+
+    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
+        """Every reply behind the last query has a think block."""
+        return is_behind
+
+    def query_of_none(self, length: int) -> int:
+        """There must be a query."""
+        raise RenderError(f"{self.name!r} cannot express a conversation without a user's query")
+
+    def call_text(self, call: ToolCall) -> str:
+        """See `write_call`."""
+        return write_call(call, self.value_text)
+
+    def read_call(self, text: str) -> ToolCall:
+        """See `xml_calls.read_call`."""
+        return read_call(text)
+
+    def value_text(self, value: Any) -> str:
+        """A value of an argument: lists and objects as JSON, everything else as Python writes it."""
+        return json_text(value, "value") if isinstance(value, (dict, list)) else str(value)
+
+
+class Qwen36(Qwen35):
+    """Qwen3.6's chat format: Qwen3.5's, with numbers, booleans and null as JSON.
+
+    Args:
+        tokenizer: A tokenizer with Qwen3's control tokens.
+        enable_thinking: See `Qwen35`.
+        preserve_thinking: Whether reasoning of all replies stays visible; by default that behind the last query does.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "qwen3.6"
+    preserves_thinking_by_default: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        enable_thinking: bool = True,
+        preserve_thinking: bool | None = None,
+        unsafe_content: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content)
+        preserve_thinking = self.preserves_thinking_by_default if preserve_thinking is None else preserve_thinking
+        check_flag("preserve_thinking", preserve_thinking)
+        self.preserve_thinking = preserve_thinking
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        is_default = self.preserve_thinking == self.preserves_thinking_by_default
+        return {**super().specification(), **({} if is_default else {"preserve_thinking": self.preserve_thinking})}
+
+    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
+        """Every reply behind the last query has a think block, and with `preserve_thinking` every other one."""
+        return is_behind or self.preserve_thinking
+
+    def value_text(self, value: Any) -> str:
+        """A value of an argument: a text as it is, everything else as JSON."""
+        return value if isinstance(value, str) else json_text(value, "value")
+
+
+class Qwen38(Qwen36):
+    """Qwen3.8's chat format: Qwen3.6's, which keeps all reasoning and says in the system block how much to think.
+
+    Args:
+        tokenizer: A tokenizer with Qwen3's control tokens.
+        enable_thinking: See `Qwen35`.
+        preserve_thinking: Whether reasoning of all replies stays visible, which is the default.
+        reasoning_effort: How much to think; it does nothing without thinking.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "qwen3.8"
+    preserves_thinking_by_default: ClassVar[bool] = True
+    shows_empty_system: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        enable_thinking: bool = True,
+        preserve_thinking: bool | None = None,
+        reasoning_effort: Literal["xhigh", "medium", "low"] = "xhigh",
+        unsafe_content: bool = False,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            enable_thinking=enable_thinking,
+            preserve_thinking=preserve_thinking,
+            unsafe_content=unsafe_content,
+        )
+        if reasoning_effort not in _INSTRUCTIONS:
+            raise ConfigError(f"reasoning_effort is {reasoning_effort!r}; expected one of {', '.join(_INSTRUCTIONS)}")
+        self.reasoning_effort = reasoning_effort
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        is_default = self.reasoning_effort == "xhigh"
+        return {**super().specification(), **({} if is_default else {"reasoning_effort": self.reasoning_effort})}
+
+    @property
+    def instructions(self) -> str:
+        """How much to think."""
+        return _INSTRUCTIONS[self.reasoning_effort] if self.enable_thinking else ""
+
+    def as_read(self, message: Message) -> Message:
+        """A think block in the content is text."""
+        return message
+
+    def call_text(self, call: ToolCall) -> str:
+        """As in Qwen3.6; an empty text as arguments is none."""
+        return super().call_text(call.model_copy(update={"arguments": {}}) if call.arguments == "" else call)

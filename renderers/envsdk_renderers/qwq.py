@@ -1,0 +1,61 @@
+"""QwQ-32B.
+
+Source of the rules: the official `chat_template` of Qwen/QwQ-32B. It reads reasoning in the content only, as `<think>`
+and `</think>` around it, and drops it from every message but the last.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from envsdk.emission import Emission
+from envsdk.errors import RenderError
+from envsdk.messages import Message, ToolSchema
+from envsdk.tokenizers import Tokenizer
+
+from .thinking import ThinkingChatML
+
+
+class QwQ(ThinkingChatML):
+    """QwQ's chat format: ChatML with tools, in which the generation prompt opens the think block.
+
+    QwQ's vocabulary is not at hand; the renderer is held to the template on that of Qwen3, which has its tokens.
+    A prefill that is a message needs a reasoning, if only an empty one.
+
+    Args:
+        tokenizer: A tokenizer with QwQ's control tokens.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "qwq"
+    prompt_opens_block: ClassVar[bool] = True
+    default_system: ClassVar[str | None] = ""
+    encodes_text_arguments: ClassVar[bool] = True
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Without a system message, there is an empty one in front of the tools, and none without tools."""
+        if system is not None or tools:
+            super().emit_start(out, system, tools)
+
+    def settles(self, message: Message) -> bool:
+        """What is not the assistant's does: a reply that stands before it is not the last message any more."""
+        return message.role != "assistant"
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """A reply that is not the last message is shown without reasoning, and without newlines at its start."""
+        tail = messages[settled:]
+        return [*map(self._as_past, tail[:-1]), *tail[-1:]]
+
+    def _as_past(self, message: Message) -> Message:
+        if message.role != "assistant":
+            return message
+        content = message.content
+        if self.unsafe_content:
+            content = content.split("</think>")[-1]
+        content = content.lstrip("\n")
+        if message.tool_calls and message.content and not content:
+            raise RenderError(f"the template of {self.name!r} shows a newline too many for a call behind mere newlines")
+        is_same = message.reasoning is None and content == message.content
+        return message if is_same else message.model_copy(update={"reasoning": None, "content": content})

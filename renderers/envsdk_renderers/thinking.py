@@ -1,0 +1,130 @@
+"""ChatML with tools and a think block before the answer: what the thinking Qwen families share.
+
+How the block is written, what of it the generation prompt holds already, and which past reasoning stays visible.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from envsdk.emission import Emission
+from envsdk.errors import ConfigError
+from envsdk.messages import Message
+from envsdk.tokenizers import Tokenizer
+
+from .chatml import ToolChatML, with_reasoning
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_EMPTY_BLOCK = "<think>\n\n</think>\n\n"
+
+
+class ThinkingChatML(ToolChatML):
+    """ChatML with tools and thinking.
+
+    Args:
+        tokenizer: A tokenizer with the family's control tokens.
+        enable_thinking: False puts an empty think block into the generation prompt, so that the model answers at once.
+        unsafe_content: See `Renderer`.
+    """
+
+    blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n", "<tool_call>": "\n</tool_call>"}
+    structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>")
+    thinks: ClassVar[bool] = True
+    prompt_opens_block: ClassVar[bool]
+    """Whether the generation prompt opens the think block, so that the model does not sample `<think>`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool = True, unsafe_content: bool = False) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+        check_flag("enable_thinking", enable_thinking)
+        self.enable_thinking = enable_thinking
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold that asks for a reply."""
+        if not self.enable_thinking:
+            return self.opening + _EMPTY_BLOCK
+        return self.opening + ("<think>\n" if self.prompt_opens_block else "")
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        return {**super().specification(), **({} if self.enable_thinking else {"enable_thinking": False})}
+
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """The think block, the text, the calls."""
+        if message.reasoning is not None:
+            out.scaffold("<think>\n")
+        self.emit_behind_think(out, message)
+
+    def emit_behind_think(self, out: Emission, message: Message) -> None:
+        """Write a reply from behind the opening of its think block, if it has one.
+
+        Newlines around the reasoning belong to the block.
+        """
+        content = self.trimmed(message.content)
+        if message.reasoning is not None:
+            out.content(self.trimmed(message.reasoning).strip("\n"))
+            out.scaffold("\n</think>\n\n")
+            content = content.lstrip("\n")
+        out.content(content)
+        self.emit_calls(out, message)
+        out.scaffold(self.message_end)
+
+    def reply(self, message: Message) -> "NDArray[np.int32]":
+        """See `Renderer.reply`; the prompt may hold an empty think block, or the opening of one, already."""
+        if not self.enable_thinking:
+            return super().reply(with_reasoning(message, None))
+        if not self.prompt_opens_block:
+            return super().reply(message)
+        out = self.emission()
+        self.emit_behind_think(out, with_reasoning(message, message.reasoning or ""))
+        return out.tokens()[0]
+
+    def settles(self, message: Message) -> bool:
+        """A user's message does, unless it is a tool's result in disguise, which the template does not count."""
+        content = self.trimmed(message.content)
+        is_tool_response = content.startswith("<tool_response>") and content.endswith("</tool_response>")
+        return message.role == "user" and not is_tool_response
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Reasoning is shown behind the last user query; there, `has_block` says which message has a think block."""
+        tail = [self.as_read(message) for message in messages[settled:]]
+        queries = [index for index, message in enumerate(tail) if self.settles(message)]
+        query = queries[-1] if queries else -1 if settled else self.query_of_none(len(tail))
+        for index, message in enumerate(tail):
+            if message.role == "assistant":
+                is_shown = self.has_block(message, is_behind=index > query, is_last=index == len(tail) - 1)
+                tail[index] = with_reasoning(message, (message.reasoning or "") if is_shown else None)
+        return tail
+
+    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
+        """Whether an assistant's message is shown with a think block; `is_behind` the last query or not."""
+        return is_behind and (bool(message.reasoning) or is_last)
+
+    def query_of_none(self, length: int) -> int:
+        """Where the last query is taken to be in a conversation of that length that has none: behind all."""
+        return length
+
+    def as_read(self, message: Message) -> Message:
+        """The message as the template reads it; with `unsafe_content`, a think block in the content is one."""
+        return with_reasoning_of_content(message) if self.unsafe_content else message
+
+
+def with_reasoning_of_content(message: Message) -> Message:
+    """What the templates do with a think block that stands in the content."""
+    content = message.content
+    if message.role != "assistant" or message.reasoning is not None or "</think>" not in content:
+        return message
+    reasoning = content.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+    return message.model_copy(update={"reasoning": reasoning, "content": content.split("</think>")[-1].lstrip("\n")})
+
+
+def check_flag(name: str, value: object) -> None:
+    """Check an option that is True or False.
+
+    Raises:
+        ConfigError: If it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; expected True or False")
