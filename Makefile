@@ -6,7 +6,7 @@ CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-peers lint format bench clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -14,6 +14,10 @@ demo: $(CORE)
 
 test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
+
+# Against other projects, each in .venvs/<peer>: all of them, or PEERS="renderers ...".
+test-peers: | .venv/pyvenv.cfg
+	$(BIN)/python tests/peers/run.py $(PEERS)
 
 lint: $(LINT)
 	$(BIN)/ruff format --check .
@@ -28,7 +32,7 @@ bench: $(TEST)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
 
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis dist runs
+	rm -rf .venv .venvs .cache .pytest_cache .ruff_cache .hypothesis dist runs
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "envsdk needs Python 3.11 or newer: make PYTHON=python3.11")'
