@@ -105,6 +105,11 @@ class Context:
         length = len(self.log_tokens)
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
 
+    def check_end(self) -> None:
+        """Let the renderer look at what was handed out, when nothing more will be."""
+        if self.renderer.renders_whole:
+            self.renderer.check_episode(self._view.messages, self._view.handed_out(), self._view.tools)
+
     # The environment speaks.
 
     def open(
@@ -116,6 +121,7 @@ class Context:
         prefill: str | Message | None = None,
     ) -> Delta:
         """Render the first messages; see `observe`."""
+        self.renderer.check_tools(tools)
         self._view.tools = tuple(tools)
         self._opening = len(messages)
         out = self.renderer.emission()
@@ -152,10 +158,15 @@ class Context:
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
         closed_reply = not self.renderer.is_closed(reply)
-        cut = 0 if is_final else self.renderer.rewritten_end(reply)
+        cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)
         reply = reply[: len(reply) - cut]
         rendered = self.renderer.extension(
-            reply, messages, previous=view.messages[-1], generation_prompt=not is_final, prefill=prefill
+            reply,
+            messages,
+            history=view.messages,
+            tools=view.tools,
+            generation_prompt=not is_final,
+            prefill=prefill,
         )
         delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
         if cut:
@@ -208,7 +219,7 @@ class Context:
         is_rewritten = rewritten.broken is not delta.broken
         ended = Delta(tokens, rewritten.keep, rewritten.broken) if is_rewritten else Delta(tokens, length)
         sampled = view.tokens.view[view.body :]
-        closing = self.renderer.extension(sampled, [], previous=reply, generation_prompt=False)
+        closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
         closed_reply = not self.renderer.is_closed(sampled)
         view.append(closing.tokens, [], closing.starts)
         return self._hand_out(ended._replace(closed_reply=closed_reply, full=full))

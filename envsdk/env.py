@@ -95,6 +95,8 @@ class Env(gymnasium.Env[Observation, Any]):
         self._episode: Episode | None = None
         self._episodes = 0
         self._runner: asyncio.Runner | None = None
+        if self.renderer.renders_whole:  # measured: what it cannot say is refused here, and not in the first episode
+            self.renderer.check_tools(self._default_tools())
 
     # What authors write.
 

@@ -217,6 +217,7 @@ class Episode:
             self._step = Step(name, name, delta.keep, extends, start, stop, broken=delta.broken)
         else:
             self._unasked = is_first
+            self.context.check_end()
             trajectory = self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
             trajectory.final_break = delta.broken
         info = self._info(turn, delta.broken, closed_reply=delta.closed_reply)

@@ -28,6 +28,30 @@ class RenderError(EnvsdkError, ValueError):
     """A conversation holds something that the model family cannot express."""
 
 
+class TemplateUnsupported(RenderError):
+    """A chat template does something that measuring cannot follow, or must not: no token was handed out for it.
+
+    Attributes:
+        previous: What the last reply was, or an empty string if it is not about a turn.
+        following: What comes next, or an empty string.
+        expected: What was expected.
+        rendered: What the template rendered.
+        advice: What to try.
+    """
+
+    def __init__(
+        self, reason: str, *, pair: tuple[str, str] = ("", ""), expected: str = "", rendered: str = ""
+    ) -> None:
+        self.previous, self.following = pair
+        self.expected, self.rendered = expected, rendered
+        self.advice = (
+            "Try other template_arguments, a renderer of that model family, or a template that keeps what it wrote"
+        )
+        where = f"{pair[0]} -> {pair[1]}: " if pair[0] else ""
+        texts = [f"{name} {text!r:.300}" for name, text in (("expected", expected), ("rendered", rendered)) if text]
+        super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
+
+
 class ActionError(EnvsdkError, ValueError):
     """An action is not legal: a token out of range, or log-probabilities that do not fit."""
 

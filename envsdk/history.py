@@ -25,6 +25,9 @@ class Rewrite:
     messages: Sequence[Message]
     reason: RewriteReason
     detail: str = ""
+    as_template: bool = False
+    """For a renderer that renders only whole conversations: write the view as its template does, and not by joining
+    replies and what followed them."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,8 @@ class Strip(HistoryPolicy):
 
     def view(self, history: History) -> Rewrite | None:
         """Rewrite from the first message on that the template shows in another way."""
+        if history.renderer.renders_whole:
+            return self._whole(history)
         settled = self._settled(history)
         if "query" in history.state:
             shown = history.renderer.visible(history.messages, settled)
@@ -99,9 +104,17 @@ class Strip(HistoryPolicy):
         changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
         if not changed:
             return None
+        return Rewrite(changed[0], shown[changed[0] - settled :], self._reason(history, changed))
+
+    def _whole(self, history: History) -> Rewrite:
+        """Ask for the whole conversation as the template renders it, since its rule is not known: O(context)."""
+        shown = history.renderer.visible(history.messages)
+        changed = [i for i, message in enumerate(shown) if message is not history.messages[i]]
+        return Rewrite(0, shown, self._reason(history, changed), as_template=True)
+
+    def _reason(self, history: History, changed: Sequence[int]) -> RewriteReason:
         loses_thinking = any(history.messages[i].reasoning for i in changed)
-        reason = "thinking_stripped" if loses_thinking else "template"
-        return Rewrite(changed[0], shown[changed[0] - settled :], reason)
+        return "thinking_stripped" if loses_thinking else "template"
 
     def _settled(self, history: History) -> int:
         """How many messages stay as they are.

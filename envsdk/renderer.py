@@ -63,6 +63,17 @@ class SplitReply(NamedTuple):
     """What stands after the first stop token."""
 
 
+class HandedOut(NamedTuple):
+    """What was handed out behind a reply."""
+
+    reply: int
+    """The index of the reply among the messages; what follows it up to the next reply was said."""
+    tokens: "NDArray[np.int32]"
+    """From behind the end of the reply to the end of the generation prompt, shape (n,)."""
+    generation_prompt: bool
+    """Whether it ends with one."""
+
+
 class Renderer(ABC):
     """Converts messages to tokens and sampled tokens back to a message, for one model family.
 
@@ -93,6 +104,8 @@ class Renderer(ABC):
     """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
     structure: ClassVar[tuple[str, ...]]
     """The other control tokens that `parse` tells apart from text."""
+    renders_whole: ClassVar[bool] = False
+    """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
         if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -162,8 +175,11 @@ class Renderer(ABC):
         """Write an assistant's message as it stands in the past; mostly as it is sampled."""
         self.emit_reply(out, message)
 
-    def rewritten_end(self, reply: TokenIds) -> int:
-        """How many tokens at the end of a reply the family's own history writes in another way, a `template` break."""
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
+        """How many tokens at the end of a reply do not stay if `messages` come next, a `template` break.
+
+        Those are what the family's own history writes in another way, or a sampled opener of another message (GLM).
+        """
         return 0
 
     @property
@@ -174,6 +190,31 @@ class Renderer(ABC):
     def specification(self) -> dict[str, Any]:
         """The renderer as JSON: its name and the options that are not the default."""
         return {"name": self.name, **({"unsafe_content": True} if self.unsafe_content else {})}
+
+    def end_of_turn(self, following: Message | None) -> str:
+        """What stands behind a past reply; it may depend on the message that comes next (GLM)."""
+        return self.after_turn
+
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:  # noqa: B027 - most have nothing to refuse here
+        """Refuse what cannot be said at all with these tools, before an episode begins.
+
+        Raises:
+            RenderError: If the family has no place for them.
+        """
+
+    def check_episode(  # noqa: B027 - see above
+        self, messages: Sequence[Message], turns: "Sequence[HandedOut]", tools: Sequence[ToolSchema]
+    ) -> None:
+        """Look at an episode when it has ended; only a renderer of any chat template has something to prove.
+
+        Args:
+            messages: What the model saw.
+            turns: What was handed out behind its replies.
+            tools: The tools that it had.
+
+        Raises:
+            TemplateUnsupported: If something was handed out that the template would not have written.
+        """
 
     def seam(self, message: Message, neighbour: Message | None) -> object:
         """What of its neighbour the tokens of a message depend on; the same value, the same tokens."""
@@ -244,17 +285,24 @@ class Renderer(ABC):
         reply: TokenIds,
         messages: Sequence[Message],
         *,
-        previous: Message | None = None,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
         generation_prompt: bool = True,
         prefill: str | Message | None = None,
     ) -> Rendered:
         """As `extend`, and tells where each message starts.
 
-        `previous` is the reply as a message, if it was parsed already; `prefill` what the next one will begin with.
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            messages: What the environment says next.
+            history: The conversation so far; the reply is its last message. A family reads that one, at most.
+            tools: The tools that the model has; only a renderer of any chat template has to know.
+            generation_prompt: Whether to ask for a reply at the end.
+            prefill: What the next reply will begin with.
         """
         out = self.emission()
-        out.scaffold(self.closing(reply))
-        self.emit_conversation(out, [previous or _REPLY, *messages], first=1)
+        out.scaffold(self.closing(reply, messages[0] if messages else None))
+        self.emit_conversation(out, [history[-1] if history else _REPLY, *messages], first=1)
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages) + 1, prefill)
         return Rendered(out)
@@ -316,8 +364,13 @@ class Renderer(ABC):
             out.content(addition.content)
         return kept, out.tokens()[0]
 
-    def closing(self, reply: TokenIds) -> str:
-        """The scaffold that closes a reply: an open block, the turn itself, and what stands behind a turn."""
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
+        """The scaffold that closes a reply: an open block, the turn itself, and what stands behind a turn.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            following: The message that comes next, if any; what ends a turn may depend on it (GLM).
+        """
         if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
             return self.after_turn
         return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
@@ -379,7 +432,7 @@ class Renderer(ABC):
         out.attribute(index, message.role, is_sampled=True)
         self.emit_past_reply(out, message)
         out.attribute(index, message.role)
-        out.scaffold(self.after_turn)
+        out.scaffold(self.end_of_turn(messages[index + 1] if index + 1 < len(messages) else None))
 
     def split(self, tokens: TokenIds) -> SplitReply:
         """Cut a reply at the control tokens that mean something to the family, up to its first stop token."""

@@ -4,7 +4,9 @@ A rewrite writes as little as it can. Messages that stay are copied, token for t
 the rest is copied, if it can be cut at a token boundary; only what is left is written again.
 """
 
+import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from .arrays import Growing
 from .history import Rewrite
 from .messages import Message, ToolSchema
-from .renderer import Renderer
+from .renderer import HandedOut, Renderer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,6 +95,9 @@ class View:
         Returns:
             How many tokens stay: those before the first message that is another, or is written in another way.
         """
+        if self.renderer.renders_whole:
+            whole = [*self.messages[: rewrite.start], *rewrite.messages]
+            return self._replace_whole(whole, as_template=rewrite.as_template)
         first, messages = self._first_changed(rewrite)
         is_same = first == len(self.messages) and not messages
         return len(self.tokens) if is_same else self._replace(first, messages)
@@ -106,7 +111,10 @@ class View:
         before = self.tools
         self.tools = before if tools is None else tools
         try:
-            self._replace(0, messages)
+            if self.renderer.renders_whole:
+                self._replace_whole(messages, as_template=False)
+            else:
+                self._replace(0, messages)
         except Exception:
             self.tools = before
             raise
@@ -129,6 +137,68 @@ class View:
         self.body = self.end + asks
         return past.start
 
+    def _replace_whole(self, messages: Sequence[Message], *, as_template: bool) -> int:
+        """All messages become others, by a renderer of whole conversations; returns how many tokens stay.
+
+        Those stay that say the same, up to the last control token at which both begin to differ.
+        """
+        if not as_template and _are_same(self.messages, messages):
+            return len(self.tokens)
+        history = "template" if as_template else "keep"
+        rendered = self.renderer.render(messages, tools=self.tools, history=history)
+        old, new = self.tokens.copy(0, self.end), rendered.tokens
+        keep, same = self._shared(old, new)
+        if keep == len(old) and same == len(new):
+            self.messages[:] = messages
+            return len(self.tokens)
+        prompt, asks = self.tokens.copy(self.end), self.body - self.end
+        starts, bodies = self.starts, self.bodies
+        self.messages, self.starts, self.bodies = [], [], []
+        for index, (message, start) in enumerate(zip(messages, rendered.starts, strict=False)):
+            if start < same and index < len(starts) and starts[index] < keep:
+                is_kept = index + 1 < len(starts) and starts[index + 1] <= keep
+                self._add(message, starts[index], bodies[index] if is_kept else -1)
+            else:
+                self._add(message, keep + start - same)
+        self.tokens.truncate(keep)
+        self.tokens.append(new[same:])
+        self.end = len(self.tokens)
+        self.tokens.append(prompt)
+        self.body = self.end + asks
+        return keep
+
+    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]") -> tuple[int, int]:
+        """How many tokens of each say the same at the start, cut where a control token begins, if one does."""
+        old_text, old_offsets = self._offsets(old)
+        new_text, new_offsets = self._offsets(new)
+        shorter = min(len(old_text), len(new_text))
+        differs = old_text[:shorter] != new_text[:shorter]
+        length = int(np.argmax(differs)) if differs.any() else shorter
+        both = np.intersect1d(old_offsets, new_offsets)
+        both = both[both <= length]
+        kept = np.searchsorted(new_offsets, both)
+        controls = np.fromiter(self.renderer.tokenizer.control_tokens.values(), np.int32)
+        begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), controls)
+        at = int(np.flatnonzero(begins_control)[-1]) if begins_control.any() else -1
+        return int(np.searchsorted(old_offsets, both[at])), int(kept[at])
+
+    def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
+        """The bytes that the tokens stand for, and where each token begins in them, and the last one ends."""
+        pieces = self.renderer.tokenizer.token_bytes(tokens)
+        return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+    def handed_out(self) -> list[HandedOut]:
+        """What was handed out behind each reply that was sampled, and stands here as it was."""
+        replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
+        turns: list[HandedOut] = []
+        for reply, following in pairwise([*replies, len(self.messages)]):
+            is_last = following == len(self.messages)
+            stop = self.body if is_last else self.bodies[following]
+            if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
+                tokens = self.tokens.copy(self.starts[reply + 1], stop)
+                turns.append(HandedOut(reply, tokens, not is_last or self.body > self.end))
+        return turns
+
     def count(self, index: int) -> int:
         """How many tokens message `index` has."""
         following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
@@ -136,8 +206,13 @@ class View:
 
     def measure(self, index: int, message: Message) -> int:
         """How many tokens a message would have in the place of message `index`."""
+        if self.renderer.renders_whole:  # about so many
+            return max(0, self.count(index) + self._size(message) - self._size(self.messages[index]))
         view = [*self.messages[max(index - 1, 0) : index], message, *self.messages[index + 1 : index + 2]]
         return len(self._write_again(view, min(index, 1), self._sampled(index))[0])
+
+    def _size(self, message: Message) -> int:
+        return len(self.renderer.tokenizer.encode(message.content + (message.reasoning or "")))
 
     def _add(self, message: Message, start: int, body: int = -1) -> None:
         self.messages.append(message)
@@ -246,6 +321,10 @@ class _Past:
 
 def _at(messages: Sequence[Message], index: int) -> Message | None:
     return messages[index] if 0 <= index < len(messages) else None
+
+
+def _are_same(first: Sequence[Message], second: Sequence[Message]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _says(old: Message, message: Message) -> bool:

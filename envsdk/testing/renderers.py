@@ -158,9 +158,10 @@ def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) 
     prompt, sampled = _prompt(renderer, reply), renderer.reply(reply)
     read = renderer.parse(sampled, prompt_tail=_tail(renderer))
     whole = renderer.render([_QUESTION, read, *messages], tools=tools, generation_prompt=True, history="keep").tokens
-    delta = renderer.extend(sampled, messages)
-    extended = np.concatenate([prompt, sampled, delta])
-    end = len(prompt) + len(sampled) - 1
+    kept = sampled[: len(sampled) - renderer.rewritten_end(sampled, messages)]
+    delta = renderer.extension(kept, messages, history=[_QUESTION, read], tools=tools).tokens
+    extended = np.concatenate([prompt, kept, delta])
+    end = len(prompt) + len(kept) - 1
     if len(whole) == len(extended) and int(extended[end]) in renderer.stop_token_ids:
         extended[end] = whole[end]  # a family may write the end of a past turn in another way
     if renderer.tokenizer.decode(whole) != renderer.tokenizer.decode(extended):
@@ -193,18 +194,25 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
     A block that is open is closed; in an odd reply, what is a block is anybody's guess.
     """
     following = NEXT["user"]
-    whole = renderer.reply(REPLIES["text"])
-    ends_with = renderer.extend(whole, following)[len(renderer.extend(whole, [], generation_prompt=False)) :]
+    ends_with: list[int] | None = None
     for cut in range(len(reply) + 1):
         part = reply[:cut]
         renderer.parse(part)
+        part = part[: cut - renderer.rewritten_end(part, following)]
         delta = renderer.extend(part, following)
-        closing = renderer.extend(part, [], generation_prompt=False)
-        if delta[len(closing) :].tolist() != ends_with.tolist():
+        closing = _scaffold(renderer, renderer.closing(part, following[0]))
+        ends_with = delta[len(closing) :].tolist() if ends_with is None else ends_with
+        if delta.tolist() != [*closing, *ends_with]:
             raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
         is_ended = np.isin(part, renderer.stop_token_ids).any()
         if not is_odd and not is_ended and renderer.parse(np.concatenate([part, closing])).open_block is not None:
             raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
+
+
+def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
+    out = renderer.emission()
+    out.scaffold(text)
+    return out.tokens()[0]
 
 
 def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]]:

@@ -9,8 +9,17 @@ one without them. A byte-level BPE becomes a tiktoken encoding, several times fa
 both give the same ids; what cannot be shown stays with the `tokenizers` library.
 """
 
+from .chat_template import ChatTemplateSource
 from .kinds import HuggingFaceTokenizer, TiktokenTokenizer
 from .load import DATA, load_tokenizer
 from .protocol import UNNAMED, Tokenizer
 
-__all__ = ["DATA", "UNNAMED", "HuggingFaceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "DATA",
+    "UNNAMED",
+    "ChatTemplateSource",
+    "HuggingFaceTokenizer",
+    "TiktokenTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+]

@@ -13,6 +13,7 @@ import orjson
 
 from ..errors import TokenizerError, unknown_name
 from .byte_level import BYTE_OF_CHAR
+from .chat_template import ChatTemplateSource
 from .protocol import UNNAMED
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class _Named(ABC):
     """What both kinds of tokenizer share: names, sizes, decoding, and being shared instead of copied."""
 
     name: str
+    chat_template: ChatTemplateSource | None = None
 
     def __init__(self, name: str, control_tokens: Mapping[str, int], named: int, vocab_size: int | None) -> None:
         padded = -(-named // _PADDING) * _PADDING

@@ -11,6 +11,7 @@ import orjson
 
 from ..errors import TokenizerError, unknown_name
 from .byte_level import as_encoding
+from .chat_template import template_in_folder, template_of_object
 from .kinds import HuggingFaceTokenizer, TiktokenTokenizer
 from .protocol import Tokenizer
 
@@ -60,7 +61,9 @@ def _load_file_once(file: str, version: tuple[int, int], name: str, vocab_size: 
         specification = orjson.loads(Path(file).read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise TokenizerError(f"{file} cannot be read as a tokenizer.json: {error}") from error
-    return _fastest(name, specification, vocab_size)
+    tokenizer = _fastest(name, specification, vocab_size)
+    tokenizer.chat_template = template_in_folder(Path(file).parent, tokenizer.control_tokens)
+    return tokenizer
 
 
 def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
@@ -93,7 +96,9 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
     backend = getattr(source, "backend_tokenizer", source)
     if isinstance(backend, tokenizers.Tokenizer):
         name = getattr(source, "name_or_path", "") or type(source).__name__
-        return _fastest(name, orjson.loads(backend.to_str()), vocab_size)
+        tokenizer = _fastest(name, orjson.loads(backend.to_str()), vocab_size)
+        tokenizer.chat_template = template_of_object(source)
+        return tokenizer
     raise TokenizerError(
         f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object "
         "of tiktoken, tokenizers or transformers (a fast one)"

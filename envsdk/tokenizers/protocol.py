@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .chat_template import ChatTemplateSource
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -17,6 +19,8 @@ class Tokenizer(Protocol):
     """What renderers need of a tokenizer."""
 
     name: str
+    chat_template: ChatTemplateSource | None
+    """The chat template that came with it, if one did."""
 
     @property
     def control_tokens(self) -> Mapping[str, int]:

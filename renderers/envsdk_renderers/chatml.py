@@ -196,7 +196,7 @@ class ToolChatML(ChatML):
         if following is None or following.role != "tool":
             out.scaffold("<|im_end|>\n")
 
-    def seam(self, message: Message, neighbour: Message | None) -> bool:
+    def seam(self, message: Message, neighbour: Message | None) -> object:
         """Only tool messages look beside them: whether the block goes on."""
         return message.role == "tool" and neighbour is not None and neighbour.role == "tool"
 

@@ -231,13 +231,13 @@ class Harmony(Renderer):
             for index, message in enumerate(tail)
         ]
 
-    def rewritten_end(self, reply: TokenIds) -> int:
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
         """With `official_history`, the `<|return|>` at the end."""
         return int(self.official_history and len(reply) > 0 and int(reply[-1]) == self._return)
 
     # What follows a reply, and what goes on inside it.
 
-    def closing(self, reply: TokenIds) -> str:
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
         """The end of the message that is open, if one is."""
         if len(reply) and int(reply[-1]) in self.stop_token_ids:
             return ""
