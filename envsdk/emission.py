@@ -126,6 +126,10 @@ class Emission:
         """What follows belongs to that message, though none begins here; a model would have sampled it, or not."""
         self._marks.append(Mark(len(self._pieces), message, role, is_sampled))
 
+    def cut(self) -> None:
+        """What follows is encoded apart from what was written, though it is text next to text."""
+        self._pieces.append(Piece("", _ENCODED, False, np.empty(0, dtype=np.int32)))
+
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
         self._pieces.extend(self._encoder.scaffold(text))

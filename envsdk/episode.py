@@ -178,12 +178,16 @@ class Episode:
         """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
         message = self.context.parse_reply()
         step = self.steps[-1]
-        if NOT_ENDED in message.errors and self._turn.stop and step.finish_reason == "stop":
+        stops = self._stops(self._turn)
+        if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
             text = str(self.context.new_text(step.stop - step.action_start))
-            if any(stop in text for stop in self._turn.stop):
+            if any(stop in text for stop in stops):
                 errors = tuple(error for error in message.errors if error != NOT_ENDED)
                 return message.model_copy(update={"errors": errors})
         return message
+
+    def _stops(self, turn: Turn) -> tuple[str, ...]:
+        return (*self.renderer.stop_strings, *turn.stop)
 
     def _act(self, step: Step, action: CheckedAction) -> None:
         self.context.act(action.tokens, action.logprobs)
@@ -230,7 +234,7 @@ class Episode:
     def _info(self, turn: Turn, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
         info = {
             "stop_token_ids": self.renderer.stop_token_ids,
-            "stop": turn.stop,
+            "stop": self._stops(turn),
             "max_tokens": self._max_tokens(turn),
             "sampling": dict(turn.sampling),
             "context": self.context.name,

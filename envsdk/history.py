@@ -94,7 +94,7 @@ class Strip(HistoryPolicy):
 
     def view(self, history: History) -> Rewrite | None:
         """Rewrite from the first message on that the template shows in another way."""
-        if history.renderer.renders_whole:
+        if not history.renderer.knows_history:
             return self._whole(history)
         settled = self._settled(history)
         if "query" in history.state:

@@ -104,6 +104,15 @@ class Renderer(ABC):
     """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
     structure: ClassVar[tuple[str, ...]]
     """The other control tokens that `parse` tells apart from text."""
+    chosen_because: str = ""
+    """Why `renderer="auto"` took it, if it did."""
+    known_differences: ClassVar[Mapping[str, str]] = {}
+    """Where the family's format is another than its chat template's, and how: words in the name of a check of the
+    conformance kit, with what differs."""
+    stop_strings: ClassVar[tuple[str, ...]] = ()
+    """Texts that end a reply, too, for models without a token that does; the policy is told of them."""
+    knows_history: ClassVar[bool] = True
+    """Whether `visible` tells what the template shows of the past; else that is what rendering all of it shows."""
     renders_whole: ClassVar[bool] = False
     """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 

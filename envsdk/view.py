@@ -174,13 +174,14 @@ class View:
         shorter = min(len(old_text), len(new_text))
         differs = old_text[:shorter] != new_text[:shorter]
         length = int(np.argmax(differs)) if differs.any() else shorter
-        both = np.intersect1d(old_offsets, new_offsets)
+        both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
         both = both[both <= length]
-        kept = np.searchsorted(new_offsets, both)
+        kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
         controls = np.fromiter(self.renderer.tokenizer.control_tokens.values(), np.int32)
         begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), controls)
         at = int(np.flatnonzero(begins_control)[-1]) if begins_control.any() else -1
-        return int(np.searchsorted(old_offsets, both[at])), int(kept[at])
+        left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
+        return int(left[at]), int(kept[at])
 
     def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
         """The bytes that the tokens stand for, and where each token begins in them, and the last one ends."""

@@ -1,0 +1,154 @@
+"""Base models: a conversation as plain text, `User: ...` and `Assistant: ...` with an empty line between.
+
+No model was trained on this as a format, so it has no control tokens but the one that ends a text. Content is text
+among text here: it cannot yield that token, but it can say `User:` as well as anybody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from envsdk.emission import Emission
+from envsdk.errors import RenderError, TokenizerError
+from envsdk.messages import Message, ToolSchema
+from envsdk.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
+from envsdk.tokenizers import Tokenizer
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>", "<eos>", "<|im_end|>")
+_NEXT = "\n\nUser:"
+
+
+class CutEmission(Emission):
+    """An emission in which each message is encoded apart from the others, and a reply from what asks for it."""
+
+    __slots__ = ()
+
+    def attribute(self, message: int, role: str, *, is_sampled: bool = False) -> None:
+        """See `Emission.attribute`."""
+        self.cut()
+        super().attribute(message, role, is_sampled=is_sampled)
+
+
+class RoleColon(Renderer):
+    """A renderer for base models.
+
+    A reply ends with the token that ends a text, or where the model begins to write the next `User:` itself
+    (`stop_strings`); what it wrote of that stays.
+
+    Args:
+        tokenizer: Any tokenizer with a token that ends a text.
+        stop: That token; by default what the tokenizer's files say, or the first that it has of the usual ones.
+        unsafe_content: See `Renderer`.
+
+    Raises:
+        TokenizerError: If there is no such token.
+    """
+
+    name: ClassVar[str] = "role_colon"
+    roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant"})
+    after_turn: ClassVar[str] = ""
+    opening: ClassVar[str] = "\n\nAssistant:"
+    blocks: ClassVar[Mapping[str, str]] = {}
+    structure: ClassVar[tuple[str, ...]] = ()
+    renders_whole: ClassVar[bool] = True  # how a message begins depends on how the reply before it ended
+    stop_strings: ClassVar[tuple[str, ...]] = (_NEXT,)
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: str | None = None, unsafe_content: bool = False) -> None:
+        known = tokenizer.chat_template.end_tokens if tokenizer.chat_template else ()
+        names = [stop] if stop is not None else [name for name in (*known, *_ENDS) if name in tokenizer.control_tokens]
+        if not names:
+            raise TokenizerError(
+                f"the tokenizer {tokenizer.name!r} has no token that ends a text: give its name, stop="
+            )
+        vars(self)["stop_tokens"] = (names[0],)
+        self._is_stop_given = stop is not None
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        return {**super().specification(), **({"stop": self.stop_tokens[0]} if self._is_stop_given else {})}
+
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Refuse them: a base model knows no format of calls."""
+        if tools:
+            raise RenderError(f"{self.name!r} has no place for tools: say in the system message how to ask for them")
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """A system message is the first of all."""
+        self.check_tools(tools)
+        if system is not None:
+            self.emit_message(out, system, None, None)
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """The role, a colon and the content."""
+        out.scaffold("" if previous is None else "\n\n")
+        out.scaffold(f"{message.role.capitalize()}:")
+        self._emit_text(out, message)
+
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """The content; reasoning is not shown."""
+        if message.tool_calls:
+            raise RenderError(f"{self.name!r} cannot express a tool call")
+        self._emit_text(out, message)
+        out.scaffold(self.stop_tokens[0])
+
+    def emission(self) -> Emission:
+        """See `CutEmission`: no template says how the parts are to be joined, and apart they stay what was sampled."""
+        return CutEmission(self._encoder)
+
+    def _emit_text(self, out: Emission, message: Message) -> None:
+        out.scaffold(" ")
+        out.content(message.content)
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+    ) -> Rendered:
+        """See `Renderer.extension`; a reply that wrote the next `User:` itself is only given what the user says."""
+        if not (messages and messages[0].role == "user" and self._begins_next(reply)):
+            return super().extension(
+                reply, messages, history=history, generation_prompt=generation_prompt, prefill=prefill
+            )
+        out = self.emission()
+        out.begin(1, "user")
+        self._emit_text(out, messages[0])
+        self.emit_conversation(out, [Message(role="assistant"), *messages], first=2)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages) + 1, prefill)
+        return Rendered(out)
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Whether the reply ended its turn itself."""
+        return super().is_closed(reply) or self._begins_next(reply)
+
+    def _begins_next(self, reply: TokenIds) -> bool:
+        end = np.asarray(reply, dtype=np.int32)[-len(_NEXT) :]
+        return self.tokenizer.decode(end).endswith(_NEXT)
+
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+        """The text up to the end, or up to where the next `User:` begins."""
+        started = self.split(self.behind_opening(prompt_tail)).segments[0].text
+        split = self.split(tokens)
+        content, stop, _ = (started + split.segments[0].text).partition(_NEXT)
+        errors = [f"there is text after the end of the turn: {split.overrun[:40]!r}"] if split.overrun else []
+        if not (split.is_ended or stop):
+            errors.append(NOT_ENDED)
+        return Message(role="assistant", content=content.removeprefix(" "), errors=tuple(errors))
+
+    def settles(self, message: Message) -> bool:
+        """Every message does."""
+        return True
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Everything but reasoning."""
+        shown = messages[settled:]
+        return [m if m.reasoning is None else m.model_copy(update={"reasoning": None}) for m in shown]
