@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..renderer import Renderer
+from . import parity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,8 @@ class Check:
     name: str
     verdict: Verdict
     detail: str = ""
-    """For a failure, what differs; for what is not possible, why the family cannot express it."""
+    """For a failure, what differs; for what is not possible, why the family cannot express it; for the past in a
+    template, what of it the template rewrites, if anything."""
 
 
 @dataclass(slots=True)
@@ -77,8 +79,7 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
     report = RendererReport(f"{renderer.name} on {renderer.tokenizer.name}")
     for name, check in _checks(renderer, random_replies, seed):
         try:
-            check()
-            report.checks.append(Check(name, "PASS"))
+            report.checks.append(Check(name, "PASS", check() or ""))
         except _Failure as failure:
             report.checks.append(Check(name, "FAIL", str(failure)))
         except RenderError as error:
@@ -88,9 +89,16 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
     return report
 
 
-def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tuple[str, Callable[[], None]]]:
+def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tuple[str, Callable[[], str | None]]]:
     yield "stop tokens", lambda: _stop_tokens(renderer)
     yield "same input, same tokens", lambda: _determinism(renderer)
+    has_template = renderer.tokenizer.chat_template is not None
+    for name, conversation in parity.CONVERSATIONS.items() if has_template else ():
+        yield f"as the template: {name}", lambda item=(name, conversation): _parity(renderer, *item)
+        if " after " in name:
+            yield f"the past in the template: {name}", lambda item=conversation: parity.rewritten_past(renderer, item)
+    if not has_template:
+        yield "as the template", lambda: parity.render_template(renderer, [_QUESTION], (), generation_prompt=True)
     for (before, reply), (after, messages) in itertools.product(REPLIES.items(), NEXT.items()):
         is_answered = bool(reply.tool_calls) == (messages[0].role == "tool")
         if is_answered and (len(messages) > 1 or len(reply.tool_calls) < 2 or after == "tools"):
@@ -147,6 +155,13 @@ def _stop_tokens(renderer: Renderer) -> None:
         raise _Failure(f"a reply ends with {_shown(renderer, [last])}, which is none")
 
 
+def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
+    expected = _scaffold(renderer, parity.expected_text(renderer, name, conversation))
+    messages, tools, generation_prompt = conversation
+    found = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
+    _compare(renderer, found, expected, "the renderer and the template")
+
+
 def _determinism(renderer: Renderer) -> None:
     first, second = (renderer.render([_QUESTION, REPLIES["reasoned"]], history="keep").tokens for _ in range(2))
     _compare(renderer, first, second, "the same conversation rendered twice")
@@ -194,14 +209,14 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
     A block that is open is closed; in an odd reply, what is a block is anybody's guess.
     """
     following = NEXT["user"]
-    ends_with: list[int] | None = None
+    ends_with: list[int] = []
     for cut in range(len(reply) + 1):
         part = reply[:cut]
         renderer.parse(part)
         part = part[: cut - renderer.rewritten_end(part, following)]
         delta = renderer.extend(part, following)
         closing = _scaffold(renderer, renderer.closing(part, following[0]))
-        ends_with = delta[len(closing) :].tolist() if ends_with is None else ends_with
+        ends_with = ends_with or delta[len(closing) :].tolist()
         if delta.tolist() != [*closing, *ends_with]:
             raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
         is_ended = np.isin(part, renderer.stop_token_ids).any()
@@ -246,8 +261,9 @@ def _injections(
     """For each field a conversation whose text is all control tokens, and the same with harmless text."""
     evil = "".join(renderer.tokenizer.control_tokens)
 
-    def tool(text: str) -> ToolSchema:
-        return {"type": "function", "function": {**TOOL["function"], "description": text}}
+    def tool(text: str, name: str = "look_up", parameter: str = "what") -> ToolSchema:
+        parameters = {"type": "object", "properties": {parameter: {"type": "string"}}}
+        return {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
 
     def conversations(text: str) -> dict[str, tuple[list[Message], list[ToolSchema]]]:
         result = _RESULT.model_copy(update={"content": text})
@@ -256,6 +272,11 @@ def _injections(
             "system": ([Message(role="system", content=text), _QUESTION], []),
             "answer": ([_QUESTION, _said(text), *NEXT["user"]], []),
             "reasoning": ([_QUESTION, _said("x", text), *NEXT["user"]], []),
+            "reasoning of a call": ([_QUESTION, _said("", text, [_call("x")]), _RESULT], [TOOL]),
+            "name of a call": ([_QUESTION, _said(calls=[ToolCall(name=text, arguments={})])], [TOOL]),
+            "name of an argument": ([_QUESTION, _said(calls=[ToolCall(name="f", arguments={text: 1})])], [TOOL]),
+            "name of a tool": ([_QUESTION], [tool("x", name=text)]),
+            "parameter of a tool": ([_QUESTION], [tool("x", parameter=text)]),
             "arguments of a call": ([_QUESTION, _said(calls=[_call(text)]), _RESULT], [TOOL]),
             "result of a tool": ([_QUESTION, REPLIES["call"], result], [TOOL]),
             "description of a tool": ([_QUESTION], [tool(text)]),

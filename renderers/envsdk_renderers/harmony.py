@@ -70,6 +70,15 @@ class Harmony(Renderer):
     """
 
     name: ClassVar[str] = "harmony"
+    known_differences: ClassVar[Mapping[str, str]] = {
+        "system": "the template writes an empty line behind instructions without tools, the library none",
+        "call": "the template writes `commentary json` in the header of a call, the library "
+        "`commentary <|constrain|>json`; it drops all calls of a message but the first, and encodes arguments that are "
+        "a string twice",
+        "tool": "the template writes a text from a tool as a string of JSON, the library as it is; they differ in "
+        "schemas with defaults, nested objects, oneOf, no parameters, or descriptions of several lines",
+        "system after": "the template drops a later system message",
+    }
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
     stop_tokens: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
     after_turn: ClassVar[str] = ""

@@ -1,5 +1,6 @@
 """The conformance kit: our renderers pass it, and renderers with a bug do not."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from envsdk import Message, Renderer, load_tokenizer
 from envsdk.cli import app
 from envsdk.emission import Emission
 from envsdk.testing import check_renderer
+from envsdk.tokenizers import ChatTemplateSource
 
 RENDERERS = {
     "qwen3": lambda: Qwen3(load_tokenizer(real_models.qwen3_folder())),
@@ -29,6 +31,39 @@ def test_our_renderers_conform(make: Any):
     report = check_renderer(make(), random_replies=300).raise_if_failed()
     possible = [check for check in report.checks if check.verdict == "PASS"]
     assert len(possible) >= 39
+
+
+def with_template(tokenizer: Any, name: str) -> Any:
+    """The tokenizer with a template, as if it had come with it."""
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = ChatTemplateSource(real_models.template(name))
+    return tokenizer
+
+
+def test_the_template_is_the_measure_where_there_is_one():
+    report = check_renderer(Qwen3(with_template(load_tokenizer("embedded"), "qwen3")), random_replies=10)
+    checks = {check.name: check for check in report.raise_if_failed().checks}
+    assert checks["as the template: tools after calls"].verdict == "PASS"
+    past = checks["the past in the template: user after reasoning"]
+    assert past.verdict == "PASS" and "'|>assistant\n<think>\nWhich?\n</think>\n' becomes" in past.detail.replace(
+        "\\n", "\n"
+    )
+    without = check_renderer(Qwen3(load_tokenizer("embedded")), random_replies=10)
+    assert {check.name: check.detail for check in without.checks}["as the template"].startswith("the tokenizer")
+
+
+def test_a_renderer_that_is_not_its_template_fails_with_both_texts():
+    checked = ForgetsANewline(with_template(load_tokenizer("embedded"), "qwen3"))
+    failed = {check.name: check.detail for check in check_renderer(checked, random_replies=10).failed}
+    said = failed["as the template: user after text"]
+    assert "' is it?<|im_end|><|im_start|>" in said and "' is it?<|im_end|>\\n<|im_start|>" in said
+
+
+def test_where_harmony_differs_from_its_template_is_listed():
+    report = check_renderer(Harmony(with_template(real_models.gpt_oss_tokenizer(), "gptoss")), random_replies=10)
+    checks = {check.name: check for check in report.raise_if_failed().checks}
+    assert checks["as the template: user after reasoning"].verdict == "PASS"
+    assert "`commentary json`" in checks["as the template: tool after call"].detail
 
 
 class ForgetsANewline(Qwen3):
@@ -114,10 +149,10 @@ def test_the_doctor_prints_each_check_and_its_verdict():
     assert result.exit_code == 0
     assert "PASS         stop tokens" in result.output
     assert "NOT POSSIBLE read what was written: reasoned: the family has no reasoning" in result.output
-    assert "0 of 43 checks fail" in result.output
+    assert "0 of 49 checks fail" in result.output
 
 
 def test_the_doctor_speaks_json():
     result = CliRunner().invoke(app, ["doctor", "--random-replies", "0", "--json"])
     checks = json.loads(result.output)["checks"]
-    assert {check["verdict"] for check in checks} == {"PASS"}
+    assert {check["verdict"] for check in checks} == {"PASS", "NOT POSSIBLE"}
