@@ -14,7 +14,7 @@ import numpy as np
 from .emission import Emission, Encoder, Span
 from .errors import ConfigError, RenderError, TokenizerError
 from .messages import Message, ToolSchema
-from .tokenizers import Tokenizer
+from .tokenizers import ChatTemplateSource, Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -190,6 +190,11 @@ class Renderer(ABC):
         Those are what the family's own history writes in another way, or a sampled opener of another message (GLM).
         """
         return 0
+
+    @property
+    def chat_template(self) -> ChatTemplateSource | None:
+        """The chat template that came with the tokenizer; a conformance check compares with it."""
+        return self.tokenizer.chat_template
 
     @property
     def generation_prompt(self) -> str:

@@ -102,7 +102,7 @@ def render_template(
     """
     from transformers.utils import chat_template_utils
 
-    source = renderer.tokenizer.chat_template
+    source = renderer.chat_template
     if source is None:
         raise RenderError("the tokenizer came without a chat template")
     options = renderer.specification()

@@ -92,7 +92,7 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
 def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tuple[str, Callable[[], str | None]]]:
     yield "stop tokens", lambda: _stop_tokens(renderer)
     yield "same input, same tokens", lambda: _determinism(renderer)
-    has_template = renderer.tokenizer.chat_template is not None
+    has_template = renderer.chat_template is not None
     for name, conversation in parity.CONVERSATIONS.items() if has_template else ():
         yield f"as the template: {name}", lambda item=(name, conversation): _parity(renderer, *item)
         if " after " in name:

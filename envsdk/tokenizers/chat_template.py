@@ -18,8 +18,8 @@ class ChatTemplateSource:
     """What `bos_token`, `eos_token` and so on are."""
     end_tokens: tuple[str, ...] = ()
     """The tokens that end a turn, as the tokenizer's and the generation configuration say."""
-    response_schema: Mapping[str, Any] | None = None
-    """How transformers reads a reply, where the tokenizer says so."""
+    response_template: Mapping[str, Any] | None = None
+    """How transformers reads a reply, where the tokenizer says so (`response_schema` before its version 5.13)."""
 
 
 def template_in_folder(folder: Path, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:
@@ -37,8 +37,8 @@ def template_in_folder(folder: Path, control_tokens: Mapping[str, int]) -> ChatT
     ids = cast("list[int]", given if isinstance(given, list) else [given])
     names = {token: name for name, token in control_tokens.items()}
     ends = [tokens.get("eos_token"), *(names.get(token) for token in ids)]
-    schema = config.get("response_schema")
-    return ChatTemplateSource(text, tokens, tuple(dict.fromkeys(end for end in ends if end)), schema)
+    read = config.get("response_template") or config.get("response_schema")
+    return ChatTemplateSource(text, tokens, tuple(dict.fromkeys(end for end in ends if end)), read)
 
 
 def template_of_object(tokenizer: Any) -> ChatTemplateSource | None:
@@ -47,8 +47,8 @@ def template_of_object(tokenizer: Any) -> ChatTemplateSource | None:
     if not isinstance(text, str):
         return None
     tokens = {name: str(value) for name, value in getattr(tokenizer, "special_tokens_map", {}).items()}
-    schema = getattr(tokenizer, "response_schema", None)
-    return ChatTemplateSource(text, tokens, tuple(filter(None, [tokens.get("eos_token")])), schema)
+    read = getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
+    return ChatTemplateSource(text, tokens, tuple(filter(None, [tokens.get("eos_token")])), read)
 
 
 def _default(templates: Any) -> Any:

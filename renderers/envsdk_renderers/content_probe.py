@@ -1,0 +1,103 @@
+"""How a chat template writes content, and which texts in it change more than their own message.
+
+A template writes content as it is, stripped or as JSON; one of them must fit all probes, or the content is rendered
+each time. The strings that stand in the template's code are tried as content: it might compare content with them.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+from envsdk.messages import Message
+
+from .template_base import Base
+from .template_probe import REPLY, exchange, slot, user
+from .templates import TemplateFailed
+
+Transform: TypeAlias = Callable[[str], str]
+TRANSFORMS: tuple[Transform, ...] = (
+    lambda text: text,
+    lambda text: text.strip(),
+    lambda text: json.dumps(text, ensure_ascii=False),
+)
+_TEXTS = (" \n x \t\n", 'a "b" \\ {c}', "é\n\n<b>'&", "12", '{"a": [1]}', "", "  ", "\nx", "x\n")
+
+
+class ContentRules:
+    """How content of each role is written behind a reply.
+
+    Args:
+        base: The fixed base to measure on.
+        literals: The strings in the template's code.
+    """
+
+    def __init__(self, base: Base, literals: Sequence[str]) -> None:
+        self._base = base
+        self._literals = literals
+
+    def write(self, message: Message) -> str | None:
+        """What the template writes for a message's content; None if that has to be rendered."""
+        transform = self._transforms.get(message.role)
+        if transform is None:
+            return None
+        special = self._special[message.role]
+        is_special = any(text in message.content if text.strip() else text == message.content for text in special)
+        return None if is_special else transform(message.content)
+
+    def slot(self, role: str, index: int) -> str:
+        """What the template writes for the sentinel of message `index`."""
+        transform = self._transforms.get(role)
+        return transform(slot(index)) if transform else slot(index)
+
+    def trigger(self, content: str) -> str | None:
+        """A text in the content that changes what the template writes for later turns."""
+        return next((text for text in self.triggers if text in content), None)
+
+    @cached_property
+    def triggers(self) -> tuple[str, ...]:
+        """The strings that, somewhere in the past, change what follows a later reply."""
+        reply, answers = exchange("text", "user")
+        normal = self._rendered([user(), reply, *answers])
+        return tuple(
+            text
+            for text in self._literals
+            if normal is not None and self._rendered([user(text), reply, *answers]) not in (normal, None)
+        )
+
+    @cached_property
+    def _transforms(self) -> Mapping[str, Transform]:
+        found = {role: self._transform(role) for role in ("user", "tool", "system")}
+        return {role: transform for role, transform in found.items() if transform}
+
+    @cached_property
+    def _special(self) -> Mapping[str, tuple[str, ...]]:
+        """The strings that content of a role has not in it if its transform holds."""
+        found: dict[str, tuple[str, ...]] = {}
+        for role, transform in self._transforms.items():
+            texts = [*self._literals, *_TEXTS]
+            found[role] = tuple(text for text in texts if not self._fits(role, transform, text))
+        return found
+
+    def _transform(self, role: str) -> Transform | None:
+        likely = [t for t in TRANSFORMS if self._fits(role, t, _TEXTS[0]) and self._fits(role, t, _TEXTS[1])]
+        return likely[0] if likely else None
+
+    def _fits(self, role: str, transform: Transform, text: str) -> bool:
+        plain, given = self._plain[role], self._with(role, text)
+        return plain is not None and given == plain.replace(transform(slot(0)), transform(text))
+
+    @cached_property
+    def _plain(self) -> Mapping[str, str | None]:
+        return {role: self._with(role, slot(0)) for role in ("user", "tool", "system")}
+
+    def _with(self, role: str, text: str) -> str | None:
+        reply, answers = exchange("call" if role == "tool" else "text", "system" if role == "system" else "user")
+        answer = exchange("call", "tool")[1][0] if role == "tool" else answers[0]
+        return self._rendered([user(), reply, answer.model_copy(update={"content": text})])
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._base.text(messages, generation_prompt=True, is_rare=True).rpartition(REPLY)[2]
+        except TemplateFailed:
+            return None

@@ -1,0 +1,540 @@
+"""Any model with a chat template, measured and proved.
+
+What a next message adds is the text that the template puts behind the end of the last reply. It is measured once on a
+fixed base (the episode's own system text and tools, and a sentinel exchange) and remembered, so a delta costs what its
+own text costs. Before any token is handed out, the same is measured after other pasts: where it differs, the template
+is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from envsdk.emission import Emission
+from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
+from envsdk.messages import Message, ToolSchema
+from envsdk.renderer import HandedOut, Rendered, Renderer, TokenIds
+from envsdk.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
+
+from .reply_formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
+from .reply_probe import THINK, ReplyProbe
+from .response_template import ResponseTemplate
+from .template_base import Tail, Verdict
+from .template_probe import (
+    FOLLOWING,
+    PREVIOUS,
+    PROBE_TOOL,
+    REASONING,
+    Following,
+    Previous,
+    Script,
+    addressed,
+    exchange,
+    measure_dialect,
+    slot,
+)
+from .template_stop import Stop
+from .template_turns import TemplateTurns
+from .template_validation import Said, Validation
+from .template_writer import TemplateEmission, Writer
+from .templates import FIXED_DATE, ChatTemplate, Mask, TemplateFailed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FixedBase", "TemplateUnsupported", "Verdict"]
+
+
+class FixedBase(Renderer):
+    """A renderer for any Hugging Face tokenizer with a chat template.
+
+    Args:
+        tokenizer: A folder with `tokenizer.json` and a chat template, a tokenizer of transformers, or a tokenizer of
+            ours, which needs `template` unless it was loaded from such a folder.
+        template: The chat template's text, in place of the tokenizer's own.
+        template_arguments: What the template takes beside the conversation, such as `{"enable_thinking": False}`.
+        special_tokens: What `bos_token`, `eos_token` and so on are in the template, in place of the tokenizer's own.
+        stop: The tokens that end a turn, where they are known better than the tokenizer does.
+        reply_format: How replies are read: a name of `reply_formats`, or `"auto"` for what the template writes, and for
+            the tokenizer's own response template where it has one.
+        response_template: How transformers reads a reply, in place of the tokenizer's own; see `ResponseTemplate`.
+        date: The date that the template's `strftime_now` tells.
+        validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once an episode),
+            `"always"` (at each turn, O(context)), `"off"`.
+        unsafe_content: See `Renderer`.
+
+    Raises:
+        TemplateUnsupported: If the template renders no user message, or no token ends a turn.
+    """
+
+    name: ClassVar[str] = "fixed_base"
+    renders_whole: ClassVar[bool] = True
+    knows_history: ClassVar[bool] = False
+    roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        stop: str | Sequence[str] = (),
+        reply_format: str = "auto",
+        response_template: Mapping[str, Any] | None = None,
+        date: str = FIXED_DATE,
+        validate: Literal["end", "always", "off"] = "end",
+        unsafe_content: bool = False,
+    ) -> None:
+        if validate not in ("end", "always", "off"):
+            raise ConfigError(f"validate is {validate!r}; expected 'end', 'always' or 'off'")
+        loaded = load_tokenizer(tokenizer)
+        source = _source(loaded, template)
+        self.validate: Literal["end", "always", "off"] = validate
+        self._options: dict[str, Any] = {
+            "template": template,
+            "template_arguments": dict(template_arguments or {}),
+            "special_tokens": dict(special_tokens or {}),
+            "stop": [stop] if isinstance(stop, str) else list(stop),
+            "reply_format": reply_format,
+            "response_template": response_template,
+            "date": date,
+            "validate": validate,
+        }
+        names = {**source.special_tokens, **self._options["special_tokens"]}
+        ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
+        self._source = replace(source, special_tokens=names)
+        compiled = ChatTemplate(source.text, date=date, special_tokens=names)
+        self._mask = Mask(list(loaded.control_tokens))
+        self._writer = Writer(self._mask)
+        arguments = self._options["template_arguments"]
+        self._script = Script(compiled, self._mask, measure_dialect(compiled, self._mask, arguments), arguments)
+        self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
+        self._turns = TemplateTurns(self._script, self._ends, hides=not unsafe_content)
+        self._measure()
+        self._choose_format(source)
+        super().__init__(loaded, unsafe_content=unsafe_content)
+
+    def _measure(self) -> None:
+        """Measure what the base class needs to know of a family."""
+        plain, with_tools = self._turns.base((), ()), self._turns.base((), (PROBE_TOOL,))
+        text_stop = plain.stops.of_text
+        if text_stop is None:
+            raise TemplateUnsupported("no token ends a turn that says text", pair=("text", "user"))
+        self._probe = ReplyProbe(plain, with_tools, text_stop)
+        self._text_stop, self._call_stop = text_stop, self._probe.call_stop
+        stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
+        vars(self).update(  # class attributes of other families
+            stop_tokens=tuple(dict.fromkeys(stops)),
+            after_turn="",
+            opening=self._probe.opening,
+            blocks=self._probe.blocks,
+        )
+
+    def _choose_format(self, source: ChatTemplateSource) -> None:
+        name = self._options["reply_format"]
+        own = self._options["response_template"]
+        self._own_reader = ResponseTemplate(own) if own else None
+        if own is None and name == "auto" and source.response_template:
+            with suppress(ConfigError):  # this version of transformers may not read it; then the form is measured
+                self._own_reader = ResponseTemplate(source.response_template)
+        self._reads_calls = self._own_reader is not None or name != "auto"
+        self._format = get_format(choose_format(self._probe.rendered) if name == "auto" else name)
+        self._reads_calls = self._reads_calls or self._format is not FORMATS[PLAIN]
+        names = [name for name in self._format.controls if self._mask.controls(name) and name not in self.blocks]
+        vars(self).update(structure=tuple(names))
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        defaults = {"reply_format": "auto", "date": FIXED_DATE, "validate": "end"}
+        options = {k: v for k, v in self._options.items() if v and defaults.get(k) != v}
+        return {**super().specification(), **options}
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold that asks for a reply, as after a plain user message."""
+        return self._turns.base((), ()).generation_prompt
+
+    @property
+    def chat_template(self) -> ChatTemplateSource:
+        """The template that is measured."""
+        return self._source
+
+    # What can be relied on.
+
+    @property
+    def unconfirmed_stops(self) -> tuple[str, ...]:
+        """Stop tokens that neither the tokenizer nor its generation configuration names: measured, so look at them."""
+        found = [stop for stop in (self._text_stop, self._call_stop) if stop and not stop.is_confirmed]
+        return tuple(dict.fromkeys(name for stop in found for name in stop.sampled))
+
+    def verdicts(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> list[Verdict]:
+        """What can be relied on, for each pair of a previous reply and a next message.
+
+        Args:
+            tools: The tools that the model has.
+            system: The episode's system message.
+        """
+        start = () if system is None else (Message(role="system", content=system),)
+        base = self._turns.base(start, tools)
+        return [base.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Refuse at once what an environment needs and the template cannot give: a user's turn, and a tool's.
+
+        Raises:
+            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; or if the
+                template's calls are in a form that no reply format reads.
+        """
+        base = self._turns.base((), tools)
+        pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
+        for previous, following in pairs:
+            reply, answers = exchange(previous, following)
+            judgement = base.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            if judgement.error is not None:
+                raise judgement.error.with_traceback(None)
+        if tools and not self._reads_calls:
+            raise TemplateUnsupported(
+                "no reply format reads calls as this template writes them, so they would be text; choose reply_format="
+                f"{PLAIN!r} if that is meant, or register a format",
+                pair=("call", "tool"),
+                expected=f"one of the formats {', '.join(name for name in FORMATS if name not in NO_CALLS)}",
+                rendered=self._probe.rendered,
+            )
+
+    # The whole conversation.
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = False,
+        history: Literal["template", "keep"] = "template",
+    ) -> Rendered:
+        """Render a whole conversation, as the template does or by joining replies and deltas; see `Renderer`.
+
+        To tell where each message starts, the template renders the conversation up to each of them.
+        """
+        if not messages:
+            raise RenderError("there is no message to render")
+        if history not in ("template", "keep"):
+            raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
+        out = self.emission()
+        if history == "keep":
+            self._emit_kept(out, messages, tools, generation_prompt)
+        else:
+            self.emit_conversation(out, messages, tools=tools)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages))
+        return Rendered(out)
+
+    def emission(self) -> TemplateEmission:
+        """An empty emission for this renderer."""
+        out = TemplateEmission(self._encoder)
+        out.asks = self.generation_prompt
+        return out
+
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Write a whole conversation, as the template does.
+
+        Raises:
+            TemplateUnsupported: If a part is asked for: a template says nothing of single messages. Or if a message has
+                a text in it that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        if first or stop not in (None, len(messages)):
+            raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+        shown, schemas = [self._turns.hide(message) for message in messages], self._turns.hide_tools(tools)
+        self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
+        text = self._script.text(shown, schemas)
+        asked = self._script.text(shown, schemas, generation_prompt=True)
+        length = self._mask.shared(text, asked)
+        if isinstance(out, TemplateEmission):
+            out.asks = asked[length:]
+        text = text if shown[-1].role == "assistant" else text[:length]
+        found = [0, *(self._start(shown, schemas, index, text) for index in range(1, len(shown))), len(text)]
+        for index, (message, (start, end)) in enumerate(zip(shown, pairwise(accumulate(found, max)), strict=True)):
+            out.begin(index, message.role)
+            self._write_message(out, text[start:end], message, index)
+
+    def _start(self, shown: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
+        """Where in the text of a conversation message `index` begins: where it differs without it."""
+        try:
+            return self._mask.shared(text, self._script.text(shown[:index], tools))
+        except TemplateFailed:
+            return 0
+
+    def _write_message(self, out: Emission, text: str, message: Message, index: int) -> None:
+        """Write a message of a rendered conversation."""
+        if message.role != "assistant":
+            self._writer.write_beside(out, text, message.content.strip())
+            return
+        start = next((len(o) for o in (self.generation_prompt, self.opening) if o and text.startswith(o)), 0)
+        ends = [at + len(name) for name, at in self._mask.controls(text) if name in self._ends_in_history]
+        end = max(start, ends[-1]) if ends else len(text)
+        self._writer.write(out, text[:start])
+        out.attribute(index, "assistant", is_sampled=True)
+        self._writer.write(out, text[start:end], is_scaffold=False)
+        out.attribute(index, "assistant")
+        self._writer.write(out, text[end:])
+
+    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+        """Write what asks for the reply that will be message `index`; a prefill with reasoning has its own block."""
+        out.begin(index, "assistant")
+        asks = out.asks if isinstance(out, TemplateEmission) else self.generation_prompt
+        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
+        self._writer.write(out, asks.split(THINK)[0] if has_block and self._asks_with_closed_block else asks)
+
+    def _emit_kept(
+        self, out: TemplateEmission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
+    ) -> None:
+        replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
+        bounds = [*replies, len(messages)]
+        self.emit_conversation(out, messages[: bounds[0]], tools=tools)
+        for reply, following in pairwise(bounds):
+            self.emit_generation_prompt(out, reply, messages[reply])
+            out.attribute(reply, "assistant", is_sampled=True)
+            stop = self._emit_said(out, messages[reply])
+            answers = messages[reply + 1 : following]
+            if answers or following < len(messages) or generation_prompt:
+                tail, contents = self._turns.tail(messages[:reply], messages[reply], answers, tools)
+                self._writer.write(out, stop.sampled[0] if stop.written else tail.stop)
+                self._emit_tail(out, tail, contents, answers, reply + 1)
+            elif stop.written:
+                self._writer.write(out, stop.sampled[0])
+
+    # What follows a reply.
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+    ) -> Rendered:
+        """See `Renderer.extension`.
+
+        Of `history` the first message (the system's) and the last two are read; all, if `validate` is `"always"`.
+
+        Raises:
+            TemplateUnsupported: If what follows is not known. No token was handed out then.
+        """
+        spoken = history[-1] if history else self.parse(reply)
+        out = self.emission()
+        if not messages and not generation_prompt:
+            self._writer.write(out, self._end(reply, self._stop_of(spoken)))
+            return Rendered(out)
+        before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
+        tail, contents = self._turns.tail(before, spoken, messages, tools)
+        self._writer.write(out, self._end(reply, tail.stop))
+        self._emit_tail(out, tail, contents, messages, 1)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages) + 1, prefill)
+        rendered = Rendered(out)
+        if self.validate == "always" and history:
+            turn = HandedOut(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
+            self.check_episode([*history, *messages], [turn], tools)
+        return rendered
+
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
+        """The scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
+        spoken = self.parse(reply)
+        opener = self._turns.opener(spoken, following) if following is not None else None
+        return self._end(reply, opener or self._stop_of(spoken))
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Whether the reply ended its turn itself."""
+        return len(reply) > 0 and int(reply[-1]) in self.stop_token_ids
+
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
+        """1 if the model sampled the opener of another message than comes next (GLM), else 0."""
+        openers = {n for s in (self._text_stop, self._call_stop) if s and not s.written for n in s.sampled}
+        if not openers or not messages or not self.is_closed(reply):
+            return 0
+        sampled = self.tokenizer.decode(reply[-1:])
+        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in openers else None
+        return int(opener is not None and opener != sampled)
+
+    def _stop_of(self, reply: Message) -> str:
+        """What the template writes at the end of a turn; nothing if that is the next message's opener."""
+        stop = self._call_stop if reply.tool_calls and self._call_stop else self._text_stop
+        return stop.written
+
+    def _end(self, reply: TokenIds, stop: str) -> str:
+        """What a reply lacks of its end, which the template writes as `stop`."""
+        if len(reply):
+            name = self.tokenizer.decode(reply[-1:])
+            ends = {stop, *(n for s in (self._text_stop, self._call_stop) if s and s.written for n in s.sampled)}
+            if name in ends and int(reply[-1]) in self.stop_token_ids:
+                return ""
+        return self._close_open_block(reply) + stop
+
+    def _emit_tail(
+        self, out: TemplateEmission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
+    ) -> None:
+        """Write what stands behind a turn; what it asks with is left to `emit_generation_prompt`."""
+        bounds = [*tail.starts, len(tail.text)]
+        for index, message in enumerate(messages):
+            out.begin(first + index, message.role)
+            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents)
+        out.asks = tail.text[bounds[len(messages)] :]
+
+    # Validating.
+
+    def check_episode(
+        self, messages: Sequence[Message], turns: Sequence[HandedOut], tools: Sequence[ToolSchema]
+    ) -> None:
+        """Compare what was handed out with one rendering of the whole conversation, unless `validate` is `"off"`.
+
+        Raises:
+            TemplateUnsupported: If something was handed out that the template would not have written.
+        """
+        if not turns or self.validate == "off":
+            return
+        shown = [self._turns.hide(message) for message in addressed(messages)]
+        said = [Said(turn.reply, self.tokenizer.decode(turn.tokens), turn.generation_prompt) for turn in turns]
+        self._validation.episode(shown, said, self._turns.hide_tools(tools))
+
+    @cached_property
+    def _validation(self) -> Validation:
+        def written(text: str) -> str:
+            out = self.emission()
+            self._writer.write(out, text, is_scaffold=False)
+            return out.text()
+
+        stops = (self._text_stop, self._call_stop or self._text_stop)
+        return Validation(self._script, written, stops, (self.generation_prompt, self.opening))
+
+    # One reply.
+
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """Write what an assistant would sample: what the template puts behind the generation prompt, up to the stop.
+
+        Raises:
+            TemplateUnsupported: If the template does not write the reply's text or its calls.
+        """
+        self._writer.write(out, self._emit_said(out, message).sampled[0])
+
+    def _emit_said(self, out: Emission, message: Message) -> Stop:
+        """Write a reply but for its end."""
+        shown = self._turns.hide(message)
+        content = {"content": slot(0)} if message.content else {}
+        reasoning = {"reasoning": slot(1)} if message.reasoning else {}
+        (shown,) = addressed([shown.model_copy(update={**content, **reasoning})])
+        opens_block = message.reasoning is not None and self._asks_with_closed_block
+        text, stop = self._probe.body(shown, self.opening if opens_block else None)
+        if message.content and slot(0) not in text:
+            raise TemplateUnsupported("the text of a reply is not rendered beside its calls", rendered=text)
+        closing = self._open_at_start
+        if message.reasoning is None and not text.lstrip().startswith(closing.strip()):
+            self._writer.write(out, closing)
+        self._writer.fill(out, text, {slot(0): message.content, slot(1): message.reasoning or ""}, is_scaffold=False)
+        return stop
+
+    def reply(self, message: Message) -> "NDArray[np.int32]":
+        """See `Renderer.reply`; where the prompt holds an empty think block, there is no other."""
+        has_none = self._asks_with_closed_block and message.reasoning is not None
+        return super().reply(message.model_copy(update={"reasoning": None}) if has_none else message)
+
+    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        """See `Renderer.prefill`.
+
+        Raises:
+            RenderError: If a reply cannot begin like that: with reasoning where the template has none, or with text
+                where the generation prompt has opened a block of reasoning.
+        """
+        if isinstance(start, Message):
+            has_block = THINK in self._probe.blocks
+            if start.reasoning is not None and not has_block:
+                raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
+            if start.reasoning is None and self._open_at_start:
+                raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
+        return super().prefill(start)
+
+    @cached_property
+    def _asks_with_closed_block(self) -> bool:
+        """Whether the generation prompt holds a whole think block, an empty one."""
+        asks = self.generation_prompt
+        return bool(self.blocks) and THINK in asks and "</think>" in asks.split(THINK)[1]
+
+    @cached_property
+    def _ends_in_history(self) -> set[str]:
+        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
+        return {name for stop in stops for name in (stop.written, *stop.sampled)}
+
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+        """Read a reply by its format, or as the tokenizer's own response template says; see `Renderer.parse`."""
+        started = self.behind_opening(prompt_tail)
+        begun = self.split(started).segments if len(started) else []
+        sampled = self.split(tokens)
+        if self._own_reader is not None:
+            return self._own_reader.read(self.opening, [*begun, *sampled.segments], sampled, self.stop_tokens)
+        return self._format.read([*begun, *sampled.segments], sampled)
+
+    # What a template does not say.
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Measured by one rendering of the whole conversation: whose reasoning is shown; see `Renderer.visible`.
+
+        Raises:
+            TemplateFailed: If the template refuses the conversation.
+        """
+        marks = {
+            index: f"{REASONING}{index}e"
+            for index, message in enumerate(messages)
+            if index >= settled and message.reasoning is not None
+        }
+        if not marks:
+            return list(messages[settled:])
+        marked = [
+            self._turns.hide(m).model_copy(update={"reasoning": marks[i]}) if i in marks else self._turns.hide(m)
+            for i, m in enumerate(addressed(messages))
+        ]
+        text = self._script.text(marked, ())
+        return [
+            message.model_copy(update={"reasoning": None}) if index in marks and marks[index] not in text else message
+            for index, message in enumerate(messages[settled:], start=settled)
+        ]
+
+    def settles(self, message: Message) -> bool:
+        """Not known, so False."""
+        return False
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """See `emit_conversation`."""
+        raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """See `emit_conversation`."""
+        raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+
+
+def _source(tokenizer: Tokenizer, template: str | None) -> ChatTemplateSource:
+    """The tokenizer's template, or the one that was given, with what else the tokenizer's files say."""
+    found = tokenizer.chat_template
+    if found is None and template is None:
+        raise TokenizerError(
+            f"the tokenizer {tokenizer.name!r} has no chat template: give a folder that has one, a tokenizer of "
+            "transformers, or the template's text as template="
+        )
+    found = found or ChatTemplateSource("")
+    return found if template is None else replace(found, text=template)

@@ -1,0 +1,92 @@
+"""Reads a reply as the tokenizer's own files say: with the response templates of transformers, where it has them.
+
+A response template is data: for each field of a message where it opens and closes, and how its text is read. See
+`transformers.PreTrainedTokenizerBase.parse_response`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from envsdk.errors import ConfigError
+from envsdk.messages import Message, ToolCall
+from envsdk.renderer import NOT_ENDED, Segment, SplitReply
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+class ResponseTemplate:
+    """Reads replies as a response template says.
+
+    Args:
+        template: The template (of transformers 5.13 and later), or the schema that earlier versions read.
+
+    Raises:
+        ConfigError: If it is not valid, or the version of transformers at hand does not read it.
+    """
+
+    def __init__(self, template: Mapping[str, Any]) -> None:
+        self._parse = _parser(dict(template))
+
+    def read(self, opening: str, segments: Iterable[Segment], sampled: SplitReply, stops: Sequence[str]) -> Message:
+        """Read a reply. What cannot be read is content, with an error.
+
+        Args:
+            opening: What stands before it.
+            segments: What the prompt began and what was sampled.
+            sampled: What was sampled; it says how it ended.
+            stops: The tokens that end a reply; the first stands for any.
+        """
+        text = "".join(segment.control + segment.text for segment in segments)
+        errors = [f"there is text after the end of the turn: {sampled.overrun[:40]!r}"] if sampled.overrun else []
+        errors += [] if sampled.is_ended else [NOT_ENDED]
+        try:
+            found = self._parse(text + stops[0] if sampled.is_ended else text, opening)
+            return _message(found, errors)
+        except Exception as error:  # a template's regular expressions and JSON: whatever fails, the reply is its text
+            why = f"the reply does not fit the response template: {type(error).__name__}: {error!s:.200}"
+            return Message(role="assistant", content=text, errors=(why, *errors))
+
+
+def _parser(template: Mapping[str, Any]) -> Callable[[str, str], Mapping[str, Any]]:
+    is_schema = "fields" not in template
+    try:
+        if is_schema:
+            recursive_parse: Any = import_module("transformers.utils.chat_parsing_utils").recursive_parse
+            return lambda text, opening: recursive_parse(text, template)
+        parsing = import_module("transformers.utils.chat_parsing")
+        compiled = import_module("transformers.utils.chat_parsing.response_templates").load_response_template(template)
+    except ImportError as error:
+        raise ConfigError(
+            f"the tokenizer's response {'schema' if is_schema else 'template'} needs transformers "
+            f"{'before' if is_schema else 'from'} 5.13: {error}. Take that, or give reply_format="
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"the response template is not valid: {error}") from error
+    return lambda text, opening: parsing.parse_response(text, compiled, prefix=opening)
+
+
+def _message(found: Mapping[str, Any], errors: Sequence[str]) -> Message:
+    reasoning = next((found[name] for name in _REASONING if isinstance(found.get(name), str)), None)
+    content: Any = found.get("content") or ""
+    given: Any = found.get("tool_calls") or []
+    calls = [_call(item) for item in (cast("list[Any]", given) if isinstance(given, list) else [given])]
+    broken = [call.error for call in calls if call.error]
+    if not isinstance(content, str):
+        raise TypeError(f"its content is a {type(content).__name__}")
+    return Message(
+        role="assistant",
+        content=content,
+        reasoning=reasoning,
+        tool_calls=tuple(calls),
+        errors=(*broken, *errors),
+    )
+
+
+def _call(item: Any) -> ToolCall:
+    try:
+        return ToolCall.from_openai(item)
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:
+        return ToolCall(name="", arguments=str(item), error=f"a tool call cannot be read: {error!s:.200}")

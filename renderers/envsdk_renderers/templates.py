@@ -1,0 +1,264 @@
+"""Chat templates as Hugging Face models ship them: where they are found, and how they are run.
+
+A template is somebody else's code. It runs in a sandbox of our own that renders as `transformers.apply_chat_template`
+does, but reads no clock: `strftime_now` tells a fixed date. Knows nothing about tokens.
+"""
+
+import datetime
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import jinja2.nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from envsdk.errors import ConfigError, RenderError
+from envsdk.messages import Message, ToolCall, ToolSchema
+
+FIXED_DATE = "2025-01-01"
+"""The date that `strftime_now` tells if no other is given."""
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+class TemplateFailed(RenderError):
+    """A chat template raised an error: it refuses the conversation, or cannot read its form."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """In which of the usual forms a template reads a conversation."""
+
+    content: Literal["text", "parts"] = "text"
+    """Whether content is a string or a list of typed parts."""
+    arguments: Literal["dict", "text"] = "dict"
+    """Whether a call's arguments are a dict or its JSON."""
+    call_content: Literal["empty", "none", "absent"] = "empty"
+    """What the content of a message is that only calls tools."""
+    no_tools: Literal["none", "empty"] = "none"
+    """What an episode without tools passes as its tools."""
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages as the template reads them."""
+        return [self._message(message) for message in messages]
+
+    def tools(self, tools: Sequence[ToolSchema]) -> list[Any] | None:
+        """The tools as the template reads them."""
+        return [dict(tool) for tool in tools] if tools or self.no_tools == "empty" else None
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        content: Any = message.content
+        is_dropped = bool(message.tool_calls) and not content
+        if is_dropped and self.call_content == "none":
+            content = None
+        elif self.content == "parts":
+            content = [{"type": "text", "text": content}]
+        read: dict[str, Any] = {"role": message.role, "content": content}
+        if is_dropped and self.call_content == "absent":
+            del read["content"]
+        if message.reasoning is not None:  # under all names, as transformers does
+            read |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+        if message.tool_calls:
+            read["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        names = {"tool_call_id": message.tool_call_id, "name": message.name}
+        return read | {name: value for name, value in names.items() if value is not None}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if self.arguments == "text" and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        read: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        return read if call.id is None else {"id": call.id, **read}
+
+
+class ChatTemplate:
+    """A chat template, compiled.
+
+    Args:
+        text: The Jinja text.
+        date: The date that `strftime_now` tells, as `YYYY-MM-DD`.
+        special_tokens: What `bos_token`, `eos_token` and so on stand for in it.
+
+    Raises:
+        ConfigError: If the text is no Jinja template, or the date no date.
+    """
+
+    def __init__(self, text: str, *, date: str = FIXED_DATE, special_tokens: Mapping[str, str] | None = None) -> None:
+        try:
+            self._now = datetime.datetime.fromisoformat(date)
+        except (TypeError, ValueError):
+            raise ConfigError(f"date is {date!r}; expected a date such as {FIXED_DATE!r}") from None
+        self.text = text
+        self.date = date
+        self._special_tokens = dict(special_tokens or {})
+        self._environment = _environment()
+        self._environment.globals["strftime_now"] = self._now.strftime  # pyright: ignore[reportArgumentType]
+        try:
+            self._compiled = self._environment.from_string(text)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template is no Jinja template: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        generation_prompt: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation as `apply_chat_template(tokenize=False)` does, but for the clock.
+
+        Raises:
+            TemplateFailed: With what the template says.
+        """
+        values: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
+        values |= {"add_generation_prompt": generation_prompt, **self._special_tokens, **(arguments or {})}
+        try:
+            return self._compiled.render(**values)
+        except Exception as error:  # somebody else's code: whatever it raises is its refusal
+            raise TemplateFailed(f"the chat template refuses: {type(error).__name__}: {error}") from error
+
+    @cached_property
+    def literals(self) -> tuple[str, ...]:
+        """The strings that the template holds in its code, and might compare content with."""
+        tree = self._environment.parse(self.text)
+        found = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+        return tuple(sorted(text for text in found if text.strip()))
+
+
+class Mask:
+    """Hides the names of control tokens in content from the template, and from whoever cuts what it renders.
+
+    The first character of each name becomes one of a private-use plane; `restore` puts it back.
+
+    Args:
+        names: The names of the control tokens.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        ordered = sorted(filter(None, names), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, ordered)) or "(?!)"
+        self._longest = len(ordered[0]) if ordered else 0
+        self._name = re.compile(f"(?=(?:{pattern}))(.)", re.DOTALL)
+        self._cut = re.compile(f"({pattern})")
+        firsts = sorted({name[0] for name in ordered})
+        self._hidden = {first: chr(_PRIVATE_USE[index]) for index, first in enumerate(firsts)}
+        self._escape = chr(_PRIVATE_USE[-1])  # stands before a character of ours that content has itself
+        ours = "".join([*self._hidden.values(), self._escape])
+        self._ours = re.compile(f"[{ours}]")
+        shown = {hidden: first for first, hidden in self._hidden.items()}
+        self._restore = re.compile(f"{self._escape}([{ours}])|([{ours}])", re.DOTALL)
+        self._shown = shown
+
+    def hide(self, text: str) -> str:
+        """The text without names of control tokens."""
+        if text.isascii() and not any(first in text for first in self._hidden):
+            return text
+        escaped = self._ours.sub(lambda match: self._escape + match[0], text)
+        return self._name.sub(lambda match: self._hidden[match[1]], escaped)
+
+    def restore(self, text: str) -> str:
+        """What was hidden is there again."""
+        if text.isascii():
+            return text
+        return self._restore.sub(lambda match: match[1] or self._shown.get(match[2], match[2]), text)
+
+    def hide_message(self, message: Message) -> Message:
+        """The message with all its texts hidden; itself if there is nothing to hide."""
+        calls = tuple(
+            call.model_copy(update={"name": self.hide(call.name), "arguments": self.hide_all(call.arguments)})
+            for call in message.tool_calls
+        )
+        texts = {"content": message.content, "reasoning": message.reasoning, "name": message.name}
+        changed: dict[str, Any] = {k: self.hide(v) for k, v in texts.items() if v and self.hide(v) != v}
+        if calls != message.tool_calls:
+            changed["tool_calls"] = calls
+        return message.model_copy(update=changed) if changed else message
+
+    def hide_all(self, value: Any) -> Any:
+        """A value of JSON with all its strings hidden."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, Any]", value).items()
+            return {self.hide(key): self.hide_all(item) for key, item in items}
+        return [self.hide_all(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+    def parts(self, text: str) -> Iterator[tuple[str, bool]]:
+        """A rendered text cut at its control tokens: each part, and whether it is one."""
+        for index, part in enumerate(self._cut.split(text)):
+            if part:
+                yield part, index % 2 == 1
+
+    def shared(self, first: str, second: str) -> int:
+        """How many characters two texts have in common at their start, with no control token cut."""
+        length = shared_start([first, second])
+        for text in (first, second):
+            near = max(0, length - self._longest)
+            for match in self._cut.finditer(text, near, length + self._longest):
+                if match.start() < length < match.end():
+                    length = match.start()
+        return length
+
+    def controls(self, text: str) -> list[tuple[str, int]]:
+        """The control tokens of a rendered text and where they begin."""
+        return [(match[1], match.start()) for match in self._cut.finditer(text)]
+
+
+def shared_start(texts: Sequence[str]) -> int:
+    """How many characters all texts have in common at their start."""
+    first, *others = texts
+    length = min(map(len, texts))
+    for other in others:
+        if not other.startswith(first[:length]):
+            length = bisect_left(range(length), True, key=lambda end: not other.startswith(first[: end + 1]))
+    return length
+
+
+class _Generation(Extension):
+    """The `generation` tag, which marks what a model said; it renders as what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [jinja2.nodes.Scope(body)]
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Remembers which attributes are safe, which depends on the object's type and takes half the time to find out."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        key = (cast("type[Any]", type(obj)), attr)
+        is_safe = self._safe.get(key)
+        if is_safe is None:
+            is_safe = self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return is_safe
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = _Sandbox()
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception  # pyright: ignore[reportArgumentType]
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML; templates want plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

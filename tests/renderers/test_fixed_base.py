@@ -1,0 +1,374 @@
+"""The renderer of any chat template: against Qwen3's own, and against every template at hand."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import real_models
+from conversations import random_conversation as random_qwen3_conversation
+from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported, Verdict
+from envsdk_renderers.template_probe import FOLLOWING, PREVIOUS
+from envsdk_renderers.templates import ChatTemplate, Mask, TemplateFailed
+from template_conversations import (
+    TOOLS,
+    fixed_base,
+    handed_out,
+    qwen3,
+    random_conversation,
+    said,
+    templates,
+    turns_of,
+    user,
+)
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from envsdk import Message, ToolCall, get_renderer
+from envsdk.errors import ConfigError, RenderError
+from envsdk.renderer import HandedOut
+from envsdk.testing import check_renderer
+
+CONVERSATIONS = 48
+VERDICTS = Path(__file__).parent / "fixed_base_verdicts.json"
+DOCUMENT = real_models.CHECKOUT / "docs" / "templates.md"
+BEGIN = "<!-- What follows is generated. -->"
+MARK = "Qzmarkzq"
+
+
+# The sandbox.
+
+
+@pytest.mark.parametrize("name", templates())
+def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
+    if "strftime_now" in templates()[name]:
+        pytest.skip("transformers tells this template the time")
+    tokens = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    own = ChatTemplate(templates()[name], special_tokens=tokens)
+    dialect = fixed_base(name)._script.dialect
+    rng = Random(3)
+    for index in range(8):
+        messages = random_conversation(rng, calls=index % 2 == 1, reasoning=True, system=True)
+        shown, tools = dialect.messages(messages), list(TOOLS) if index % 2 else None
+        options: Any = {"tools": tools, "add_generation_prompt": index % 3 == 0, **tokens}
+        try:
+            expected = render_jinja_template([shown], chat_template=templates()[name], **options)[0][0]
+        except Exception:  # the template's refusal; ours is then one, too
+            with pytest.raises(TemplateFailed):
+                own.render(shown, tools=tools, generation_prompt=index % 3 == 0)
+        else:
+            assert own.render(shown, tools=tools, generation_prompt=index % 3 == 0) == expected
+
+
+def test_a_template_that_asks_for_the_date_gets_the_one_it_was_given() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", date="2024-07-26")
+    assert template.render([]) == "26 Jul 2024"
+    with pytest.raises(ConfigError, match="date is 'today'"):
+        ChatTemplate("", date="today")
+
+
+def test_a_text_that_is_no_template_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no Jinja template"):
+        ChatTemplate("{% if %}")
+
+
+def test_hidden_control_tokens_come_back() -> None:
+    mask = Mask(["<|im_end|>", "<|im_start|>", "</s>", "[INST]"])
+    for text in ("a<|im_end|>", "<<|im_end|>>", "</s>[INST]", "\U000f0000<|im_end|>\U000f0001", "<|im_<|im_end|>end|>"):
+        hidden = mask.hide(text)
+        assert not mask.controls(hidden)
+        assert mask.restore(hidden) == text
+
+
+# Qwen3's own renderer as the oracle.
+
+
+def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[Any]]]:
+    """Random conversations in which something follows a reply; system texts and tools are of a few, as in tasks."""
+    rng = Random(seed)
+    drawn = [random_qwen3_conversation(rng) for _ in range(8)]
+    while count:
+        conversation, _ = random_qwen3_conversation(rng)
+        like, tools = rng.choice(drawn)
+        if conversation[0]["role"] == "system":
+            conversation[0] = like[0] if like[0]["role"] == "system" else {"role": "system", "content": "Be brief."}
+        messages = [Message.from_openai(message) for message in conversation]
+        if turns_of(messages):
+            count -= 1
+            yield messages, tools or []
+
+
+def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer() -> None:
+    measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
+    rng, compared = Random(5), Counter[str]()
+    for messages, tools in qwen3_episodes(5, 500):
+        for at, end in turns_of(messages):
+            reply = family.reply(messages[at])
+            cut = reply[: rng.randint(0, len(reply))]
+            for tokens in (reply, cut):
+                given: Any = {"history": messages[: at + 1], "generation_prompt": rng.random() < 0.8}
+                expected = family.extension(tokens, messages[at + 1 : end], **given)
+                delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
+                assert delta.tokens.tolist() == expected.tokens.tolist()
+            compared[messages[at + 1].role] += 1
+    assert compared["user"] > 80 < compared["tool"]
+
+
+def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer() -> None:
+    family = get_renderer("qwen3", real_models.qwen3_folder())
+    rng = Random(6)
+    for _ in range(150):
+        conversation, tools = random_qwen3_conversation(rng)
+        messages = [Message.from_openai(message) for message in conversation]
+        options: Any = {"tools": tools or (), "generation_prompt": rng.random() < 0.5}
+        rendered, expected = qwen3().render(messages, **options), family.render(messages, **options)
+        assert rendered.tokens.tolist() == expected.tokens.tolist()
+        assert len(rendered.starts) == len(messages) + options["generation_prompt"]
+        assert rendered.starts[0] == 0
+        assert [shown.reasoning or None for shown in qwen3().visible(messages)] == [
+            shown.reasoning or None for shown in family.visible(messages)
+        ]
+
+
+def test_on_qwen3_prompt_reply_and_delta_are_the_next_prompt() -> None:
+    for messages, tools in qwen3_episodes(7, 40):
+        at, end = turns_of(messages)[0]
+        if not at or any(message.role == "assistant" for message in messages[:at]):
+            continue
+        prompt = qwen3().render(messages[:at], tools=tools, generation_prompt=True).tokens
+        reply = qwen3().reply(messages[at])
+        delta = qwen3().extension(reply, messages[at + 1 : end], history=messages[: at + 1], tools=tools)
+        kept = qwen3().render(messages[:end], tools=tools, generation_prompt=True, history="keep")
+        decode = qwen3().tokenizer.decode  # text next to text may be one token in what is rendered as a whole
+        assert decode(np.concatenate([prompt, reply, delta.tokens])) == decode(kept.tokens)
+        assert len(kept.starts) == end + 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "qwen3_thinking_2507", "glm4moe", "llama3_1", "qwen3_8", "phi3"])
+def test_it_conforms(name: str) -> None:
+    if name not in templates():
+        pytest.skip("the template is in shared/ only")
+    report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=40)
+    # The tokenizer's own template is another one, but for qwen3.
+    assert [f for f in report.failed if name == "qwen3" or not f.name.startswith("as the template")] == []
+
+
+# Every template.
+
+
+def kinds(messages: list[Message], at: int, answers: list[Message]) -> tuple[set[Any], Any]:
+    """What the verdicts call this reply and what follows it; a reply may be several things at once."""
+    reply = messages[at]
+    is_after_tool = at > 0 and messages[at - 1].role == "tool"
+    calls = ("text", "call", "two calls")[len(reply.tool_calls)]
+    previous = {calls, *(["reasoned"] if reply.reasoning else []), *(["tool"] if is_after_tool else [])}
+    tools = sum(message.role == "tool" for message in answers)
+    is_mixed = 0 < tools < len(answers)
+    return previous, "tool then user" if is_mixed else ("user", "tool", "tools")[tools]
+
+
+def delta_text(renderer: FixedBase, messages: list[Message], at: int, answers: list[Message], tools: Any) -> str:
+    stop = renderer._call_stop if messages[at].tool_calls and renderer._call_stop else renderer._text_stop
+    ended = [renderer.tokenizer.token_id(stop.sampled[0])]
+    context: Any = {"history": messages[: at + 1], "tools": tools}
+    return renderer.tokenizer.decode(renderer.extension(ended, answers, **context).tokens)
+
+
+def marked(message: Message) -> Message:
+    if not message.tool_calls:
+        return message.model_copy(update={"content": message.content + MARK})
+    *calls, last = message.tool_calls
+    assert isinstance(last.arguments, dict)
+    last = last.model_copy(update={"arguments": {**last.arguments, "zz": MARK}})
+    return message.model_copy(update={"tool_calls": (*calls, last)})
+
+
+@pytest.mark.parametrize("name", templates())
+def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
+    renderer, checked = fixed_base(name), Counter[str]()
+    rng = Random(name)
+    for index in range(CONVERSATIONS):
+        tools = TOOLS if index % 2 else ()
+        status = {(v.previous, v.following): v.status for v in verdicts_of(name, bool(tools))}
+        messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
+        for at, end in turns_of(messages):
+            answers = messages[at + 1 : end]
+            try:
+                prompt = renderer._script.text(messages[:at], tools, generation_prompt=True)
+                shown = [*messages[:at], marked(messages[at]), *answers]
+                whole = renderer._script.text(shown, tools, generation_prompt=True)
+            except TemplateFailed:
+                break
+            previous, following = kinds(messages, at, answers)
+            judged = {status[kind, following] for kind in previous}
+            try:
+                delta = delta_text(renderer, messages, at, answers, tools)
+            except TemplateUnsupported:
+                beside = bool(messages[at].tool_calls and messages[at].content)
+                assert beside or judged & {"refused", "not possible"}
+                checked["refused"] += 1
+                continue
+            behind = whole[whole.rindex(MARK) + len(MARK) :]
+            assert behind.endswith(delta)
+            closing = behind.removesuffix(delta)
+            assert any(closing.endswith(stop) for stop in (*renderer.stop_tokens, "<|end|>"))
+            if judged == {"exact"} and not (messages[at].tool_calls and messages[at].content):
+                assert whole.startswith(prompt)
+            checked["right"] += 1
+    assert checked["right"] >= 20
+
+
+@cache
+def verdicts_of(name: str, has_tools: bool) -> list[Verdict]:
+    return fixed_base(name).verdicts(TOOLS if has_tools else ())
+
+
+# The table of verdicts. `ENVSDK_WRITE_VERDICTS=1 pytest tests/renderers/test_fixed_base.py -k verdicts` writes it.
+
+
+LETTERS = {"exact": "=", "keeps": "k", "refused": "r", "not possible": "."}
+
+
+def table_of(name: str) -> dict[str, dict[str, Any]]:
+    """A letter for each pair, in the order of `FOLLOWING`, and each reason with the pairs that it is about."""
+    found = {"without tools": verdicts_of(name, False), "with tools": verdicts_of(name, True)}
+    table = {
+        key: {kind: "".join(LETTERS[v.status] for v in verdicts if v.previous == kind) for kind in PREVIOUS}
+        for key, verdicts in found.items()
+    }
+    reasons: dict[str, list[str]] = {}
+    for key, verdicts in found.items():
+        for v in verdicts:
+            if v.detail:
+                reasons.setdefault(v.detail[:300], []).append(f"{v.previous} -> {v.following} {key}")
+    return {**table, "reasons": {reason: ", ".join(pairs) for reason, pairs in reasons.items()}}
+
+
+def as_json(table: Any) -> str:
+    return json.dumps(table, ensure_ascii=False, indent=1) + "\n"
+
+
+@cache
+def tables() -> dict[str, Any]:
+    return {name: table_of(name) for name in sorted(templates())}
+
+
+def test_the_verdicts_are_those_that_are_written_down() -> None:
+    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
+        VERDICTS.write_text(as_json(tables()), encoding="utf-8")
+    stored = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    assert set(tables()) <= set(stored)
+    for name, table in tables().items():
+        assert table == stored[name], name
+    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
+        before = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[0]
+        DOCUMENT.write_text(f"{before}{BEGIN}\n\n{summary(stored)}", encoding="utf-8")
+    assert DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[2].strip() == summary(stored).strip()
+
+
+def summary(stored: dict[str, Any]) -> str:
+    """The table for readers."""
+    lines = [
+        f"Of {len(stored)} templates, deltas can be relied on (`exact` or `keeps`), where the turn is possible, for",
+        "",
+        *(f"- {what}: {good} of {possible} ({good / possible:.0%})" for what, good, possible in shares(stored)),
+        "",
+        "| template | " + " | ".join(PREVIOUS) + " |",
+        "|---" * (len(PREVIOUS) + 1) + "|",
+    ]
+    for name, table in stored.items():
+        cells = [f"`{table['without tools'][kind]} {table['with tools'][kind]}`" for kind in PREVIOUS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def shares(stored: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """For the turns that matter, how many templates are usable, and for how many the turn is possible."""
+    user_turn, tool_turn = FOLLOWING.index("user"), FOLLOWING.index("tool")
+    letters = {
+        "a user after text": [table["without tools"]["text"][user_turn] for table in stored.values()],
+        "a user after text, with tools": [table["with tools"]["text"][user_turn] for table in stored.values()],
+        "a tool after a call": [table["with tools"]["call"][tool_turn] for table in stored.values()],
+    }
+    return [(what, sum(x in "=k" for x in given), sum(x != "." for x in given)) for what, given in letters.items()]
+
+
+def test_most_templates_can_be_used() -> None:
+    (_, user_turns, users), _, (_, tool_turns, tools) = shares(tables())
+    assert user_turns >= 0.95 * users >= 40
+    assert tool_turns >= 0.85 * tools >= 20
+
+
+# The end of an episode.
+
+
+@pytest.mark.parametrize("name", templates())
+def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
+    renderer, rng, checked = fixed_base(name), Random(name), 0
+    for index in range(12):
+        tools = TOOLS if index % 2 else ()
+        messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
+        asks = index % 3 == 1
+        try:
+            expected = renderer._script.text(messages, tools, generation_prompt=asks)
+            if messages[-1].role != "assistant" and not asks:  # some write what comes next, whoever speaks
+                expected = renderer._script.text(messages, tools, generation_prompt=True)
+            rendered = renderer.render(messages, tools=tools, generation_prompt=asks)
+        except RenderError:
+            continue
+        text = renderer.tokenizer.decode(rendered.tokens)
+        assert text == renderer.tokenizer.normalize(expected) if asks else expected.startswith(text)
+        assert len(rendered.starts) == len(messages) + asks
+        assert rendered.starts == sorted(rendered.starts)
+        checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("name", templates())
+def test_what_was_handed_out_rightly_is_not_complained_about(name: str) -> None:
+    renderer, rng, checked = fixed_base(name), Random(name), 0
+    for index in range(16):
+        tools = TOOLS if index % 2 else ()
+        messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
+        messages = [sampled_oddly(message, rng) for message in messages]
+        try:
+            renderer._script.text(messages, tools)
+            turns = handed_out(renderer, messages, tools, rng)
+        except RenderError:
+            continue  # refused, or the template cannot say it
+        renderer.check_episode(messages, turns, tools)
+        checked += len(turns)
+        if turns and renderer._text_stop.written:
+            wrong = [*turns[:-1], turns[-1]._replace(tokens=turns[-1].tokens[1:])]
+            with pytest.raises(TemplateUnsupported):
+                renderer.check_episode(messages, wrong, tools)
+    assert checked >= 8
+
+
+def sampled_oddly(message: Message, rng: Random) -> Message:
+    """As models say it: with an id that is missing, an empty block of reasoning, an argument that is another."""
+    if message.role == "tool" and rng.random() < 0.5:
+        return message.model_copy(update={"tool_call_id": None, "name": None})
+    if message.role != "assistant" or rng.random() < 0.5:
+        return message
+    calls = [call.model_copy(update={"id": None}) for call in message.tool_calls]
+    return message.model_copy(update={"tool_calls": tuple(calls), "reasoning": message.reasoning and ""})
+
+
+def test_arguments_that_are_no_json_are_the_models_own_business() -> None:
+    broken = ToolCall(name="get_weather", arguments='{"city": ', error="no JSON")
+    renderers = [fixed_base(name) for name in ("qwen3", "qwen3_coder", "llama3_1", "glm4moe") if name in templates()]
+    for renderer in renderers:
+        reply = Message(role="assistant", tool_calls=(broken,))
+        messages = [user(), reply, Message(role="tool", content="It is no JSON."), said(), user()]
+        tokens, ended = np.empty(0, dtype=np.int32), renderer.reply(said())
+        turns: list[HandedOut] = []
+        for at, end, sampled in ((1, 3, tokens), (3, 5, ended)):
+            rendered = renderer.extension(sampled, messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
+            turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+        renderer.check_episode(messages, turns, TOOLS)

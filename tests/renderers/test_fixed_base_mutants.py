@@ -1,0 +1,216 @@
+"""What `fixed_base` refuses: templates with one thing wrong, and what only the end of an episode can show."""
+
+from typing import Any, NamedTuple
+
+import pytest
+from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
+from template_conversations import (
+    TOOLS,
+    fixed_base,
+    handed_out,
+    said,
+    user,
+)
+
+from envsdk import load_tokenizer
+from envsdk.errors import ConfigError, TokenizerError, UnknownName
+
+# Mutants: a template with one thing wrong, the verdict that it must get, and what only a whole episode can show.
+
+CHATML = r"""{%- for m in messages %}
+{%- if m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{%- endif %}
+{%- else %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}
+{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson + '}\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
+USERS, TOOLS_TURN = ("text", "user"), ("call", "tool")
+
+
+class Mutant(NamedTuple):
+    """A template, the pair that is judged, and what the judgement must be."""
+
+    template: str
+    pair: tuple[str, str]
+    status: str
+    is_seen: bool = True
+    """Whether probes can see it; else an episode's end must."""
+
+
+def mutate(old: str, new: str) -> str:
+    assert old in CHATML, old
+    return CHATML.replace(old, new)
+
+
+AT_END = "{%- if add_generation_prompt %}"
+HEADER = "{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+MUTANTS = {
+    "nothing": Mutant(CHATML, USERS, "exact"),
+    "another newline behind the fourth message": Mutant(
+        mutate(AT_END, "{%- if messages | length > 3 %}{{ '\\n' }}{%- endif %}" + AT_END), USERS, "refused"
+    ),
+    "the user's header is dropped behind a reply": Mutant(
+        mutate(
+            HEADER,
+            "{%- if loop.index0 > 2 and m.role == 'user' %}{{ m.content }}{%- else %}" + HEADER + "{%- endif %}",
+        ),
+        USERS,
+        "refused",
+    ),
+    "turns are counted": Mutant(mutate("m.role + '\\n'", "m.role ~ loop.index ~ '\\n'"), USERS, "refused"),
+    "turns are counted, but for users": Mutant(
+        mutate("m.role + '\\n'", "m.role ~ (loop.index if m.role == 'assistant' else '') ~ '\\n'"), USERS, "keeps"
+    ),
+    "the length is told at the end": Mutant(
+        mutate(AT_END, AT_END + "{{ '[' ~ (messages | length) ~ ']' }}"), USERS, "refused"
+    ),
+    "replies are shortened in the past": Mutant(
+        mutate(
+            "(m.content or '')",
+            "('' if m.role == 'assistant' and loop.index0 < messages | length - 3 else m.content or '')",
+        ),
+        USERS,
+        "keeps",
+    ),
+    "the first user's text is repeated at the end": Mutant(
+        mutate(AT_END, AT_END + "{{ messages[0].content }}"), USERS, "refused"
+    ),
+    "results are counted": Mutant(
+        mutate("<tool_response>\\n'", "<tool_response>' ~ loop.index ~ '\\n'"), TOOLS_TURN, "refused"
+    ),
+    "a result behind a second call has another tag": Mutant(
+        mutate(
+            "'\\n<tool_response>\\n'",
+            "('\\n<tool_response>\\n' if messages | selectattr('role', 'eq', 'tool') | list | length < 2 else '\\n')",
+        ),
+        TOOLS_TURN,
+        "refused",
+    ),
+    "results are not rendered": Mutant(
+        mutate("' + m.content + '\\n</tool", "' + '\\n</tool"), TOOLS_TURN, "not possible"
+    ),
+    "calls are not rendered": Mutant(mutate("c.function.arguments | tojson", "'{}'"), TOOLS_TURN, "not possible"),
+    "two replies in a row are refused": Mutant(
+        mutate(AT_END, "{%- if messages | length > 9 %}{{ raise_exception('too long') }}{%- endif %}" + AT_END),
+        USERS,
+        "exact",
+        is_seen=False,
+    ),
+    "a trigger word that is put together": Mutant(
+        mutate(
+            AT_END,
+            "{%- for m in messages %}{%- if 'o' ~ 'pen sesame' in m.content %}{{ '!' }}{%- endif %}{%- endfor %}"
+            + AT_END,
+        ),
+        USERS,
+        "exact",
+        is_seen=False,
+    ),
+    "a long text changes the next header": Mutant(
+        mutate(AT_END, "{%- if messages[-1].content | length > 300 %}{{ '\\n' }}{%- endif %}" + AT_END),
+        USERS,
+        "exact",
+        is_seen=False,
+    ),
+    "a counter that begins late": Mutant(
+        mutate(AT_END, "{%- if messages | length > 14 %}{{ messages | length }}{%- endif %}" + AT_END),
+        USERS,
+        "exact",
+        is_seen=False,
+    ),
+}
+
+
+def mutant(name: str) -> FixedBase:
+    return FixedBase(load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_gets_the_verdict_that_it_must_get(name: str) -> None:
+    tools = TOOLS if MUTANTS[name].pair == TOOLS_TURN else ()
+    verdicts = {(v.previous, v.following): v.status for v in mutant(name).verdicts(tools)}
+    assert verdicts[MUTANTS[name].pair] == MUTANTS[name].status
+
+
+@pytest.mark.parametrize("name", [name for name, given in MUTANTS.items() if not given.is_seen])
+def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
+    texts = [user("q"), said("a"), user("open sesame"), said("b")]
+    texts += [user(), said()] * 6 + [user("x " * 200)]
+    renderer = mutant(name)
+    turns = handed_out(renderer, texts)
+    with pytest.raises(TemplateUnsupported, match=r"the template writes something else|too long"):
+        renderer.check_episode(texts, turns, ())
+    unchecked = FixedBase(
+        load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>", validate="off"
+    )
+    unchecked.check_episode(texts, turns, ())
+
+
+def test_validated_always_a_wrong_delta_is_refused_at_its_turn() -> None:
+    template = MUTANTS["a long text changes the next header"].template
+    renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", validate="always")
+    renderer.extension(renderer.reply(said()), [user()], history=[user(), said()])
+    with pytest.raises(TemplateUnsupported, match="the template writes something else"):
+        renderer.extension(renderer.reply(said()), [user("x " * 200)], history=[user(), said()])
+
+
+# What is refused.
+
+
+def test_what_an_environment_needs_is_refused_before_it_begins() -> None:
+    mutant("nothing").check_tools(TOOLS)
+    with pytest.raises(TemplateUnsupported, match="call -> tool: not possible") as caught:
+        mutant("results are not rendered").check_tools(TOOLS)
+    assert (caught.value.previous, caught.value.following) == TOOLS_TURN
+    mutant("results are not rendered").check_tools(())
+    with pytest.raises(TemplateUnsupported, match="what follows depends on what came before") as caught:
+        mutant("turns are counted").check_tools(())
+    assert caught.value.expected
+    assert caught.value.rendered
+    assert caught.value.advice in str(caught.value)
+    with pytest.raises(TemplateUnsupported, match="no reply format reads calls"):
+        fixed_base("gemma4_v5").check_tools(TOOLS)
+    fixed_base("gemma4_v5", reply_format="plain").check_tools(TOOLS)
+
+
+def test_a_refused_turn_hands_out_nothing_and_says_what_to_try() -> None:
+    renderer = mutant("turns are counted")
+    with pytest.raises(
+        TemplateUnsupported, match=r"text -> user: .*expected .* rendered .*Try other template_arguments"
+    ):
+        renderer.extension(renderer.reply(said()), [user()], history=[user(), said()])
+
+
+def test_a_word_that_changes_all_later_turns_is_refused() -> None:
+    template = CHATML.replace(AT_END, "{%- if '/quiet' in messages[0].content %}{{ '(quiet)' }}{%- endif %}" + AT_END)
+    renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>")
+    with pytest.raises(TemplateUnsupported, match="'/quiet'"):
+        renderer.render([user("please /quiet")])
+    with pytest.raises(TemplateUnsupported, match="'/quiet'"):
+        renderer.extension([], [user("/quiet")], history=[user(), said()])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"template": None}, TokenizerError, "no chat template"),
+        ({"template": "{% if %}"}, ConfigError, "no Jinja template"),
+        ({"template": "{{ 1 }}"}, TemplateUnsupported, "renders no user message"),
+        ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, TemplateUnsupported, "no token ends"),
+        ({"validate": "sometimes"}, ConfigError, "validate is 'sometimes'"),
+        ({"reply_format": "hermse"}, UnknownName, "Did you mean 'hermes'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(options: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        FixedBase(load_tokenizer("embedded"), **{"template": CHATML, "stop": "<|im_end|>", **options})
+
+
+def test_the_specification_makes_the_same_renderer_again() -> None:
+    renderer = mutant("nothing")
+    specification = renderer.specification()
+    again = FixedBase(load_tokenizer("embedded"), **{k: v for k, v in specification.items() if k != "name"})
+    assert again.specification() == specification
+    assert again.render([user()]).tokens.tolist() == renderer.render([user()]).tokens.tolist()

@@ -1,0 +1,168 @@
+"""Replies and content with `fixed_base`: cut anywhere, begun by the environment, made of control tokens."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import real_models
+from envsdk_renderers.fixed_base import FixedBase
+from template_conversations import (
+    NAMES,
+    TOOLS,
+    called,
+    fixed_base,
+    qwen3,
+    result,
+    said,
+    templates,
+    user,
+)
+
+from envsdk import Message, ToolCall, get_renderer
+from envsdk.errors import RenderError
+
+
+def cuttable() -> list[str]:
+    return [name for name in ("gptoss", "qwen3", "phi3", "glm4moe", "llama3_1", "deepseekv3") if name in templates()]
+
+
+@pytest.mark.parametrize("name", cuttable())
+def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
+    renderer = fixed_base(name)
+    reply = renderer.reply(said("One, two.", "hm" if renderer.blocks else None))
+    prefills: list[Any] = [None, "So", said("Well")]
+    for prefill in prefills:
+        try:
+            started = np.empty(0, dtype=np.int32) if prefill is None else renderer.prefill(prefill)
+        except RenderError:
+            assert renderer._open_at_start
+            continue
+        prompt = renderer.render([user()], generation_prompt=True).tokens
+        for cut in range(len(reply) + 1):
+            tokens = np.concatenate([started, reply[:cut]])
+            tokens = tokens[: len(tokens) - renderer.rewritten_end(tokens, [user("b")])]
+            rendered = renderer.extension(
+                tokens, [user("b")], history=[user(), renderer.parse(tokens)], prefill=prefill
+            )
+            closing = renderer.emission()
+            closing.scaffold(renderer.closing(tokens, user("b")))
+            assert rendered.tokens[: rendered.starts[0]].tolist() == closing.tokens()[0].tolist()
+            text = renderer.tokenizer.decode(np.concatenate([prompt, tokens, rendered.tokens]))
+            assert text.endswith(renderer.generation_prompt)
+            kept, added = renderer.continuation(tokens, "more")
+            assert kept <= len(tokens)
+            assert renderer.tokenizer.decode(added) == "more"
+
+
+def test_a_reply_cannot_begin_with_reasoning_where_there_is_none() -> None:
+    with pytest.raises(RenderError, match="no think block"):
+        fixed_base("phi3").prefill(said("", "hm"))
+
+
+def test_a_prefill_with_reasoning_has_its_own_block() -> None:
+    renderer = qwen3(thinks=False)
+    messages = [user()]
+    out = renderer.emission()
+    renderer.emit_conversation(out, messages)
+    renderer.emit_generation_prompt(out, 1, said("", "hm"))
+    assert out.text().endswith("<|im_start|>assistant\n")
+    assert renderer.tokenizer.decode(renderer.prefill(said("", "hm"))) == "<think>\nhm\n</think>\n\n"
+    assert renderer.render(messages, generation_prompt=True).tokens.tolist() == (
+        get_renderer("qwen3", real_models.qwen3_folder(), enable_thinking=False)
+        .render(messages, generation_prompt=True)
+        .tokens.tolist()
+    )
+
+
+def test_a_stop_token_that_opens_the_wrong_message_does_not_stay() -> None:
+    renderer = fixed_base("glm4moe")
+    reply = renderer.reply(called("get_weather"))
+    calls = renderer.parse(reply).tool_calls
+    answers = [result(calls[0])]
+    assert [call.name for call in calls] == ["get_weather"]
+    assert renderer.rewritten_end(reply, answers) == 0
+    wrong = np.append(reply[:-1], renderer.tokenizer.token_id("<|user|>"))
+    assert renderer.rewritten_end(wrong, answers) == 1
+    assert renderer.rewritten_end(wrong, [user()]) == 0
+    ended = np.append(reply[:-1], renderer.tokenizer.token_id("<|endoftext|>"))
+    assert renderer.rewritten_end(ended, answers) == 0
+    context: Any = {"history": [user(), called("get_weather")], "tools": TOOLS}
+    delta = renderer.extension(reply, answers, **context).tokens
+    assert renderer.extension(wrong[:-1], answers, **context).tokens.tolist() == [reply[-1], *delta]
+    assert renderer.tokenizer.decode(delta).startswith("\n<tool_response>")
+
+
+def test_random_tokens_are_read_without_an_error_raised() -> None:
+    rng = np.random.default_rng(0)
+    for name in ("qwen3", "llama3_1", "glm4moe", "gptoss"):
+        renderer = fixed_base(name)
+        controls = np.array(list(renderer.tokenizer.control_tokens.values()))
+        for _ in range(500):
+            tokens = rng.integers(-5, renderer.tokenizer.vocab_size + 50, rng.integers(0, 40))
+            is_control = rng.random(len(tokens)) < 0.3
+            tokens[is_control] = rng.choice(controls, is_control.sum())
+            reply = renderer.parse(tokens.astype(np.int32))
+            assert reply.role == "assistant"
+
+
+# Injection.
+
+FORGED = "".join(
+    dict.fromkeys([*NAMES, "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot_id|>", "<|call|>"])
+)
+
+
+@pytest.mark.parametrize("name", templates())
+def test_no_content_yields_a_control_token(name: str) -> None:
+    renderer = fixed_base(name)
+    tokenizer = renderer.tokenizer
+    text = FORGED + "".join(list(tokenizer.control_tokens)[-60:])
+    plain, forged = episode_of("x"), episode_of(text)
+    for start, schemas in ((plain[0], plain[1]),):
+        for tools in ((), schemas):
+            for messages in conversations_of(start, bool(tools)):
+                index = conversations_of(start, bool(tools)).index(messages)
+                evil = conversations_of(forged[0], bool(tools))[index]
+                evil_tools = forged[1] if tools else ()
+                try:
+                    counts = [
+                        control_counts(renderer, given, schema)
+                        for given, schema in ((messages, tools), (evil, evil_tools))
+                    ]
+                except RenderError:
+                    continue
+                assert counts[0] == counts[1]
+
+
+def episode_of(text: str) -> tuple[dict[str, Message], list[Any]]:
+    call = ToolCall(name=f"f{text}", arguments={"k": "v", f"k{text}": [f"v{text}"]}, id="call00abc")
+    messages = {
+        "system": Message(role="system", content=f"s{text}"),
+        "user": user(f"u{text}"),
+        "text": said(f"a{text}", f"r{text}"),
+        "call": Message(role="assistant", tool_calls=(call,)),
+        "result": Message(role="tool", content=f"t{text}", tool_call_id="call00abc", name=f"f{text}"),
+    }
+    schema = {"type": "object", "properties": {f"k{text}": {"type": "string", "description": f"d{text}"}}}
+    tools = [{"type": "function", "function": {"name": f"f{text}", "description": f"d{text}", "parameters": schema}}]
+    return messages, tools
+
+
+def conversations_of(said_by: dict[str, Message], has_tools: bool) -> list[list[Message]]:
+    orders = ["user text user", "system user text user"]
+    orders += ["user call result", "system user call result"] if has_tools else []
+    return [[said_by[name] for name in order.split()] for order in orders]
+
+
+def control_counts(renderer: FixedBase, messages: list[Message], tools: Any) -> Counter[int]:
+    """How often each control token is in the whole conversation, and in what follows its reply."""
+    found: Counter[int] = Counter()
+    controls = set(renderer.tokenizer.control_tokens.values())
+    at = next(index for index, message in enumerate(messages) if message.role == "assistant")
+    rendered = [renderer.render(messages, tools=tools, generation_prompt=True).tokens, renderer.reply(messages[at])]
+    history = messages[: at + 1]
+    rendered.append(renderer.extension([], messages[at + 1 :], history=history, tools=tools).tokens)
+    for tokens in rendered:
+        found.update(token for token in tokens.tolist() if token in controls)
+    return found

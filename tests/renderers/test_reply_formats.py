@@ -1,0 +1,191 @@
+"""How replies are read whose form was found out: by name, by what a template writes, by a tokenizer's own template."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.reply_formats import FORMATS, choose_format, register_format
+
+from envsdk import Message, load_tokenizer
+from envsdk.errors import ConfigError
+
+PLAIN = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+MISTRAL = """{{ bos_token }}{%- for m in messages %}
+{%- if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}
+{%- elif m.role == 'tool' %}{{ '[TOOL_RESULTS] ' + m.content + '[/TOOL_RESULTS]' }}
+{%- elif m.tool_calls %}{{ '[TOOL_CALLS] [' }}{%- for c in m.tool_calls %}
+{{- c.function | tojson }}{{ ', ' if not loop.last else '' }}{%- endfor %}{{ ']' + eos_token }}
+{%- else %}{{ ' ' + m.content + eos_token }}{%- endif %}{%- endfor %}"""
+CITY = {"city": "Paris"}
+
+
+def renderer(**options: Any) -> FixedBase:
+    return FixedBase(load_tokenizer("embedded"), **{"template": PLAIN, "stop": "<|im_end|>", **options})
+
+
+def read(text: str, **options: Any) -> Message:
+    reader = renderer(**options)
+    tokens = [*reader.tokenizer.encode(text), reader.stop_token_ids[0]]
+    return reader.parse(np.array(tokens, dtype=np.int32))
+
+
+def calls(message: Message) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in message.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("llama", '{"name": "f", "parameters": {"city": "Paris"}}'),
+        ("llama", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"city": "Paris"}}'),
+        ("llama", '{"function": {"name": "f", "arguments": {"city": "Paris"}}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"city": "Paris"}}]'),
+        ("mistral", '[TOOL_CALLS][{"id": "abc", "function": {"name": "f", "arguments": {"city": "Paris"}}}]'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"city": "Paris"}'),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"city": "Paris"}'),
+        ("mistral", '[TOOL_CALLS]f{"city": "Paris"}'),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"city": "Paris"}}\n</tool_call>'),
+        ("xml", "<tool_call>\n<function=f>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>"),
+        ("glm", "<tool_call>f<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"),
+    ],
+)
+def test_a_call_is_read(format_name: str, text: str) -> None:
+    reply = read(text, reply_format=format_name)
+    assert calls(reply) == [("f", CITY)]
+    assert (reply.content, reply.errors) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("llama", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"city": "Paris"}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"city": "Paris"}}]'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"city": "Paris"}'),
+        (
+            "glm",
+            "<tool_call>f\n</tool_call>\n<tool_call>g\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        ),
+    ],
+)
+def test_several_calls_are_read(format_name: str, text: str) -> None:
+    reply = read(text, reply_format=format_name)
+    assert calls(reply) == [("f", {}), ("g", CITY)]
+    assert reply.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text", "error"),
+    [
+        ("llama", '{"name": "f", "parameters": {"city": ', "not valid JSON"),
+        ("llama", '{"name": 3, "parameters": {}}', "has no name"),
+        ("llama", '{"name": "f", "parameters": [1]}', "are no JSON object"),
+        ("llama", '{"name": "f", "parameters": {"x": NaN}}', "not valid JSON"),
+        ("llama", '{"name": "f", "parameters": ' + '{"x": ' * 3000, "not valid JSON"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", ', "not valid JSON"),
+        ("mistral", "[TOOL_CALLS][]", "there is no call"),
+        ("mistral", "[TOOL_CALLS][7]", "no JSON object"),
+        ("mistral", "[TOOL_CALLS]", "has no name"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]no", "not valid JSON"),
+        ("glm", "<tool_call>\n</tool_call>", "no name with"),
+        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n</tool_call>", "no name with"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_noted(format_name: str, text: str, error: str) -> None:
+    reply = read(text, reply_format=format_name)
+    assert len(reply.tool_calls) == 1
+    assert error in reply.errors[0]
+    assert error in (reply.tool_calls[0].error or "")
+    assert isinstance(reply.tool_calls[0].arguments, str)
+
+
+@pytest.mark.parametrize("text", ['{"city": "Paris"}', "no call", "", " {", "[1, 2]"])
+def test_text_that_is_no_call_is_text(text: str) -> None:
+    for name in ("llama", "mistral", "glm", "plain", "verbatim"):
+        reply = read(text, reply_format=name)
+        assert (reply.content, reply.tool_calls, reply.errors) == (text, (), ())
+
+
+def test_text_before_and_behind_calls_stays() -> None:
+    reply = read('Well.[TOOL_CALLS][{"name": "f", "arguments": {}}] So.', reply_format="mistral")
+    assert (reply.content, calls(reply)) == ("Well.\n So.", [("f", {})])
+    assert reply.errors == ("there is text after a tool call",)
+    reply = read("[TOOL_CALLS]f[ARGS]{} So.", reply_format="mistral")
+    assert (reply.content, calls(reply)) == (" So.", [("f", {})])
+    reply = read('<think>hm</think>{"name": "f", "parameters": {}}', reply_format="llama")
+    assert (reply.reasoning, reply.content, calls(reply)) == ("hm", "", [("f", {})])
+
+
+def test_the_format_is_that_which_the_template_writes() -> None:
+    special_tokens = {"bos_token": "", "eos_token": "<|im_end|>"}
+    chosen = renderer(template=MISTRAL, special_tokens=special_tokens)
+    chosen.check_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    said = Message(role="assistant", tool_calls=[{"name": "f", "arguments": CITY, "id": "abc123456"}])
+    assert calls(chosen.parse(chosen.reply(said))) == [("f", CITY)]
+    assert choose_format("no call at all") == "plain"
+
+
+def test_another_format_may_be_registered() -> None:
+    register_format("mine", FORMATS["verbatim"])
+    try:
+        assert read("<think>a", reply_format="mine").content == "<think>a"
+        assert choose_format("what it writes") == "mine"
+    finally:
+        del FORMATS["mine"]
+
+
+RESPONSE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "defaults": {"role": "assistant"},
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+
+
+def test_a_response_template_says_how_replies_are_read() -> None:
+    text = '<think>hm</think>Well.<tool_call>{"name": "f", "arguments": {"city": "Paris"}}</tool_call>'
+    reply = read(text, response_template=RESPONSE)
+    assert (reply.reasoning, reply.content, calls(reply)) == ("hm", "Well.", [("f", CITY)])
+    assert reply.errors == ()
+
+
+def test_what_a_response_template_cannot_read_is_content() -> None:
+    reply = read('Well.<tool_call>{"name": </tool_call>', response_template=RESPONSE)
+    assert reply.content == 'Well.<tool_call>{"name": </tool_call>'
+    assert "does not fit the response template" in reply.errors[0]
+    nameless = read("<tool_call>{}</tool_call>", response_template=RESPONSE)
+    assert "does not fit" in nameless.errors[0] or "cannot be read" in nameless.errors[0]
+
+
+def test_a_response_template_reads_any_tokens() -> None:
+    reader, rng = renderer(response_template=RESPONSE), np.random.default_rng(1)
+    controls = np.array(list(reader.tokenizer.control_tokens.values()))
+    for _ in range(500):
+        tokens = rng.integers(0, reader.tokenizer.vocab_size, 20)
+        is_control = rng.random(20) < 0.4
+        tokens[is_control] = rng.choice(controls, is_control.sum())
+        assert reader.parse(tokens.astype(np.int32)).role == "assistant"
+
+
+def test_a_response_template_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"needs transformers before 5\.13"):
+        renderer(response_template={"type": "object", "properties": {}})
+    with pytest.raises(ConfigError, match="must define 'start_anchor'"):
+        renderer(response_template={"fields": {"content": {}}})
+
+
+def test_a_specification_with_a_response_template_is_json() -> None:
+    assert json.loads(json.dumps(renderer(response_template=RESPONSE).specification()))["response_template"] == RESPONSE

@@ -1,0 +1,174 @@
+"""Chat templates to measure, a vocabulary and a renderer for each, and random conversations that most of them take."""
+
+import functools
+import importlib.metadata
+import json
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import real_models
+import tokenizers
+from envsdk_renderers.fixed_base import FixedBase
+
+from envsdk import Message, ToolCall, load_tokenizer
+from envsdk.renderer import HandedOut
+from envsdk.tokenizers import DATA, Tokenizer
+
+TEXTS = (
+    *("Hello there.", "a", "12", " padded ", "\nline\n\nline\n", "x = 1\n    y\n", "你好，世界", "😀 é", "user"),
+    *('{"a": [1, "b"]}', "<b>&amp;'\"", "- one\n- two", "\\n", "yes", "tool", "{{ x }}", "", "  ", "None"),
+)
+TOOLS = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Does what it says.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Where."}}},
+        },
+    }
+    for name in ("get_weather", "search")
+)
+SHAPE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[a-z_]{1,30}\|>")
+NAMES = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>"),
+    *("</arg_key>", "<arg_value>", "</arg_value>", "[INST]", "[/INST]", "<s>", "</s>", "<bos>", "<eos>", "<sop>"),
+    *("<start_of_turn>", "<end_of_turn>", "<end_of_utterance>", "<image>", "<start_of_image>", "[gMASK]"),
+)
+# What ends a turn, as the model's tokenizer and generation configuration say; the first that the template has.
+ENDS = (
+    *("<|return|>", "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>", "<turn|>", "<|end|>"),
+    *("<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|end_of_text|>", "<|eot|>", "</s>"),
+)
+REAL = {"qwen2_5": "qwen2.5", "qwq": "qwen2.5", "qwen3": "qwen3", "gptoss": "gpt-oss", "deepseek": "deepseek-v4"}
+
+
+def _may_use_shared() -> bool:
+    return os.environ.get("ENVSDK_TEST_NO_SHARED") != "1"
+
+
+@functools.cache
+def templates() -> dict[str, str]:
+    """All templates by name: those of the trl wheel, and those of shared/ that it does not have."""
+    found: dict[str, str] = {}
+    for file in importlib.metadata.files("trl") or ():
+        if file.parent.as_posix() == "trl/chat_templates" and file.suffix == ".jinja":
+            found[file.stem] = file.read_binary().decode()
+    shared = real_models.SHARED / "templates"
+    for path in sorted(shared.glob("*.jinja")) if _may_use_shared() else ():
+        found.setdefault(path.stem, path.read_bytes().decode())
+    return found
+
+
+def end_token(name: str) -> str:
+    """What the model samples to end a turn, where its configuration says so."""
+    text = templates()[name]
+    return "<|endoftext|>" if name.startswith("glm") else next((end for end in ENDS if end in text), "<eos>")
+
+
+@functools.cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """The real vocabulary where there is one, else the embedded one with the control tokens of all templates."""
+    family = next((folder for prefix, folder in REAL.items() if name.startswith(prefix)), None)
+    if family == "qwen3":
+        return load_tokenizer(real_models.qwen3_folder())
+    folder = real_models.SHARED / "tokenizers" / (family or "none")
+    is_real = family is not None and _may_use_shared() and folder.is_dir()
+    return load_tokenizer(folder) if is_real else _stand_in()
+
+
+@functools.cache
+def _stand_in() -> Tokenizer:
+    specification = json.loads(Path(DATA / "embedded.json").read_bytes())
+    known = {token["content"] for token in specification["added_tokens"]}
+    shaped = {shape for text in templates().values() for shape in SHAPE.findall(text)}
+    first = max(token["id"] for token in specification["added_tokens"]) + 1
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    names = sorted({*shaped, *NAMES, "<|endoftext|>"} - known)
+    specification["added_tokens"] += [
+        {"id": token, "content": content, **flags, "special": True} for token, content in enumerate(names, first)
+    ]
+    return load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(specification)))
+
+
+def random_conversation(rng: Random, *, calls: bool, reasoning: bool, system: bool) -> list[Message]:
+    """Draw a conversation that begins with a user's message, after a system message perhaps."""
+    messages = [Message(role="system", content=rng.choice(TEXTS) or "s")] if system and rng.random() < 0.5 else []
+    messages.append(Message(role="user", content=rng.choice(TEXTS)))
+    for step in range(rng.randint(1, 5)):
+        count = rng.choice((0, 1, 1, 2)) if calls else 0
+        messages.append(_reply(rng, step, count, reasoning))
+        messages += [
+            Message(role="tool", content=rng.choice(TEXTS), tool_call_id=call.id, name=call.name)
+            for call in messages[-1].tool_calls
+        ]
+        if not count or rng.random() < 0.2:
+            messages.append(Message(role="user", content=rng.choice(TEXTS)))
+    return messages
+
+
+def _reply(rng: Random, step: int, count: int, reasoning: bool) -> Message:
+    calls = tuple(
+        ToolCall(
+            name=rng.choice(("get_weather", "search")),
+            arguments={"city": rng.choice(TEXTS), **({"days": 3} if rng.random() < 0.3 else {})},
+            id=f"call{step}{index}abc",
+        )
+        for index in range(count)
+    )
+    content = rng.choice(TEXTS) if not calls or rng.random() < 0.3 else ""
+    thought = rng.choice(TEXTS) if reasoning and rng.random() < 0.4 else None
+    return Message(role="assistant", content=content, reasoning=thought, tool_calls=calls)
+
+
+@functools.cache
+def fixed_base(name: str, **options: Any) -> FixedBase:
+    """The renderer of one of the templates, as its model's configuration would make it."""
+    end = end_token(name)
+    special_tokens = {"bos_token": "<bos>", "eos_token": end}
+    return FixedBase(tokenizer_of(name), template=templates()[name], stop=end, special_tokens=special_tokens, **options)
+
+
+@functools.cache
+def qwen3(*, thinks: bool = True) -> FixedBase:
+    arguments = None if thinks else {"enable_thinking": False}
+    return FixedBase(real_models.qwen3_folder(), template_arguments=arguments)
+
+
+def user(text: str = "u") -> Message:
+    return Message(role="user", content=text)
+
+
+def said(text: str = "a", reasoning: str | None = None) -> Message:
+    return Message(role="assistant", content=text, reasoning=reasoning)
+
+
+def called(*names: str) -> Message:
+    calls = tuple(ToolCall(name=name, arguments={"city": "x"}, id=f"call{i}abcd") for i, name in enumerate(names))
+    return Message(role="assistant", tool_calls=calls)
+
+
+def result(call: ToolCall, text: str = "sunny") -> Message:
+    return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
+
+
+def turns_of(messages: list[Message]) -> list[tuple[int, int]]:
+    """Where each reply stands, and where what answers it ends."""
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return [(reply, end) for reply, end in pairwise([*replies, len(messages)]) if end > reply + 1]
+
+
+def handed_out(renderer: FixedBase, messages: list[Message], tools: Any = (), rng: Random | None = None) -> Any:
+    """What an episode hands out behind its replies, which may be cut anywhere."""
+    turns: list[HandedOut] = []
+    for at, end in turns_of(messages):
+        reply = renderer.reply(messages[at])
+        reply = reply[: rng.randint(0, len(reply))] if rng and rng.random() < 0.5 else reply
+        given: Any = {"history": messages[: at + 1], "tools": tools, "generation_prompt": end < len(messages)}
+        rendered = renderer.extension(reply, messages[at + 1 : end], **given)
+        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
+    return turns
