@@ -1,5 +1,6 @@
 """Each family against its official chat template, which transformers runs, and what it promises beyond that."""
 
+import copy
 import importlib
 import json
 import re
@@ -18,10 +19,10 @@ from conversations import Messages, Tools, random_conversation
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, load_tokenizer
+from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, get_renderer, load_tokenizer
 from envsdk.errors import ConfigError, RenderError, TokenizerError
 from envsdk.testing import check_renderer
-from envsdk.tokenizers import DATA, Tokenizer
+from envsdk.tokenizers import DATA, ChatTemplateSource, Tokenizer
 
 CONVERSATIONS = 620
 COMPARED_AT_LEAST = 500
@@ -203,6 +204,35 @@ def as_read(family: Family, messages: Messages, original: Messages) -> list[Mess
 
 def test_every_family_conforms(family: Family) -> None:
     check_renderer(family.renderer(), random_replies=200).raise_if_failed()
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("qwq", "qwen3.6 preserving")])
+def test_auto_finds_a_family_by_the_template(name: str) -> None:
+    family = FAMILIES[name]
+    try:
+        text = family.template if "{" in family.template else real_models.template(family.template)
+    except real_models.MissingTestDataError:
+        pytest.skip(f"the template {family.template} is in shared/ alone, which is not at hand: no wheel has it")
+    tokenizer = copy.copy(vocabulary(family.vocabulary))
+    bos = {"bos_token": STAND_INS[family.vocabulary][0]} if family.vocabulary in STAND_INS else {}
+    tokenizer.chat_template = ChatTemplateSource(text, bos)
+    chosen = get_renderer("auto", tokenizer)
+    options = family.options if name == "qwen3.5 direct" else {}  # what its template does by default
+    assert chosen.specification() == family.type()(tokenizer, **options).specification()
+    assert f"{chosen.name!r}" in chosen.chosen_because and "a question" in chosen.chosen_because
+
+
+def test_auto_measures_the_template_of_a_family_that_it_does_not_know() -> None:
+    tokenizer = copy.copy(vocabulary("qwen3"))
+    tokenizer.chat_template = ChatTemplateSource(CHATML.replace("message.content", "'> ' + message.content"))
+    chosen = get_renderer("auto", tokenizer, template_arguments={"a": 1})
+    assert chosen.name == "fixed_base"
+    assert "no family renders as the tokenizer's template does" in chosen.chosen_because
+
+
+def test_auto_needs_a_template() -> None:
+    with pytest.raises(TokenizerError, match="came without one: name a renderer, one of auto, chatml"):
+        get_renderer("auto", "embedded")
 
 
 # Parity.
