@@ -19,6 +19,8 @@ _MODULE_OF = {
     "Tool": "tools",
     "tool": "tools",
     "Turn": "turn",
+    "Handoff": "handoff",
+    "HandoffResult": "handoff",
     "Limits": "limits",
     "StopReason": "limits",
     "Message": "messages",
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from .env import Env as Env
     from .env import EnvConfig as EnvConfig
     from .errors import UndeclaredBreak as UndeclaredBreak
+    from .handoff import Handoff as Handoff
+    from .handoff import HandoffResult as HandoffResult
     from .history import HistoryPolicy as HistoryPolicy
     from .limits import Limits as Limits
     from .limits import StopReason as StopReason

@@ -32,6 +32,8 @@ class Delta(NamedTuple):
     """Whether the reply had to be closed, because its turn did not end."""
     full: StopReason | None = None
     """Why nothing more can be sampled in this context, if so; there is no generation prompt then."""
+    is_first: bool = False
+    """Whether it is the first of its context, though that had messages before: in an episode that was forked."""
 
 
 class Context:
@@ -56,6 +58,8 @@ class Context:
         self.messages: list[Message] = []
         """Everything that was said, in order: the record. Rewrites change the view, never the record."""
         self.steps = 0
+        self.reward: float | None = None
+        """What it earned by itself; None if it shares the episode's reward."""
         self.log_tokens = Growing(np.int32)
         self.log_logprobs = Growing(np.float32)
         self._view = View(renderer)
@@ -131,6 +135,29 @@ class Context:
         self._view.append(tokens, messages, starts, self._prefill(prefill))
         self.messages.extend(messages)
         return self._hand_out(self._rewrite(Delta(tokens, 0)), max_tokens)
+
+    def open_on(
+        self,
+        base: "Context",
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+    ) -> Delta:
+        """Begin with all of another context, behind its last reply; see `observe`."""
+        self._view = base._view.copy()
+        self.messages = list(base.messages)
+        self._opening = len(self.view) + len(messages)
+        view, length = self._view, len(self)
+        reply = view.tokens.view[view.body :]
+        cut = self.renderer.rewritten_end(reply, messages)
+        view.tokens.truncate(length - cut)
+        rendered = self.renderer.extension(
+            reply[: len(reply) - cut], messages, history=view.messages, tools=view.tools, prefill=prefill
+        )
+        view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
+        self.messages.extend(messages)
+        return self._hand_out(self._rewrite(Delta(rendered.tokens, length - cut)), max_tokens)
 
     def observe(
         self,

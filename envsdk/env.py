@@ -3,17 +3,19 @@
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .action import Action, Observation
-from .episode import Episode, Result
+from .agent import Agent
+from .episode import Call, Children, Episode, Play, Result
 from .errors import ConfigError, EpisodeError, what_is_invalid
+from .handoff import Handoff, HandoffResult
 from .history import HistoryPolicy, get_history
 from .limits import Limits
 from .messages import Message, ToolSchema
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 T = TypeVar("T")
+Said: TypeAlias = Turn | Handoff | Sequence[Handoff]
+"""What `respond` and `resume` may return."""
 
 
 class EnvConfig(BaseModel):
@@ -44,7 +48,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     Args:
         renderer: The model family's renderer: its name, its name with options (`{"name": "qwen3", "enable_thinking":
-            False}`), or an object.
+            False}`), or an object. None is `qwen3`; as a sub-agent, its parent's.
         tokenizer: What `load_tokenizer` takes. A renderer that is an object brings its own.
         history: The history policy: its name, its name with options (`{"name": "compact", "every": 10}`), or an object.
         limits: When an episode is cut off: `Limits`, or its fields as a mapping; by default the class's
@@ -73,7 +77,7 @@ class Env(gymnasium.Env[Observation, Any]):
     def __init__(
         self,
         *,
-        renderer: str | Mapping[str, Any] | Renderer = "qwen3",
+        renderer: str | Mapping[str, Any] | Renderer | None = None,
         tokenizer: str | Path | Tokenizer | Any = "embedded",
         history: str | Mapping[str, Any] | HistoryPolicy = "keep",
         limits: Limits | Mapping[str, Any] | None = None,
@@ -84,7 +88,8 @@ class Env(gymnasium.Env[Observation, Any]):
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.config: Any = self._read_config(config)
-        self._renderer = _find_renderer(renderer, tokenizer)
+        self._inherits = renderer is None and tokenizer == "embedded"
+        self._renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         self._history = get_history(history)
         self._limits = Limits.of(limits, self.default_limits)
         self.tasks = None if tasks is None else load_tasks(tasks)
@@ -92,11 +97,11 @@ class Env(gymnasium.Env[Observation, Any]):
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
         self.task = None
-        self._episode: Episode | None = None
+        self._agent: Agent | None = None
         self._episodes = 0
         self._runner: asyncio.Runner | None = None
         if self.renderer.renders_whole:  # measured: what it cannot say is refused here, and not in the first episode
-            self.renderer.check_tools(self._default_tools())
+            self.renderer.check_tools(self.default_tools())
 
     # What authors write.
 
@@ -104,9 +109,20 @@ class Env(gymnasium.Env[Observation, Any]):
         """Begin an episode. Random choices come from `self.np_random` alone."""
         raise NotImplementedError(f"{type(self).__name__} has no start(): it returns the first Turn")
 
-    def respond(self, reply: Message) -> Turn | Awaitable[Turn]:
-        """Answer a reply. Any reply is legal; what could not be read of it is in `reply.errors`."""
+    def respond(self, reply: Message) -> Said | Awaitable[Said]:
+        """Answer a reply, or hand over to a sub-agent, or to several.
+
+        Any reply is legal; what could not be read of it is in `reply.errors`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no respond(): it returns the next Turn")
+
+    def resume(self, result: Any) -> Said | Awaitable[Said]:
+        """Go on after a handoff: with its `HandoffResult`, or the list of them if it was a list of handoffs."""
+        raise NotImplementedError(f"{type(self).__name__} has no resume(): it returns the Turn after a Handoff")
+
+    def renderer_of(self, role: str) -> Renderer:
+        """The renderer of a context, by its role: where players are different models, return each one's own."""
+        return self.renderer
 
     def reference_reply(self) -> Message | str:
         """What a player who solves the task would say now. It may look at the environment's own state."""
@@ -147,12 +163,17 @@ class Env(gymnasium.Env[Observation, Any]):
     @property
     def trajectory(self) -> Trajectory | None:
         """The episode, once it is over; None before."""
-        return None if self._episode is None else self._episode.trajectory
+        return None if self._agent is None else self._agent.episode.trajectory
+
+    @property
+    def episode(self) -> Episode:
+        """The current episode, which a sub-agent shares with who handed over to it."""
+        return self._running.episode
 
     @property
     def episode_id(self) -> str:
         """The current episode's id, which is its trajectory's."""
-        return self._running.id
+        return self._running.episode.id
 
     @property
     def name(self) -> str:
@@ -160,8 +181,8 @@ class Env(gymnasium.Env[Observation, Any]):
         return type(self).__name__ if self.spec is None else self.spec.id
 
     def prompt(self) -> "NDArray[np.int32]":
-        """The current prompt whole: int32 of shape (n,), a copy; O(context)."""
-        return self._running.context.prompt()
+        """The current prompt whole, which may be a sub-agent's: int32 of shape (n,), a copy; O(context)."""
+        return self._running.episode.agent.context.prompt()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -178,11 +199,7 @@ class Env(gymnasium.Env[Observation, Any]):
         """
         self._refuse_event_loop()
         self._begin(seed, options)
-        try:
-            result = self._opened(self._now(self.start()))
-        except Exception as error:
-            self._note(error, "start")
-            raise
+        result = self._drive(self._running.episode.begin())
         return result.observation, result.info
 
     async def areset(
@@ -190,11 +207,8 @@ class Env(gymnasium.Env[Observation, Any]):
     ) -> tuple[Observation, dict[str, Any]]:
         """As `reset`, inside an event loop."""
         self._begin(seed, options)
-        try:
-            result = self._opened(await _soon(self.start()))
-        except Exception as error:
-            self._note(error, "start")
-            raise
+        result = await self.adrive(self._running.episode.begin())
+        assert isinstance(result, Result)
         return result.observation, result.info
 
     def step(self, action: Action | Any) -> Result:
@@ -208,27 +222,13 @@ class Env(gymnasium.Env[Observation, Any]):
             ActionError: If the action is not legal; the episode goes on as if it had not been given.
         """
         self._refuse_event_loop()
-        episode = self._running
-        reply = episode.receive(action)
-        if reply is None:
-            return episode.go_on()
-        try:
-            return episode.advance(self._now(self.respond(reply)))
-        except Exception as error:
-            self._note(error, "respond")
-            raise
+        return self._drive(self._running.episode.step(action))
 
     async def astep(self, action: Action | Any) -> Result:
         """As `step`, inside an event loop."""
-        episode = self._running
-        reply = episode.receive(action)
-        if reply is None:
-            return episode.go_on()
-        try:
-            return episode.advance(await _soon(self.respond(reply)))
-        except Exception as error:
-            self._note(error, "respond")
-            raise
+        result = await self.adrive(self._running.episode.step(action))
+        assert isinstance(result, Result)
+        return result
 
     def fail(self, error: BaseException) -> Trajectory:
         """End the episode because something failed, and return what there is of it.
@@ -236,7 +236,7 @@ class Env(gymnasium.Env[Observation, Any]):
         Raises:
             EpisodeError: If there is no episode, or it has ended already.
         """
-        return self._running.fail(error)
+        return self._running.episode.fail(error)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The conversation as text, if `render_mode` is `"ansi"`."""
@@ -245,7 +245,8 @@ class Env(gymnasium.Env[Observation, Any]):
         return "\n".join(_line(message) for message in self.messages())
 
     def close(self) -> None:
-        """Free what the environment holds. It may be called again."""
+        """Free what the environment holds, and its sub-agents. It may be called again."""
+        self._close_children()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -259,16 +260,16 @@ class Env(gymnasium.Env[Observation, Any]):
     # How it works.
 
     @property
-    def _running(self) -> Episode:
-        if self._episode is None:
+    def _running(self) -> Agent:
+        if self._agent is None:
             raise EpisodeError("there is no episode yet: call reset() first")
-        return self._episode
+        return self._agent
 
     def _waits(self) -> bool:
         """Whether `start` or `respond` has to be waited for."""
-        return any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond))
+        return any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond, self.resume))
 
-    def _default_tools(self) -> Sequence[ToolSchema]:
+    def default_tools(self) -> Sequence[ToolSchema]:
         """The tools of a first turn that says none."""
         return ()
 
@@ -283,29 +284,108 @@ class Env(gymnasium.Env[Observation, Any]):
         options = options or {}
         self._episodes += 1
         episode_id = options.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
-        self._episode = Episode(episode_id, self.name, seed, self.renderer, self.history, self.limits)
-        self._episode.config = self.config.model_dump(mode="json")
-        self._episode.group_id = options.get("group_id")
+        self._close_children()
+        episode = Episode(episode_id, self, seed)
+        self._agent = episode.root
+        episode.config = self.config.model_dump(mode="json")
+        episode.group_id = options.get("group_id")
         unknown = options.keys() - set(_RESET_OPTIONS)
         if unknown:
             raise ConfigError(f"reset() does not know the options {sorted(unknown)}; it knows {_RESET_OPTIONS}")
+        self._prepare(seed, options)
+
+    def join(self, agent: Agent, seed: int | None, task: Any) -> None:
+        """Become a sub-agent of an episode.
+
+        Raises:
+            TaskError: If it has no such task.
+        """
+        self._agent = agent
+        if self._inherits and agent.parent is not None:
+            self._renderer = agent.parent.context.renderer
+        row = {"task": task} if self.tasks is not None else {"row": task}
+        self._prepare(seed, {} if task is None else row)
+
+    def _prepare(self, seed: int | None, options: Mapping[str, Any]) -> None:
+        """Set the random state and the task."""
         super().reset(seed=None if seed is None else int(seed))
         self.task = None
-        if "task" in options:
+        if "row" in options:
+            row = options["row"]
+        elif "task" in options:
             row = find(self.tasks, options["task"])
         elif self.tasks is not None:
             row = self.tasks[pick(self.tasks, seed, self.np_random)]
         else:
             return
-        self._episode.task = check_task(row, self.Task)
-        self.task = copy.deepcopy(self._episode.task)  # what the author does to it changes neither data nor record
+        self._running.task = check_task(row, self.Task)
+        self.task = copy.deepcopy(self._running.task)  # what the author does to it changes neither data nor record
 
-    def _opened(self, turn: Turn) -> Result:
-        return self._running.open(turn, self._default_tools())
+    def _started(self, turn: Turn) -> None:
+        """The first turn was said."""
+
+    def _drive(self, play: Play) -> Result:
+        """Ask the authors' methods what the episode asks for, one after the other."""
+        try:
+            call = next(play)
+            while True:
+                call = self._resolve(play, call)
+        except StopIteration as stop:
+            return stop.value
+
+    def _resolve(self, play: Play, call: Call | Children) -> Call | Children:
+        assert isinstance(call, Call)
+        env = call.agent.env
+        try:
+            env._refuse_event_loop()
+            said = env._now(env._say(call))
+            env._heard(call, said)
+        except Exception as error:
+            env._note(error, call.method)
+            return play.throw(error)
+        return play.send(said)
+
+    async def adrive(
+        self, play: Play, run: "Callable[[list[Agent]], Awaitable[list[HandoffResult]]] | None" = None
+    ) -> Result | HandoffResult:
+        """As `step` does, inside an event loop: ask the authors' methods; `run` runs sub-agents side by side."""
+        try:
+            call = next(play)
+            while True:
+                if isinstance(call, Children):
+                    assert run is not None
+                    call = play.send(await run(call.agents))
+                    continue
+                env = call.agent.env
+                try:
+                    said = await _soon(env._say(call))
+                    env._heard(call, said)
+                except Exception as error:
+                    env._note(error, call.method)
+                    call = play.throw(error)
+                else:
+                    call = play.send(said)
+        except StopIteration as stop:
+            return stop.value
+
+    def _say(self, call: Call) -> Any:
+        return self.start() if call.method == "start" else getattr(self, call.method)(call.argument)
+
+    def _heard(self, call: Call, said: Any) -> None:
+        if call.method == "start":
+            self._started(said)
+
+    def _close_children(self) -> None:
+        """Close the environments of all sub-agents of the last episode."""
+        if self._agent is None or self._agent.parent is not None:
+            return
+        for item in self._agent.walk():
+            if isinstance(item, Agent) and item is not self._agent and item.env._agent is item:
+                item.env.close()
 
     def _now(self, value: T | Awaitable[T]) -> T:
         """The value, awaited in an event loop of our own if it has to be."""
-        if isinstance(value, Turn) or not inspect.isawaitable(value):
+        if isinstance(value, (Turn, Handoff)) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
         if not self._waits() and inspect.iscoroutine(value):
             return _run_at_once(value)
@@ -319,8 +399,8 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _note(self, error: Exception, method: str) -> None:
         """Note on an exception which method of the author it came from, and when."""
-        episode = self._running
-        error.add_note(f"Raised by {method}() of {episode.env}, seed {episode.seed}, step {len(episode.steps)}.")
+        agent = self._running
+        error.add_note(f"Raised by {method}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")

@@ -1,27 +1,32 @@
 """The state machine of one episode: an action in, a message out; a turn in, an observation out.
 
-It does no I/O and reads no clock, and knows nothing about gymnasium, event loops, or how an environment answers.
+It does no I/O and reads no clock, and knows nothing about gymnasium and event loops: what an author's method has to say
+is asked for with a `Call`, and whoever drives the machine gives the answer, awaited or not.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+import hashlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from .action import Break, CheckedAction, Observation, check_action
+from .agent import MAIN, Agent
 from .context import Context, Delta
-from .errors import EpisodeError, TurnError
-from .history import HistoryPolicy
-from .limits import UNLIMITED, Limits, StopReason
-from .messages import Message, ToolCall, ToolSchema, check_calls
-from .renderer import NOT_ENDED, Renderer
+from .errors import ConfigError, EpisodeError, HandoffError, TurnError, UndeclaredBreak
+from .handoff import Handoff, HandoffResult, Waiting, is_handoff
+from .limits import StopReason
+from .messages import Message, ToolSchema, check_calls
+from .renderer import NOT_ENDED
 from .trajectory import ContextLog, Part, Status, Step, Trajectory
 from .turn import Turn
+
+if TYPE_CHECKING:
+    from .env import Env
 
 _FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role")
 _ABOUT_THE_STEP = ("rewards", "metrics", "truncated_reply", "break", "stop_reason")
 RESERVED_INFO = frozenset((*_FOR_THE_POLICY, *_ABOUT_THE_STEP))
-MAIN = "main"
 
 
 class Result(NamedTuple):
@@ -34,134 +39,115 @@ class Result(NamedTuple):
     info: dict[str, Any]
 
 
+Method: TypeAlias = Literal["start", "respond", "resume"]
+
+
+class Call(NamedTuple):
+    """A question to an author: what `method` of an environment says."""
+
+    agent: Agent
+    method: Method
+    argument: Any = None
+
+
+class Children(NamedTuple):
+    """Sub-agents that may go on side by side; the answer is the list of their results."""
+
+    agents: list[Agent]
+
+
+Play: TypeAlias = "Generator[Call | Children, Any, Result | HandoffResult]"
+"""Goes on until somebody has to sample, or the agent has ended."""
+
+
 class Episode:
-    """One episode of one environment.
+    """One episode of one environment, with all its sub-agents.
 
     Args:
         id: What the trajectory will be called.
-        env: The environment's name.
+        env: The environment.
         seed: What it was reset with.
-        renderer: Writes the messages.
-        history: Decides what of the past stays visible.
-        limits: When the episode is cut off.
     """
 
-    def __init__(
-        self, id: str, env: str, seed: int | None, renderer: Renderer, history: HistoryPolicy, limits: Limits
-    ) -> None:
+    def __init__(self, id: str, env: "Env", seed: int | None) -> None:
         self.id = id
-        self.env = env
         self.seed = seed
-        self.task: Any = None
         self.config: dict[str, Any] = {}
         self.group_id: str | None = None
-        self.renderer = renderer
-        self.history = history
-        self.limits = limits
         self.trajectory: Trajectory | None = None
-        self.context = Context(MAIN, MAIN, renderer, history)
-        self.steps: list[Step] = []
-        """The steps that were answered, in part or whole."""
-        self._step: Step | None = None  # the observation that waits for its action
-        self._sampled = 0
-        self._tool_calls = 0
-        self._turn = Turn()
-        self._unasked = False  # the episode ended before anybody was asked: the next step says so
+        self.contexts: dict[str, Context] = {}
+        self.root = Agent(self, env, MAIN, MAIN, env.limits)
+        self.agent = self.root
+        """Whose action is due; where sub-agents go on side by side, `owners` tells."""
+        self.owners: dict[str, Agent] = {}
+        """Whose each context is, by its name."""
+        self.side_by_side = False
+        """Whether the driver runs sub-agents itself (`Children`); else they go on one after the other."""
+        self.forks = 0
+        self._reward = 0.0
 
-    def open(self, turn: Turn, tools: Sequence[ToolSchema] = ()) -> Result:
-        """Take the first turn; `tools` are those of a turn that says none.
+    # What a driver does.
+
+    def open(self, agent: Agent) -> Play:
+        """Ask for the first turn and hand out its observation.
 
         Raises:
-            TurnError: If it holds a reward, an end, no message, or goes on with a reply.
+            TurnError: If the turn holds a reward, an end, no message, or goes on with a reply.
         """
-        _check_turn(turn)
-        if any(turn.rewards.values()) or turn.terminated or turn.truncated or turn.continuation is not None:
-            raise TurnError("the first turn has a reward, ends the episode or continues, but nobody has replied yet")
-        system = [] if turn.system is None else [Message(role="system", content=turn.system)]
-        messages = [*system, *turn.messages]
-        if not messages:
-            raise TurnError("the first turn has no message; start() must say something")
-        delta = self.context.open(
-            messages,
-            tools if turn.tools is None else turn.tools,
-            max_tokens=self.limits.max_context_tokens,
-            prefill=turn.prefill,
-        )
-        return self._hand_out(turn, delta, delta.full, is_first=True)
+        said = yield from self._ask(agent, "start")
+        return (yield from self._settle(agent, said, self._open))
 
-    def receive(self, action: object) -> Message | None:
-        """Take an action.
+    def step(self, action: object) -> Play:
+        """Take an action for whoever it is due to, and go on until somebody has to sample or the episode is over."""
+        self._reward = 0.0
+        agent = self.agent
+        outcome = yield from self.play(agent, action)
+        while isinstance(outcome, HandoffResult):
+            outcome = yield from self.take_back(agent, outcome)
+            agent = agent.parent or self.root
+        return outcome
 
-        Returns:
-            The whole reply as a message; or None if the policy was interrupted and the reply goes on, or if the episode
-            ended before anybody was asked: `go_on` has the result.
+    def begin(self) -> Play:
+        """Open the episode."""
+        self._reward = 0.0
+        return (yield from self.open(self.root))
+
+    def play(self, agent: Agent, action: object) -> Play:
+        """Take an agent's action.
 
         Raises:
             EpisodeError: If no action is due.
             ActionError: If the action is not legal; the episode is then as it was.
         """
-        step = self._step
-        if step is None and self._unasked:
-            self._unasked = False
-            return None
-        if step is None:
-            raise EpisodeError(
-                "step() after the end of the episode: call reset()"
-                if self.trajectory is not None
-                else "step() while no action is due: call reset() first, and step() once for each observation"
-            )
-        checked = check_action(action, self.renderer.tokenizer.vocab_size)
-        self._act(step, checked)
-        if checked.finish_reason == "abort":
-            if self._max_tokens(self._turn):
-                return None
-            step.finish_reason = "length"  # there is no room for the rest
-        self._step = None
-        message = check_calls(self._read_reply(), self.context.tools)
-        step.reply = len(self.context.messages)
-        self.context.add_reply(message)
-        self._tool_calls += len(message.tool_calls)
-        return message.as_reply(self.context.new_text(step.stop - step.action_start))
+        reply = self._receive(agent, action)
+        if reply is None:
+            return self._go_on(agent)
+        said = yield from self._ask(agent, "respond", reply)
+        return (yield from self._settle(agent, said, self._answer))
 
-    def advance(self, turn: Turn) -> Result:
-        """Take what the environment says after a reply.
+    def take_back(self, child: Agent, result: HandoffResult) -> Play:
+        """Give a sub-agent's result to who handed over to it, which goes on."""
+        agent = child.parent
+        assert agent is not None and agent.waiting is not None
+        agent.waiting.results.append(result)
+        return (yield from self._proceed(agent))
 
-        Raises:
-            TurnError: If it is no legal turn.
-            RenderError: If the model family cannot express one of its messages.
-        """
-        _check_turn(turn)
-        step = self.steps[-1]
-        step.reward, step.rewards, step.metrics = turn.reward, dict(turn.rewards), dict(turn.metrics)
-        reason = self._reason_to_stop(turn, step)
-        if turn.continuation is not None and reason is None:
-            self._tool_calls -= len(self.context.messages[-1].tool_calls)  # they are counted when the reply is whole
-            delta = self.context.go_on(turn.continuation, max_tokens=self.limits.max_context_tokens)
-        else:
-            delta = self.context.observe(
-                turn.messages,
-                is_final=reason is not None,
-                max_tokens=self.limits.max_context_tokens,
-                prefill=turn.prefill,
-                system=turn.system,
-                tools=turn.tools,
-            )
-        return self._hand_out(turn, delta, reason or delta.full)
+    def enter(self, child: Agent) -> Play:
+        """Begin with a sub-agent."""
+        assert child.handoff is not None
+        self.agent = child
+        try:
+            child.env.join(child, seed_of(self.seed, child.name), child.handoff.task)
+        except Exception as error:
+            return self._close(child, StopReason.ERROR, error)
+        return (yield from self.open(child))
 
-    def go_on(self) -> Result:
-        """The empty observation after a part of a reply, or after an episode that ended before anybody was asked."""
-        length = len(self.context)
-        observation = Observation(np.empty(0, dtype=np.int32), length, True, self.context.name, self.context.name)
-        info = self._info(self._turn, None, closed_reply=False)
-        info.update(rewards={}, metrics={})
-        if self.trajectory is not None:
-            info["stop_reason"] = self.trajectory.stop_reason
-        return Result(observation, 0.0, False, self.trajectory is not None, info)
-
-    def tool_calls_left(self, calls: Sequence[ToolCall]) -> int:
-        """How many of the last reply's calls may be run: the limit less those of the replies before it."""
-        limit = self.limits.max_tool_calls
-        return len(calls) if limit is None else max(0, limit - (self._tool_calls - len(calls)))
+    def give_up(self, child: Agent, error: Exception) -> HandoffResult:
+        """End a sub-agent from outside, with all below it."""
+        for item in child.walk():
+            if isinstance(item, Agent) and item is not child and item.stop_reason is None:
+                self._close(item, StopReason.ERROR, error)
+        return self._close(child, StopReason.ERROR, error)
 
     def fail(self, error: BaseException) -> Trajectory:
         """End the episode because something failed; what was sampled so far is kept.
@@ -171,74 +157,311 @@ class Episode:
         """
         if self.trajectory is not None:
             raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
-        notes: list[str] = getattr(error, "__notes__", [])
-        return self._end("error", StopReason.ERROR, " ".join([f"{type(error).__name__}: {error}", *notes]))
+        return self._end("error", StopReason.ERROR, _told(error))
 
-    def _read_reply(self) -> Message:
+    # What is said.
+
+    def _ask(self, agent: Agent, method: Method, argument: Any = None) -> Generator[Call | Children, Any, Any]:
+        """What an author's method says; the exception, if it is a sub-agent's, which then has failed."""
+        try:
+            return (yield Call(agent, method, argument))
+        except UndeclaredBreak:
+            raise
+        except Exception as error:
+            if agent.parent is None:
+                raise
+            return error
+
+    def _settle(self, agent: Agent, said: Any, take: Callable[[Agent, Turn], Result | HandoffResult]) -> Play:
+        """Take what an agent said: a turn, handoffs, or an exception."""
+        if isinstance(said, Exception):
+            return self._close(agent, StopReason.ERROR, said)
+        try:
+            if not agent.contexts or not is_handoff(said):
+                return take(agent, _checked(said))
+            self._hand_over(agent, said)
+        except UndeclaredBreak:
+            raise
+        except Exception as error:
+            if agent.parent is None:
+                raise
+            return self._close(agent, StopReason.ERROR, error)
+        return (yield from self._proceed(agent))
+
+    def _proceed(self, agent: Agent) -> Play:
+        """Go on with the next sub-agent; with the agent itself, when none is left."""
+        waiting = agent.waiting
+        assert waiting is not None
+        if self.side_by_side and waiting.left:
+            children = [self._child(agent, handoff) for handoff in waiting.left]
+            waiting.left = []
+            waiting.results = yield Children(children)
+        while waiting.left:
+            outcome = yield from self.enter(self._child(agent, waiting.left.pop(0)))
+            if isinstance(outcome, Result):
+                return outcome
+            waiting.results.append(outcome)
+        agent.waiting, agent.returns, self.agent = None, True, agent
+        results = waiting.results if waiting.is_list else waiting.results[0]
+        said = yield from self._ask(agent, "resume", results)
+        return (yield from self._settle(agent, said, self._answer))
+
+    # Turns.
+
+    def _open(self, agent: Agent, turn: Turn) -> Result | HandoffResult:
+        """Take the first turn."""
+        if any(turn.rewards.values()) or turn.terminated or turn.truncated or turn.continuation is not None:
+            raise TurnError("the first turn has a reward, ends the episode or continues, but nobody has replied yet")
+        if not turn.messages and turn.system is None:
+            raise TurnError("the first turn has no message; start() must say something")
+        delta, base = self._open_context(agent, turn)
+        return self._hand_out(agent, turn, delta, delta.full, base=base, is_new=True)
+
+    def _answer(self, agent: Agent, turn: Turn) -> Result | HandoffResult:
+        """Take what the environment says after a reply."""
+        step = agent.last_step
+        replied = self.contexts[step.context]
+        _check_players(agent, turn)
+        step.reward, step.rewards = _sum(step, turn)
+        step.metrics = {**step.metrics, **turn.metrics}
+        for name, reward in turn.context_rewards.items():
+            context = agent.contexts[name if agent.parent is None else f"{agent.name}/{name}"]
+            context.reward = (context.reward or 0.0) + reward
+        self._reward += turn.reward or 0.0
+        reason = agent.reason_to_stop(turn, step)
+        limit = agent.limits.max_context_tokens
+        if reason is not None and agent.parent is not None:
+            replied.messages.extend(turn.messages)
+            return self._close(agent, reason)
+        is_new, base = False, None
+        if turn.continuation is not None and reason is None:
+            calls = len(replied.messages[-1].tool_calls)
+            agent.count(tool_calls=-calls)  # they are counted when the reply is whole
+            delta = replied.go_on(turn.continuation, max_tokens=limit)
+        elif agent.name_of(turn) not in agent.contexts and reason is None:
+            is_new = True
+            delta, base = self._open_context(agent, turn)
+        else:
+            agent.current = context = agent.contexts.get(agent.name_of(turn), replied)
+            delta = context.observe(
+                turn.messages,
+                is_final=reason is not None,
+                max_tokens=limit,
+                prefill=turn.prefill,
+                system=turn.system,
+                tools=turn.tools,
+            )
+        return self._hand_out(agent, turn, delta, reason or delta.full, base=base, is_new=is_new)
+
+    def _open_context(self, agent: Agent, turn: Turn) -> tuple[Delta, str | None]:
+        """Open the context that a turn speaks to; also the context that it starts from, if it does."""
+        name, is_first = agent.name_of(turn), agent.current is None
+        if name in self.contexts:
+            raise HandoffError(f"the context name {name!r} is taken by the role {self.contexts[name].role!r}")
+        role = agent.role if turn.context is None else turn.context
+        parent = agent.parent.context.name if agent.parent is not None else None
+        renderer, history = agent.env.renderer_of(role), agent.env.history
+        context = Context(name, role, renderer, history, parent=parent)
+        system = [] if turn.system is None else [Message(role="system", content=turn.system)]
+        tools = agent.env.default_tools() if turn.tools is None else turn.tools
+        limit = agent.limits.max_context_tokens
+        handoff = agent.handoff if is_first else None
+        before: Sequence[Message] = ()
+        base: str | None = None
+        if handoff is not None and handoff.history == "full":
+            base = parent
+            delta = self._open_on(agent, context, [*system, *turn.messages], tools, limit, turn)
+        else:
+            if handoff is not None and callable(handoff.history) and agent.parent is not None:
+                before = list(handoff.history(list(agent.parent.context.messages)))
+            messages = [*system, *before, *turn.messages]
+            if not messages:
+                raise TurnError(f"the first turn for {name!r} has no message")
+            delta = context.open(messages, tools, max_tokens=limit, prefill=turn.prefill)
+        self.contexts[name] = agent.contexts[name] = agent.current = context
+        self.owners[name] = agent
+        return delta, base
+
+    def _open_on(
+        self,
+        agent: Agent,
+        context: Context,
+        messages: list[Message],
+        tools: Sequence[ToolSchema],
+        limit: int | None,
+        turn: Turn,
+    ) -> Delta:
+        """Open a context on all of its parent's."""
+        assert agent.parent is not None
+        base = agent.parent.context
+        if context.renderer is not base.renderer:
+            raise ConfigError(
+                "a handoff with full history needs the renderer of its parent: make the sub-agent without one"
+            )
+        if tools and list(tools) != list(base.tools):
+            raise ConfigError(
+                "a handoff with full history begins with its parent's prompt, so it has its parent's tools; give the "
+                "sub-agent the same tools or none, or the handoff a fresh history"
+            )
+        return context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill)
+
+    # Handing over.
+
+    def _hand_over(self, agent: Agent, said: Handoff | Sequence[Handoff]) -> None:
+        """Take a handoff or a list of them."""
+        handoffs = [said] if isinstance(said, Handoff) else list(said)
+        depth = sum(1 for _ in agent.lineage())
+        allowed = self.root.limits.max_handoff_depth
+        if depth > allowed:
+            raise HandoffError(
+                f"{agent.name!r} hands over at depth {depth}, and {allowed} is allowed: Limits(max_handoff_depth=...)"
+            )
+        running = {id(item.env) for item in agent.lineage()}
+        for handoff in handoffs:
+            if id(handoff.env) in running:
+                raise HandoffError(
+                    f"{agent.name!r} hands over to {handoff.env!r}, which runs already: make another object of it"
+                )
+            running.add(id(handoff.env))
+        agent.waiting = Waiting(not isinstance(said, Handoff), handoffs)
+
+    def _child(self, parent: Agent, handoff: Handoff) -> Agent:
+        """The agent of a handoff."""
+        name = parent.child_name(handoff.role)
+        child = Agent(self, handoff.env, name, handoff.role, handoff.limits or handoff.env.limits, parent)
+        child.handoff = handoff
+        parent.record.append(child)
+        return child
+
+    def _close(self, agent: Agent, reason: StopReason, error: Exception | None = None) -> HandoffResult:
+        """End a sub-agent; for the one that was reset, raise what failed."""
+        if agent.parent is None:
+            raise error if error is not None else EpisodeError(str(reason))
+        agent.stop_reason, agent.due = reason, None
+        agent.error = None if error is None else _told(error)
+        self.agent = agent.parent
+        messages = list(agent.contexts[agent.name].messages) if agent.name in agent.contexts else []
+        said = next((message.content for message in reversed(messages) if message.role == "assistant"), "")
+        rewards = [item.reward for item in agent.walk() if isinstance(item, Step) and item.reward is not None]
+        result = HandoffResult(messages, said, sum(rewards) if rewards else None, str(reason), agent.error)
+        change = agent.handoff.result if agent.handoff is not None else None
+        return result if change is None else change(result)
+
+    # Actions.
+
+    def _receive(self, agent: Agent, action: object) -> Message | None:
+        """Take an action; the whole reply as a message, or None if there is nothing to answer."""
+        step = agent.due
+        if step is None and agent.unasked:
+            agent.unasked = False
+            return None
+        if step is None:
+            raise EpisodeError(
+                "step() after the end of the episode: call reset()"
+                if self.trajectory is not None
+                else "step() while no action is due: call reset() first, and step() once for each observation"
+            )
+        context = agent.context
+        checked = check_action(action, context.renderer.tokenizer.vocab_size)
+        self._act(agent, step, checked)
+        if checked.finish_reason == "abort":
+            if agent.max_tokens():
+                return None
+            step.finish_reason = "length"  # there is no room for the rest
+        agent.due = None
+        message = check_calls(self._read_reply(agent, step), context.tools)
+        step.reply = len(context.messages)
+        context.add_reply(message)
+        agent.count(tool_calls=len(message.tool_calls))
+        return message.as_reply(context.new_text(step.stop - step.action_start))
+
+    def _act(self, agent: Agent, step: Step, action: CheckedAction) -> None:
+        context = agent.context
+        context.act(action.tokens, action.logprobs)
+        stop = len(context.log_tokens)
+        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
+        step.finish_reason = action.finish_reason
+        if len(step.parts) == 1:
+            agent.record.append(step)
+            agent.count(steps=1)
+        agent.count(sampled=len(action.tokens))
+
+    def _read_reply(self, agent: Agent, step: Step) -> Message:
         """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
-        message = self.context.parse_reply()
-        step = self.steps[-1]
-        stops = self._stops(self._turn)
+        context = agent.context
+        message, stops = context.parse_reply(), _stops(agent)
         if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
-            text = str(self.context.new_text(step.stop - step.action_start))
+            text = str(context.new_text(step.stop - step.action_start))
             if any(stop in text for stop in stops):
                 errors = tuple(error for error in message.errors if error != NOT_ENDED)
                 return message.model_copy(update={"errors": errors})
         return message
 
-    def _stops(self, turn: Turn) -> tuple[str, ...]:
-        return (*self.renderer.stop_strings, *turn.stop)
+    def _go_on(self, agent: Agent) -> Result:
+        """The empty observation after a part of a reply, or after an episode that ended before anybody was asked."""
+        name, length = agent.context.name, len(agent.context)
+        observation = Observation(np.empty(0, dtype=np.int32), length, True, name, name)
+        info = self._info(agent, None, closed_reply=False)
+        info.update(rewards={}, metrics={})
+        if self.trajectory is not None:
+            info["stop_reason"] = self.trajectory.stop_reason
+        return Result(observation, 0.0, False, self.trajectory is not None, info)
 
-    def _act(self, step: Step, action: CheckedAction) -> None:
-        self.context.act(action.tokens, action.logprobs)
-        stop = len(self.context.log_tokens)
-        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
-        step.finish_reason = action.finish_reason
-        if len(step.parts) == 1:
-            self.steps.append(step)
-        self._sampled += len(action.tokens)
+    # Observations.
 
-    def _reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
-        """The first that holds, in this order: what the environment says comes before any limit."""
-        limits = self.limits
-        reasons = (
-            (StopReason.TERMINATED, turn.terminated),
-            (StopReason.TRUNCATED, turn.truncated),
-            (StopReason.CUT, limits.end_on_cut and step.finish_reason == "length"),
-            (StopReason.MAX_STEPS, _reached(len(self.steps), limits.max_steps)),
-            (StopReason.MAX_SAMPLED_TOKENS, _reached(self._sampled, limits.max_sampled_tokens)),
-            (StopReason.MAX_TOOL_CALLS, _reached(self._tool_calls, limits.max_tool_calls)),
-        )
-        return next((reason for reason, holds in reasons if holds), None)
-
-    def _hand_out(self, turn: Turn, delta: Delta, reason: StopReason | None, *, is_first: bool = False) -> Result:
-        extends = not is_first and delta.broken is None
-        name = self.context.name
-        self._turn = turn
+    def _hand_out(
+        self,
+        agent: Agent,
+        turn: Turn,
+        delta: Delta,
+        reason: StopReason | None,
+        *,
+        base: str | None = None,
+        is_new: bool = False,
+    ) -> Result | HandoffResult:
+        context = agent.context
+        broken = delta.broken or self._switch(agent, base, delta, is_new=is_new)
+        agent.returns = False
+        extends = not is_new and broken is None and not delta.is_first
+        agent.turn = turn
         if reason is None:
-            stop = len(self.context.log_tokens)
+            stop = len(context.log_tokens)
             start = stop - len(delta.tokens)
-            self._step = Step(name, name, delta.keep, extends, start, stop, broken=delta.broken)
+            agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, broken=broken)
+            self.agent = agent
+        elif agent.parent is not None:
+            return self._close(agent, reason)
         else:
-            self._unasked = is_first
-            self.context.check_end()
+            agent.unasked = is_new
+            for one in self.contexts.values():
+                one.check_end()
             trajectory = self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
-            trajectory.final_break = delta.broken
-        info = self._info(turn, delta.broken, closed_reply=delta.closed_reply)
+            trajectory.final_break = broken
+        info = self._info(agent, broken, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
-        observation = Observation(delta.tokens, delta.keep, extends, name, name)
+        observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name)
         is_terminated = reason == StopReason.TERMINATED
-        return Result(observation, float(turn.reward or 0.0), is_terminated, bool(reason) and not is_terminated, info)
+        return Result(observation, self._reward, is_terminated, bool(reason) and not is_terminated, info)
 
-    def _info(self, turn: Turn, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
+    def _switch(self, agent: Agent, base: str | None, delta: Delta, *, is_new: bool) -> Break | None:
+        """The switch that an observation is, if it is one: to a sub-agent, or back from it."""
+        name = agent.context.name
+        if is_new and agent.parent is not None and len(agent.contexts) == 1:
+            return Break("switch", "handoff", name, base or name, delta.keep, 0, f"from {agent.parent.context.name}")
+        if agent.returns and not is_new and not delta.is_first:
+            return Break("switch", "return", name, name, delta.keep, 0)
+        return None
+
+    def _info(self, agent: Agent, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
+        turn = agent.turn
         info = {
-            "stop_token_ids": self.renderer.stop_token_ids,
-            "stop": self._stops(turn),
-            "max_tokens": self._max_tokens(turn),
+            "stop_token_ids": agent.context.renderer.stop_token_ids,
+            "stop": _stops(agent),
+            "max_tokens": agent.max_tokens(),
             "sampling": dict(turn.sampling),
-            "context": self.context.name,
-            "role": self.context.role,
+            "context": agent.context.name,
+            "role": agent.context.role,
             "truncated_reply": closed_reply,
             "rewards": dict(turn.rewards),
             "metrics": dict(turn.metrics),
@@ -248,62 +471,106 @@ class Episode:
             info["break"] = broken
         return info
 
-    def _max_tokens(self, turn: Turn) -> int:
-        """How many tokens the next reply may have: the smallest of what the turn and each limit leave."""
-        limits = self.limits
-        left = [UNLIMITED]
-        if turn.max_tokens is not None:
-            step = self._step  # a part of the reply may be there already
-            left.append(turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
-        if limits.max_context_tokens is not None:
-            left.append(limits.max_context_tokens - len(self.context))
-        if limits.max_sampled_tokens is not None:
-            left.append(limits.max_sampled_tokens - self._sampled)
-        return max(0, min(left))
+    # The record.
 
     def _end(self, status: Status, reason: StopReason, error: str | None = None) -> Trajectory:
-        context = self.context
-        length = max((step.stop for step in self.steps), default=0)
-        log = ContextLog(
-            role=context.role,
-            parent=context.parent,
-            tokens=context.log_tokens.copy(0, length),
-            logprobs=context.log_logprobs.copy(0, length),
-            messages=list(context.messages),
-            tools=[dict(tool) for tool in context.tools],
-        )
-        self._step = None
+        root = self.root
+        steps = [item for item in root.walk() if isinstance(item, Step)]
+        renderer, history = root.env.renderer, root.env.history
+        root.due = None
         self.trajectory = Trajectory(
             id=self.id,
-            env=self.env,
+            env=root.env.name,
             seed=self.seed,
             status=status,
             stop_reason=str(reason),
-            contexts={context.name: log},
-            steps=self.steps,
-            renderer=self.renderer.specification(),
-            tokenizer=self.renderer.tokenizer.fingerprint,
-            vocab_size=self.renderer.tokenizer.vocab_size,
-            history=self.history.specification(),
-            limits=self.limits.model_dump(exclude_defaults=True),
+            contexts=self._logs(steps),
+            steps=steps,
+            renderer=renderer.specification(),
+            tokenizer=renderer.tokenizer.fingerprint,
+            vocab_size=renderer.tokenizer.vocab_size,
+            history=history.specification(),
+            limits=root.limits.model_dump(exclude_defaults=True),
             config=self.config,
-            task=_as_json(self.task),
+            task=_as_json(root.task),
             group_id=self.group_id,
             error=error,
         )
         return self.trajectory
 
+    def _logs(self, steps: Sequence[Step]) -> dict[str, ContextLog]:
+        """What went through each context, those of sub-agents behind their parents'."""
+        ends: dict[str, int] = {}
+        for step in steps:
+            ends[step.context] = max(step.stop, ends.get(step.context, 0))
+        logs: dict[str, ContextLog] = {}
+        main = self.root.env.renderer.tokenizer
+        for agent in (item for item in self.root.walk() if isinstance(item, Agent)):
+            for name, context in agent.contexts.items():
+                length, tokenizer = ends.get(name, 0), context.renderer.tokenizer
+                is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint
+                logs[name] = ContextLog(
+                    role=context.role,
+                    parent=context.parent,
+                    tokens=context.log_tokens.copy(0, length),
+                    logprobs=context.log_logprobs.copy(0, length),
+                    messages=list(context.messages),
+                    tools=[dict(tool) for tool in context.tools],
+                    reward=context.reward,
+                    stop_reason=str(agent.stop_reason or "") if is_child else "",
+                    error=agent.error,
+                    task=_as_json(agent.task) if is_child else None,
+                    tokenizer=tokenizer.fingerprint if is_other else "",
+                    vocab_size=tokenizer.vocab_size if is_other else 0,
+                )
+        return logs
 
-def _reached(count: int, limit: int | None) -> bool:
-    return limit is not None and count >= limit
+
+def seed_of(seed: int | None, name: str) -> int | None:
+    """The seed of a sub-agent: the hash of the episode's and of its context's name. None stays None."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
 
 
-def _check_turn(turn: object) -> None:
+def _checked(turn: object) -> Turn:
     if not isinstance(turn, Turn):
-        raise TurnError(f"start() and respond() return a Turn, got a {type(turn).__name__}: {turn!r:.80}")
+        raise TurnError(
+            f"start(), respond() and resume() return a Turn, or respond() a Handoff, got a {type(turn).__name__}: "
+            f"{turn!r:.80}"
+        )
     taken = turn.info and RESERVED_INFO & turn.info.keys()
     if taken:
         raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Take others")
+    return turn
+
+
+def _check_players(agent: Agent, turn: Turn) -> None:
+    """A reward is for a context that there is."""
+    known = [name if agent.parent is None else name.removeprefix(f"{agent.name}/") for name in agent.contexts]
+    unknown = turn.context_rewards.keys() - set(known)
+    if unknown:
+        raise TurnError(f"context_rewards names {sorted(unknown)}; the contexts are {known}")
+
+
+def _sum(step: Step, turn: Turn) -> tuple[float | None, dict[str, float]]:
+    """The reward of a step that a turn settles, too, after those before it."""
+    if step.reward is None or not turn.rewards:
+        return (turn.reward if step.reward is None else step.reward), {**step.rewards, **turn.rewards}
+    rewards = dict(step.rewards)
+    for name, value in turn.rewards.items():
+        rewards[name] = rewards.get(name, 0.0) + value
+    return step.reward + (turn.reward or 0.0), rewards
+
+
+def _stops(agent: Agent) -> tuple[str, ...]:
+    return (*agent.context.renderer.stop_strings, *agent.turn.stop)
+
+
+def _told(error: BaseException) -> str:
+    notes: list[str] = getattr(error, "__notes__", [])
+    return " ".join([f"{type(error).__name__}: {error}", *notes])
 
 
 def _as_json(task: Any) -> Any:

@@ -60,6 +60,10 @@ class ConfigError(EnvsdkError, ValueError):
     """An option of an environment, a renderer, a history policy or a limit is not valid."""
 
 
+class HandoffError(EnvsdkError, ValueError):
+    """A handoff is not legal: to something that is no Env, to one that is running, or too deep."""
+
+
 class EpisodeError(EnvsdkError, RuntimeError):
     """A call that does not fit the state of the episode, such as `step` before `reset` or after the end."""
 

@@ -40,6 +40,9 @@ class Limits(BaseModel):
         max_sampled_tokens: Tokens that the policy samples in the episode.
         max_tool_calls: Calls of tools in the episode.
         end_on_cut: Whether a reply that was cut ends the episode.
+        max_handoff_depth: How deep handoffs may nest. One that goes deeper is an error, and no end.
+
+    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,6 +52,7 @@ class Limits(BaseModel):
     max_sampled_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = Field(default=None, ge=1)
     end_on_cut: bool = True
+    max_handoff_depth: int = Field(default=8, ge=0)
 
     @classmethod
     def of(cls, value: "Limits | Mapping[str, Any] | None", default: "Limits") -> "Limits":

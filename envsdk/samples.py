@@ -48,7 +48,7 @@ class Sample:
     step_ids: "NDArray[np.int32]"
     """Shape (L,): the sample's step that a token was sampled in, as an index of `step_rewards`; -1 elsewhere."""
     reward: float
-    """The trajectory's reward."""
+    """The context's own reward; where it has none, the trajectory's."""
     step_rewards: "NDArray[np.float32]"
     """Shape (n_steps,): the reward of each step in this sample; 0.0 for one that was not scored."""
     temperature: "NDArray[np.float32]"
@@ -163,9 +163,13 @@ class Sample:
             raise InvalidRecord(f"the sample is damaged: {type(error).__name__}: {error}") from error
 
 
-def samples_of(trajectory: Trajectory, loss: LossRule = "all") -> list[Sample]:
+def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
     """Make the samples of a trajectory; see `Trajectory.samples`."""
-    trains = _rule(trajectory, loss)
+    rule, failed = _rule(trajectory, loss), [name for name, log in trajectory.contexts.items() if log.error]
+
+    def trains(step: Step) -> bool:
+        return (include_failed or step.context not in failed) and rule(step)
+
     tracks: dict[str, _Track] = {}
     segments: list[tuple[int, Sample]] = []
     for index, step in trajectory.walk():
@@ -294,7 +298,7 @@ class _Track:
             mask=mask,
             logprobs=None if np.isnan(logprobs[mask]).all() else logprobs,
             step_ids=self._step_ids.copy(0, length),
-            reward=trajectory.reward,
+            reward=trajectory.reward if self._log.reward is None else self._log.reward,
             step_rewards=np.array([step.reward or 0.0 for _, step in steps], dtype=np.float32),
             temperature=np.array([part.temperature for part in parts], dtype=np.float32),
             policy_version=np.array([_version(part.policy_version) for part in parts], dtype=np.int32),
@@ -314,8 +318,8 @@ class _Track:
             metadata={
                 "env": trajectory.env,
                 "seed": trajectory.seed,
-                "tokenizer": trajectory.tokenizer,
-                "vocab_size": trajectory.vocab_size,
+                "tokenizer": self._log.tokenizer or trajectory.tokenizer,
+                "vocab_size": self._log.vocab_size or trajectory.vocab_size,
                 "steps": [index for index, _ in steps],
             },
         )

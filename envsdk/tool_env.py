@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from .env import Env, EnvConfig, in_event_loop
-from .episode import Result
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
+from .handoff import Handoff, HandoffResult, is_handoff
 from .messages import Message, ToolCall, ToolSchema, check_json
 from .tools import Tool, as_tool
 from .turn import Turn
@@ -48,6 +48,8 @@ class Answer(NamedTuple):
     is_error: bool = False
     was_run: bool = True
     """Whether its tool was called at all."""
+    handoffs: tuple[Handoff, ...] = ()
+    """To whom the tool handed over; their results are the answer."""
 
 
 class ToolEnv(Env):
@@ -90,10 +92,36 @@ class ToolEnv(Env):
         """
         return Turn(corrections, terminated=in_a_row > self.config.max_bad_replies)
 
-    async def respond(self, reply: Message) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the calls of a reply, or finish. Of a reply that went on, only what is new is answered."""
+    async def respond(self, reply: Message) -> Turn | Sequence[Handoff]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the calls of a reply, or finish. Of a reply that went on, only what is new is answered.
+
+        What tools handed over to goes first; its results are their answers.
+        """
         calls = reply.tool_calls[self._answered :]
         answers = await self._run_calls(calls)
+        handoffs = [handoff for answer in answers for handoff in answer.handoffs]
+        if handoffs:
+            self._handed_over = reply, calls, answers
+            return handoffs
+        return await self._conclude(reply, calls, answers)
+
+    async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
+        """Answer the calls that handed over with what came of it, and go on as after any tool."""
+        assert self._handed_over is not None
+        (reply, calls, answers), self._handed_over = self._handed_over, None
+        left = iter(result)
+        answers = [self._with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
+        return await self._conclude(reply, calls, answers)
+
+    def _with_results(self, answer: Answer, results: Sequence[HandoffResult]) -> Answer:
+        if not results:
+            return answer
+        texts = [one.content if one.error is None else f"Error: {one.error}" for one in results]
+        failed = any(one.error is not None for one in results)
+        return Answer(self._cut("\n\n".join(texts)), is_error=failed)
+
+    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Turn:
+        """Answer a reply, when all its calls have an answer."""
         messages = [
             Message(role="tool", content=answer.text, name=call.name or None, tool_call_id=call.id)
             for call, answer in zip(calls, answers, strict=True)
@@ -128,15 +156,15 @@ class ToolEnv(Env):
         self._functions: dict[str, Tool] | None = None  # those of the current episode
         return super()._read_config(config)
 
-    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        super()._begin(seed, options)
+    def _prepare(self, seed: int | None, options: Mapping[str, Any]) -> None:
+        super()._prepare(seed, options)
         self._functions = None
+        self._handed_over: tuple[Message, Sequence[ToolCall], list[Answer]] | None = None
         self._bad_replies = 0
         self._answered = 0  # how many calls of a reply that goes on were answered
 
-    def _opened(self, turn: Turn) -> Result:
+    def _started(self, turn: Turn) -> None:
         self._functions = {**self._tools(), **getattr(turn, "functions", {})}
-        return super()._opened(turn)
 
     def _waits(self) -> bool:
         """Whether anything has to be waited for; if not, `step` needs no event loop."""
@@ -147,7 +175,8 @@ class ToolEnv(Env):
         tools = self._tools() if self._functions is None else self._functions
         return any(tool.is_async or self._timeout_s(tool) is not None for tool in tools.values())
 
-    def _default_tools(self) -> list[ToolSchema]:
+    def default_tools(self) -> list[ToolSchema]:
+        """See `Env.default_tools`."""
         return [tool.schema for tool in self._tools().values()]
 
     def _tools(self) -> dict[str, Tool]:
@@ -172,7 +201,7 @@ class ToolEnv(Env):
         return self.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Answer]:
-        left = self._running.tool_calls_left(calls)
+        left = self._running.tool_calls_left(len(calls))
         running = (self._answer(call, index < left) for index, call in enumerate(calls))
         return await _together(list(running)) if self.config.concurrent_tools else [await answer for answer in running]
 
@@ -195,7 +224,10 @@ class ToolEnv(Env):
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Answer:
         try:
-            return Answer(self._cut(_as_text(await self._call(tool, arguments))))
+            result = await self._call(tool, arguments)
+            if is_handoff(result):
+                return Answer("", handoffs=(result,) if isinstance(result, Handoff) else tuple(result))
+            return Answer(self._cut(_as_text(result)))
         except ToolError as error:
             return self._failed(_said(error))
         except EnvsdkError:

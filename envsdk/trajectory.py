@@ -80,6 +80,18 @@ class ContextLog:
     messages: list[Message]
     """Everything that was said."""
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    reward: float | None = None
+    """What it earned by itself; None if it shares the episode's reward."""
+    stop_reason: str = ""
+    """Why it ended, if it is a sub-agent's."""
+    error: str | None = None
+    """What went wrong, if it is a sub-agent's and that failed. It then gives no samples, unless asked for."""
+    task: Any = None
+    """The task, if it is a sub-agent's; what of it is no JSON is stored as its `repr`."""
+    tokenizer: str = ""
+    """The fingerprint of its tokenizer, if that is not the episode's."""
+    vocab_size: int = 0
+    """The size of its vocabulary, if that is not the episode's."""
 
 
 class Prompt(NamedTuple):
@@ -203,7 +215,7 @@ class Trajectory:
             loss: Which steps are trained: `"all"`, `"last_step"` (of each context), `"without_errors"` (those whose
                 whole reply has no errors: it could be read, its tools exist, no argument is missing), or a function of
                 a `Step`.
-            include_failed: Whether a failed episode gives samples of the steps that it had; else it gives none.
+            include_failed: Whether a failed episode, or a failed sub-agent, gives samples of the steps that it had.
 
         Returns:
             The samples, in the order in which their segments began.
@@ -214,7 +226,9 @@ class Trajectory:
         """
         from .samples import samples_of
 
-        return [] if self.status == "error" and not include_failed else samples_of(self, loss)
+        if self.status == "error" and not include_failed:
+            return []
+        return samples_of(self, loss, include_failed=include_failed)
 
     def to_json(self) -> bytes:
         """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
@@ -275,7 +289,8 @@ def _without_end(ranges: list[tuple[str, int, int]], count: int) -> list[tuple[s
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:
     messages = [message.model_dump(exclude_defaults=True) for message in log.messages]
-    return {**{field.name: getattr(log, field.name) for field in fields(log)}, "messages": fragment(messages)}
+    record = {field.name: getattr(log, field.name) for field in fields(log)}
+    return {**record, "messages": fragment(messages), "task": fragment(log.task)}
 
 
 def _dump_step(step: Step) -> Step | dict[str, Any]:
@@ -296,7 +311,8 @@ def _load_log(record: Mapping[str, Any]) -> ContextLog:
     logprobs = np.array(record["logprobs"], dtype=np.float32)
     if tokens.shape != logprobs.shape or tokens.ndim != 1:
         raise ValueError(f"there are {tokens.shape} tokens and {logprobs.shape} logprobs")
-    return ContextLog(record["role"], record["parent"], tokens, logprobs, messages, record["tools"])
+    arrays: dict[str, Any] = {"tokens": tokens, "logprobs": logprobs, "messages": messages}
+    return ContextLog(**{**record, **arrays})
 
 
 def _load_break(record: dict[str, Any] | None) -> Break | None:

@@ -37,12 +37,17 @@ class Turn:
         stop: Strings at which the policy should stop sampling; what it sampled behind them stays.
         max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused.
         sampling: Sampling parameters for the next reply (temperature and so on), passed on to the policy.
+        context: Whom it speaks to, such as `player1`; by default whoever spoke last. A new name opens a new context.
+        context_rewards: What contexts earned, by name. A context that earned something has that as its reward, in
+            place of the episode's.
 
     Raises:
         TurnError: For messages that cannot be read, and for a reward that is no finite number.
     """
 
     __slots__ = (
+        "context",
+        "context_rewards",
         "continuation",
         "functions",
         "info",
@@ -76,6 +81,8 @@ class Turn:
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        context: str | None = None,
+        context_rewards: Mapping[str, float] | None = None,
     ) -> None:
         self.continuation = _start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
         self.prefill = None if prefill is None else _start_of_reply("prefill", prefill)
@@ -103,6 +110,12 @@ class Turn:
         self.rewards = {} if reward is None else _numbers("reward", reward)
         self.reward = sum(self.rewards.values(), 0.0) if reward is not None else None
         self.metrics = _numbers("metrics", metrics) if metrics else {}
+        self.context_rewards = _numbers("context_rewards", context_rewards) if context_rewards else {}
+        if context is not None and (not isinstance(context, str) or not context):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"context is {context!r}; expected a name")
+        if continues and context is not None:
+            raise TurnError("a reply that continues is in the context that it is in: give no context")
+        self.context = context
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
         self.max_tokens = max_tokens

@@ -74,6 +74,14 @@ class View:
         self.tokens.truncate(self.body + kept)
         self.tokens.append(tokens)
 
+    def copy(self) -> "View":
+        """A view that goes its own way from here on."""
+        view = View(self.renderer)
+        view.tools, view.end, view.body = self.tools, self.end, self.body
+        view.tokens.append(self.tokens.view)
+        view.messages, view.starts, view.bodies = list(self.messages), list(self.starts), list(self.bodies)
+        return view
+
     def mark(self) -> Mark:
         """The state to go back to."""
         return Mark(len(self.messages), len(self.tokens), self.end, self.body)

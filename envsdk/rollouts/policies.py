@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ..action import Action
 from ..env import Env
 from ..errors import PolicyError, unknown_name
 from ..messages import Message
+from ..renderer import Renderer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,8 +50,8 @@ class Policy(Protocol):
         ...
 
 
-PolicyLike: TypeAlias = str | Policy | Callable[..., Any]
-"""A policy, or the name of one: `random`, `reference` or `null`."""
+PolicyLike: TypeAlias = str | Policy | Callable[..., Any] | Mapping[str, Any]
+"""A policy, or the name of one: `random`, `reference` or `null`; or a mapping from roles to these."""
 
 
 class RandomPolicy:
@@ -93,30 +94,46 @@ class ReplyPolicy:
     """Says what a function returns as a message, with probability 1.
 
     Args:
-        env: The environment that is played; its renderer writes the messages.
-        reply: Returns the next reply: a message, or its text.
+        env: The environment that is played; the renderer of the context writes the message.
+        reply: Returns the next reply of an environment, which may be a sub-agent: a message, or its text.
     """
 
-    def __init__(self, env: Env, reply: Callable[[], Message | str]) -> None:
+    def __init__(self, env: Env, reply: Callable[[Env], Message | str]) -> None:
         self._env = env
         self._reply = reply
 
-    def __call__(self, prompt: "NDArray[np.int32]", *, max_tokens: int, stop: tuple[str, ...], **_: Any) -> Action:
+    def __call__(
+        self, prompt: "NDArray[np.int32]", *, context: str, max_tokens: int, stop: tuple[str, ...], **_: Any
+    ) -> Action:
         """The reply as tokens: up to the first stop string in it, and at most `max_tokens`."""
-        reply = self._reply()
+        agent = self._env.episode.owners[context]
+        renderer = agent.context.renderer
+        reply = self._reply(agent.env)
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
-        tokens = self._env.renderer.reply(message)
-        tokens = tokens[: self._stop_at(tokens, stop)]
+        tokens = renderer.reply(message)
+        tokens = tokens[: self._stop_at(renderer, tokens, stop)]
         is_cut = len(tokens) > max_tokens
         tokens = tokens[:max_tokens]
         return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
 
-    def _stop_at(self, tokens: "NDArray[np.int32]", stop: tuple[str, ...]) -> int:
+    def _stop_at(self, renderer: Renderer, tokens: "NDArray[np.int32]", stop: tuple[str, ...]) -> int:
         """The position behind the token that completes the first stop string."""
-        pieces = self._env.renderer.tokenizer.token_bytes(tokens)
+        pieces = renderer.tokenizer.token_bytes(tokens)
         text = b"".join(pieces)
         ends = [text.index(name) + len(name) for name in map(str.encode, stop) if name in text]
         return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), min(ends))) + 1 if ends else len(tokens)
+
+
+class _ByRole:
+    """Asks the policy of the role that the context has."""
+
+    def __init__(self, policies: Mapping[str, Callable[..., Any]]) -> None:
+        self._policies = policies
+
+    def __call__(self, prompt: "NDArray[np.int32]", *, role: str, **others: Any) -> Any:
+        if role not in self._policies:
+            raise PolicyError(f"there is no policy for the role {role!r}; there are some for {sorted(self._policies)}")
+        return self._policies[role](prompt, role=role, **others)
 
 
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
@@ -128,9 +145,12 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
     """
     named: dict[str, Callable[[], Callable[..., Any]]] = {
         "random": lambda: RandomPolicy(env.renderer.tokenizer.vocab_size, seed=seed or 0),
-        "reference": lambda: ReplyPolicy(env, env.reference_reply),
-        "null": lambda: ReplyPolicy(env, env.null_reply),
+        "reference": lambda: ReplyPolicy(env, lambda speaker: speaker.reference_reply()),
+        "null": lambda: ReplyPolicy(env, lambda speaker: speaker.null_reply()),
     }
+    if isinstance(policy, Mapping):
+        by_role = cast("Mapping[str, PolicyLike]", policy)
+        return _ByRole({role: find_policy(one, env, seed) for role, one in by_role.items()})
     if isinstance(policy, str):
         if policy not in named:
             raise unknown_name("policy", policy, named, "One of your own is passed as a function.")

@@ -2,11 +2,15 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..action import Action
+from ..action import Action, Observation
+from ..agent import Agent
 from ..env import Env, in_event_loop
+from ..episode import Result
 from ..errors import EpisodeError, PolicyError
+from ..handoff import HandoffResult
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy
 
@@ -20,11 +24,12 @@ def refuse_event_loop(instead: str) -> None:
 async def arollout(
     env: Env, policy: PolicyLike = "random", *, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> Trajectory:
-    """Roll out one episode, inside an event loop.
+    """Roll out one episode, inside an event loop; sub-agents that were handed over to in a list go on side by side.
 
     Args:
         env: The environment; it is reset.
-        policy: A policy (see `envsdk.rollouts.Policy`), or `"random"`, `"reference"` or `"null"`.
+        policy: A policy (see `envsdk.rollouts.Policy`), or `"random"`, `"reference"` or `"null"`; or one for each role,
+            as a mapping.
         seed: The same seed and the same policy give the same bytes.
         options: What `env.reset` takes: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
 
@@ -37,10 +42,54 @@ async def arollout(
     """
     ask = find_policy(policy, env, seed)
     observation, info = await env.areset(seed=seed, options=options)
-    while env.trajectory is None:
-        action = ask(
-            env.prompt(),
-            episode_id=env.episode_id,
+    return await _Player(env, ask).play_to_the_end(observation, info)
+
+
+class _Player:
+    """Plays an episode, each agent in a coroutine of its own."""
+
+    def __init__(self, env: Env, ask: Callable[..., Any]) -> None:
+        self._env = env
+        self._ask = ask
+        self._episode = env.episode
+        self._episode.side_by_side = True
+
+    async def play_to_the_end(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
+        root = self._episode.root
+        while self._episode.trajectory is None:
+            outcome = await self._step(root, observation, info)
+            assert isinstance(outcome, Result)  # only a sub-agent ends with anything else
+            observation, info = outcome.observation, outcome.info
+        return self._episode.trajectory
+
+    async def _run(self, children: list[Agent]) -> list[HandoffResult]:
+        """Run sub-agents side by side; if one raises, which is no failure of its own, the others are cancelled."""
+        tasks = [asyncio.ensure_future(self._run_one(child)) for child in children]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_one(self, child: Agent) -> HandoffResult:
+        limit = child.handoff.timeout_s if child.handoff is not None else None
+        clock = asyncio.timeout(limit)
+        try:
+            async with clock:
+                outcome = await self._env.adrive(self._episode.enter(child), self._run)
+                while isinstance(outcome, Result):
+                    outcome = await self._step(child, outcome.observation, outcome.info)
+                return outcome
+        except TimeoutError:
+            if not clock.expired():
+                raise  # it is the policy's own
+            return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
+
+    async def _step(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Result | HandoffResult:
+        action = self._ask(
+            agent.context.prompt(),
+            episode_id=self._episode.id,
             context=observation.context,
             base=observation.base,
             role=info["role"],
@@ -54,8 +103,7 @@ async def arollout(
             action = await action
         if not isinstance(action, Action):
             raise PolicyError(f"a policy returns an Action, got a {type(action).__name__}: {action!r:.80}")
-        observation, _, _, _, info = await env.astep(action)
-    return env.trajectory
+        return await self._env.adrive(self._episode.play(agent, action), self._run)
 
 
 def rollout(

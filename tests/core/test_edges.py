@@ -169,7 +169,7 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
     for token in odd:
         env.reset(seed=0)
         env.step(np.array([token, *tokenizer.encode("x"), tokenizer.token_id("<|im_end|>")], dtype=np.int32))
-        said = env._episode.context.view[1].content
+        said = env._agent.context.view[1].content
         assert f"<|im_start|>assistant\n{said}<|im_end|>" in tokenizer.decode(env.prompt())
 
 
@@ -220,7 +220,7 @@ def test_a_message_put_before_all_others_leaves_one_list_of_tools() -> None:
     env.options = {"tools": [tool]}
     env.reset(seed=0)
     observation, *_ = env.step(says(env, "one"))
-    expected = env.renderer.render(env._episode.context.view, tools=[tool], history="keep", generation_prompt=True)
+    expected = env.renderer.render(env._agent.context.view, tools=[tool], history="keep", generation_prompt=True)
     assert observation.keep == 0
     assert env.prompt().tolist() == expected.tokens.tolist()
 
@@ -496,7 +496,7 @@ def test_tools_without_parameters_can_be_called(parameters: object) -> None:
     assert env.reply.errors == ()
 
 
-@pytest.mark.parametrize("options", [{"history": None}, {"history": envsdk.history.Keep}, {"renderer": None}], ids=str)
+@pytest.mark.parametrize("options", [{"history": None}, {"history": envsdk.history.Keep}, {"renderer": 3}], ids=str)
 def test_options_of_a_wrong_type_are_named(options: dict) -> None:
     with pytest.raises(errors.ConfigError, match=next(iter(options))):
         Talks(**options)

@@ -1,0 +1,149 @@
+"""Who speaks in an episode: one environment's part of it, with its contexts, its limits and its counts."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .context import Context
+from .errors import TurnError
+from .handoff import Handoff, Waiting
+from .limits import UNLIMITED, Limits, StopReason
+from .trajectory import Step
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from .env import Env
+    from .episode import Episode
+
+MAIN = "main"
+
+
+class Agent:
+    """An environment in an episode: the one that was reset, or a sub-agent.
+
+    Args:
+        episode: The episode.
+        env: The environment.
+        name: The name of its first context, if it does not say another.
+        role: What it is called.
+        limits: When it is cut off.
+        parent: Who handed over to it.
+    """
+
+    def __init__(
+        self, episode: "Episode", env: "Env", name: str, role: str, limits: Limits, parent: "Agent | None" = None
+    ) -> None:
+        self.episode = episode
+        self.env = env
+        self.name = name
+        self.role = role
+        self.limits = limits
+        self.parent = parent
+        self.handoff: Handoff | None = None
+        self.contexts: dict[str, Context] = {}
+        self.current: Context | None = None
+        self.turn = Turn()
+        self.due: Step | None = None  # the observation that waits for its action
+        self.record: list[Step | Agent] = []
+        """The steps that were answered, in part or whole, and the sub-agents that spoke in between."""
+        self.waiting: Waiting | None = None
+        self.returns = False  # a sub-agent spoke since: the next observation is a return
+        self.unasked = False  # it ended before anybody was asked: the next step says so
+        self.stop_reason: StopReason | None = None
+        self.error: str | None = None
+        self.task: Any = None
+        self.steps = 0
+        self.sampled = 0
+        self.tool_calls = 0
+        self._names: dict[str, int] = {}
+
+    @property
+    def context(self) -> Context:
+        """The context that is spoken to."""
+        if self.current is None:
+            raise TurnError(f"{self.name!r} has no context yet: nothing was said")
+        return self.current
+
+    @property
+    def last_step(self) -> Step:
+        """Its own last step that was answered."""
+        return next(step for step in reversed(self.record) if isinstance(step, Step))
+
+    def lineage(self) -> "Iterator[Agent]":
+        """Itself and all that handed over to it, one after the other."""
+        agent: Agent | None = self
+        while agent is not None:
+            yield agent
+            agent = agent.parent
+
+    def walk(self) -> "Iterator[Step | Agent]":
+        """Its steps and all agents below it, depth-first; each agent before its steps."""
+        yield self
+        for item in self.record:
+            if isinstance(item, Agent):
+                yield from item.walk()
+            else:
+                yield item
+
+    def name_of(self, turn: Turn) -> str:
+        """The name of the context that a turn speaks to."""
+        if turn.context is None:
+            return self.name if self.current is None else self.current.name
+        return turn.context if self.parent is None else f"{self.name}/{turn.context}"
+
+    def child_name(self, role: str) -> str:
+        """A name for the context of another sub-agent of that role."""
+        self._names[role] = self._names.get(role, 0) + 1
+        base = MAIN if self.current is None else self.current.name
+        return f"{base}/{role}-{self._names[role]}"
+
+    # Limits.
+
+    def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
+        """Count for itself and for all that handed over to it."""
+        for agent in self.lineage():
+            agent.steps += steps
+            agent.sampled += sampled
+            agent.tool_calls += tool_calls
+
+    def reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
+        """The first that holds, in this order: what the environment says comes before any limit."""
+        if turn.terminated:
+            return StopReason.TERMINATED
+        if turn.truncated:
+            return StopReason.TRUNCATED
+        if self.limits.end_on_cut and step.finish_reason == "length":
+            return StopReason.CUT
+        return next((reason for agent in self.lineage() if (reason := agent.limit_reached()) is not None), None)
+
+    def limit_reached(self) -> StopReason | None:
+        """Which of its own limits is reached, if one is."""
+        limits = self.limits
+        reasons = (
+            (StopReason.MAX_STEPS, _reached(self.steps, limits.max_steps)),
+            (StopReason.MAX_SAMPLED_TOKENS, _reached(self.sampled, limits.max_sampled_tokens)),
+            (StopReason.MAX_TOOL_CALLS, _reached(self.tool_calls, limits.max_tool_calls)),
+        )
+        return next((reason for reason, holds in reasons if holds), None)
+
+    def max_tokens(self) -> int:
+        """How many tokens the next reply may have: the smallest of what the turn and each limit leave."""
+        left = [UNLIMITED]
+        if self.turn.max_tokens is not None:
+            step = self.due  # a part of the reply may be there already
+            left.append(self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
+        if self.limits.max_context_tokens is not None:
+            left.append(self.limits.max_context_tokens - len(self.context))
+        for agent in self.lineage():
+            if agent.limits.max_sampled_tokens is not None:
+                left.append(agent.limits.max_sampled_tokens - agent.sampled)  # noqa: PERF401
+        return max(0, min(left))
+
+    def tool_calls_left(self, count: int) -> int:
+        """How many of the last reply's `count` calls may be run: the limits less those of the replies before it."""
+        limited = [agent for agent in self.lineage() if agent.limits.max_tool_calls is not None]
+        left = [(agent.limits.max_tool_calls or 0) - (agent.tool_calls - count) for agent in limited]
+        return max(0, min([count, *left]))
+
+
+def _reached(count: int, limit: int | None) -> bool:
+    return limit is not None and count >= limit

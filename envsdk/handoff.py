@@ -1,0 +1,110 @@
+"""Handing an episode over to somebody else: a sub-agent, which is an environment of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from .errors import ConfigError, HandoffError
+from .limits import Limits
+from .messages import Message
+
+if TYPE_CHECKING:
+    from .env import Env
+
+MessageFilter: TypeAlias = Callable[[list[Message]], Sequence[Message]]
+"""Chooses what of a conversation goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffResult:
+    """What came of a handoff."""
+
+    messages: list[Message]
+    """Everything that was said in the sub-agent's first context."""
+    content: str
+    """What the sub-agent said last; empty if it never replied."""
+    reward: float | None
+    """The sum of its rewards; None if it was never scored."""
+    stop_reason: str
+    """Why it ended: a `StopReason`."""
+    error: str | None = None
+    """What went wrong, if it failed."""
+
+
+ResultFilter: TypeAlias = Callable[[HandoffResult], HandoffResult]
+
+
+class Handoff:
+    """Somebody else goes on. `respond` returns it in place of a `Turn`, and so may a tool.
+
+    The sub-agent speaks with the model in a context of its own. When it ends, `resume(result)` of the environment that
+    handed over says what comes next, in its own context, all of which is kept. A list of handoffs is sub-agents side by
+    side; `resume` then gets the list of their results.
+
+    Args:
+        env: The sub-agent: an `Env` of its own. One that was made without a renderer takes over its parent's.
+        task: Its task: the task itself; or the index of one, if it has tasks.
+        role: What it is called; by default its class's name in lower case. Policies and baselines go by role.
+        limits: Its limits; by default its own. Those of its parents hold, too.
+        history: What it sees of the conversation so far: `"fresh"`, nothing; `"full"`, all of it, as a prompt that
+            starts with its parent's context, token for token; or a function that chooses messages, which are written
+            again.
+        result: Changes what `resume` gets.
+        timeout_s: How many seconds it may take in a rollout; whoever calls `step` has a clock of their own.
+
+    Raises:
+        HandoffError: If `env` is no `Env`, or the role is no name.
+        ConfigError: If the limits or the history are not valid.
+    """
+
+    __slots__ = ("env", "history", "limits", "result", "role", "task", "timeout_s")
+
+    def __init__(
+        self,
+        env: "Env",
+        task: Any = None,
+        *,
+        role: str | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        history: Literal["fresh", "full"] | MessageFilter = "fresh",
+        result: ResultFilter | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        from .env import Env
+
+        if not isinstance(env, Env):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise HandoffError(f"a handoff goes to an Env, got a {type(env).__name__}: make one, such as Researcher()")
+        if history not in ("fresh", "full") and not callable(history):
+            raise ConfigError(f"history is {history!r}; expected 'fresh', 'full' or a function of the messages")
+        role = type(env).__name__.lower() if role is None else role
+        if not isinstance(role, str) or not role or "/" in role:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise HandoffError(f"role is {role!r}; expected a name without '/'")
+        self.env = env
+        self.task = task
+        self.role = role
+        self.limits = None if limits is None else Limits.of(limits, Limits())
+        self.history: Literal["fresh", "full"] | MessageFilter = history
+        self.result = result
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"timeout_s is {timeout_s!r}; expected a number above 0")
+        self.timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Handoff to {self.env!r} as {self.role!r}>"
+
+
+def is_handoff(said: object) -> bool:
+    """Whether what an author returned is a handoff, or a list of them."""
+    if isinstance(said, (list, tuple)):
+        items = cast("Sequence[Any]", said)
+        return bool(items) and all(isinstance(item, Handoff) for item in items)
+    return isinstance(said, Handoff)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What an agent that handed over waits for."""
+
+    is_list: bool
+    left: list[Handoff]
+    results: list[HandoffResult] = field(default_factory=list[HandoffResult])

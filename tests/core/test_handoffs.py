@@ -1,0 +1,491 @@
+"""Several contexts in one episode: sub-agents, nested, side by side and failing; players; and their credit."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk import Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
+from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, TurnError
+from envsdk.rollouts import RandomPolicy
+
+
+class Worker(Env):
+    """Answers once, after `rounds` questions."""
+
+    def __init__(self, rounds: int = 1, reward: float = 0.25, **options: Any) -> None:
+        super().__init__(**options)
+        self.rounds, self.reward = rounds, reward
+
+    def start(self) -> Turn:
+        self.heard = 0
+        return Turn(f"Work on {self.task}.", system="You work.")
+
+    def respond(self, reply: Message) -> Turn:
+        self.heard += 1
+        is_last = self.heard == self.rounds
+        return Turn("More." if not is_last else "Done.", reward=self.reward * is_last, terminated=is_last)
+
+
+class Fails(Env):
+    def start(self) -> Turn:
+        return Turn("Fail.")
+
+    def respond(self, reply: Message) -> Turn:
+        raise RuntimeError("the disk is full")
+
+
+class FailsAtOnce(Env):
+    def start(self) -> Turn:
+        raise RuntimeError("there is no disk")
+
+
+class Boss(Env):
+    """Hands over what it was given, one after the other, and ends with the sum."""
+
+    def __init__(self, plan: list[Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.plan = plan
+
+    def start(self) -> Turn:
+        self.left, self.results = list(self.plan), []
+        return Turn("Delegate.", system="You delegate.")
+
+    def respond(self, reply: Message) -> Any:
+        if not self.left:
+            return Turn("Good.", reward=1.0, terminated=True)
+        return self.left.pop(0)
+
+    def resume(self, result: Any) -> Turn:
+        self.results.append(result)
+        results = result if isinstance(result, list) else [result]
+        return Turn("; ".join(one.error or one.content[:20] for one in results), reward=0.125)
+
+
+def says(text: str) -> Any:
+    """A policy that says its role and the number of its reply."""
+
+    def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        from envsdk import Action
+
+        tokens = TOKENIZER.encode(f"{text} {role} {context} {len(prompt)}").tolist()
+        return Action([*tokens, END], np.full(len(tokens) + 1, -0.5))
+
+    return policy
+
+
+ENV = Boss([])
+TOKENIZER, END = ENV.renderer.tokenizer, ENV.renderer.stop_token_ids[0]
+
+
+def check(trajectory: Trajectory) -> None:
+    """What holds for every trajectory, whatever was handed over."""
+    contexts: dict[str, list[int]] = {}
+    observed = sampled = 0
+    for step, prompt, action in trajectory.prompts():
+        if step.context in contexts and (step.broken is None or step.broken.kind == "switch"):
+            assert prompt[: len(contexts[step.context])].tolist() == contexts[step.context]
+            assert step.keep == len(contexts[step.context])
+        contexts[step.context] = [*prompt.tolist(), *action.tolist()]
+        observed, sampled = observed + step.action_start - step.start, sampled + len(action)
+        assert (step.broken is not None) or step.extends or step.keep == 0
+    samples = trajectory.samples(include_failed=True)
+    assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens == sampled
+    assert trajectory.tree_size() == observed + sampled
+    for sample in samples:
+        sample.validate()
+    again = Trajectory.from_json(trajectory.to_json())
+    assert again.to_json() == trajectory.to_json()
+
+
+def test_a_parent_that_delegates_is_one_sample_and_each_child_is_one() -> None:
+    env = Boss([Handoff(Worker(2), "bees", role="researcher"), Handoff(Worker(), "ants", role="researcher")])
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert list(trajectory.contexts) == ["main", "main/researcher-1", "main/researcher-2"]
+    assert [step.context for step in trajectory.steps] == [
+        *("main", "main/researcher-1", "main/researcher-1", "main", "main/researcher-2", "main")
+    ]
+    kinds = [(broken.kind, broken.reason, broken.context) for broken in trajectory.breaks]
+    assert kinds == [
+        ("switch", "handoff", "main/researcher-1"),
+        ("switch", "return", "main"),
+        ("switch", "handoff", "main/researcher-2"),
+        ("switch", "return", "main"),
+    ]
+    assert all(broken.dropped == 0 for broken in trajectory.breaks)
+    samples = trajectory.samples()
+    assert [(sample.context, sample.role, sample.parent) for sample in samples] == [
+        *(("main", "main", None), ("main/researcher-1", "researcher", "main")),
+        ("main/researcher-2", "researcher", "main"),
+    ]
+    assert trajectory.reward == 0.125 + 0.25 + 0.125 + 0.25 + 1.0
+    assert [step.reward for step in trajectory.steps] == [0.125, 0.0, 0.25, 0.125, 0.25, 1.0]
+    assert env.results[0].content.startswith("I researcher")
+    assert (env.results[0].reward, env.results[0].stop_reason, env.results[0].error) == (0.25, "terminated", None)
+    assert "Work on bees." in TOKENIZER.decode(trajectory.contexts["main/researcher-1"].tokens)
+
+
+def test_handoffs_nest() -> None:
+    inner = Boss([Handoff(Worker(), "x")])
+    trajectory = rollout(Boss([Handoff(inner, role="boss")]), says("I"), seed=1)
+    check(trajectory)
+    assert list(trajectory.contexts) == ["main", "main/boss-1", "main/boss-1/worker-1"]
+    assert len(trajectory.samples()) == 3
+    assert trajectory.contexts["main/boss-1/worker-1"].parent == "main/boss-1"
+
+
+def test_a_list_is_children_side_by_side_and_the_record_is_the_same_as_one_after_the_other() -> None:
+    def boss() -> Boss:
+        return Boss([[Handoff(Worker(n), n, role="w") for n in (3, 1, 2)]])
+
+    at_once = rollout(boss(), says("I"), seed=1)
+    env = boss()
+    observation, info = env.reset(seed=1)
+    policy, done = says("I"), False
+    while not done:
+        action = policy(env.prompt(), role=info["role"], context=observation.context)
+        observation, _, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
+    assert env.trajectory is not None
+    check(at_once)
+    assert at_once.to_json() == env.trajectory.to_json()
+    assert [result.reward for result in env.results[0]] == [0.25] * 3
+
+
+def test_children_in_a_list_wait_for_nobody() -> None:
+    running = most = 0
+
+    async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return says("I")(prompt, role=role, context=context)
+
+    rollout(Boss([[Handoff(Worker(), n) for n in range(4)]]), policy, seed=1)
+    assert most == 4
+
+
+def test_full_history_is_a_prompt_that_starts_with_the_parents() -> None:
+    trajectory = rollout(Boss([Handoff(Worker(2), "it", history="full")]), says("I"), seed=1)
+    check(trajectory)
+    prompts = {}
+    for step, prompt, action in trajectory.prompts():
+        prompts.setdefault(step.context, (step, np.append(prompt, action)))
+    step, child = prompts["main/worker-1"]
+    parent = prompts["main"][1]
+    assert step.base == "main" and step.keep == len(parent)
+    assert child[: len(parent)].tolist() == parent.tolist()
+    assert step.broken is not None and (step.broken.base, step.broken.kept) == ("main", len(parent))
+    assert trajectory.tree_size() < sum(len(sample) for sample in trajectory.samples())
+
+
+def test_a_filter_says_what_goes_in_and_another_what_comes_out() -> None:
+    env = Boss(
+        [
+            Handoff(
+                Worker(),
+                "it",
+                history=lambda messages: [m for m in messages if m.role == "user"],
+                result=lambda result: HandoffResult([], "secret", 0.0, result.stop_reason),
+            )
+        ]
+    )
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert [m.content for m in trajectory.contexts["main/worker-1"].messages][:3] == [
+        "You work.", "Delegate.", "Work on it."
+    ]  # fmt: skip
+    assert env.results[0].content == "secret"
+
+
+def test_with_full_history_the_tools_are_the_parents() -> None:
+    class HasTools(Worker):
+        def start(self) -> Turn:
+            return Turn("x", tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
+
+    env = Boss([Handoff(HasTools(), history="full")])
+    rollout(env, says("I"), seed=1)
+    assert "it has its parent's tools" in env.results[0].error
+
+
+@pytest.mark.parametrize("child", [Fails(), FailsAtOnce()], ids=["while it runs", "at once"])
+def test_a_child_that_fails_gives_a_result_that_says_so(child: Env) -> None:
+    env = Boss([Handoff(child)])
+    trajectory = rollout(env, says("I"), seed=1)
+    assert trajectory.status == "terminated"
+    assert env.results[0].error.startswith("RuntimeError: ") and "disk" in env.results[0].error
+    assert env.results[0].stop_reason == "error"
+    check(trajectory)
+    assert [sample.context for sample in trajectory.samples()] == ["main"]
+
+
+def test_a_child_that_reaches_its_limit_gives_a_result_that_says_so() -> None:
+    env = Boss([Handoff(Worker(9), limits={"max_steps": 2})])
+    check(rollout(env, says("I"), seed=1))
+    assert (env.results[0].stop_reason, env.results[0].error) == ("max_steps", None)
+
+
+def test_what_a_child_does_counts_for_its_parents() -> None:
+    env = Boss([Handoff(Worker(9)), Handoff(Worker(9))], limits=Limits(max_steps=4))
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert (trajectory.stop_reason, len(trajectory.steps)) == ("max_steps", 4)
+    assert env.results[0].stop_reason == "max_steps"
+
+
+def test_a_child_that_takes_too_long_gives_a_result_that_says_so() -> None:
+    async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        await asyncio.sleep(9 if role == "worker" else 0)
+        return says("I")(prompt, role=role, context=context)
+
+    env = Boss([Handoff(Worker(), timeout_s=0.02)])
+    trajectory = rollout(env, policy, seed=1)
+    assert trajectory.status == "terminated"
+    assert "did not finish within 0.02 s" in env.results[0].error
+
+
+def test_a_cycle_ends_with_an_error() -> None:
+    class Recursive(Env):
+        def start(self) -> Turn:
+            return Turn("Again.")
+
+        def respond(self, reply: Message) -> Any:
+            return Handoff(Recursive())
+
+        def resume(self, result: HandoffResult) -> Turn:
+            return Turn("x", terminated=True, info={"error": result.error})
+
+    trajectory = rollout(Recursive(), says("I"), seed=1)
+    check(trajectory)
+    assert len(trajectory.contexts) == 9
+    deepest = [log for log in trajectory.contexts.values() if log.error]
+    assert "hands over at depth 9, and 8 is allowed" in deepest[0].error
+
+
+def test_what_cannot_be_handed_over_to_is_refused() -> None:
+    with pytest.raises(HandoffError, match="goes to an Env, got a str"):
+        Handoff("researcher")  # type: ignore[arg-type]
+    with pytest.raises(HandoffError, match="a name without '/'"):
+        Handoff(Worker(), role="a/b")
+    with pytest.raises(ConfigError, match="history is 'some'"):
+        Handoff(Worker(), history="some")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="timeout_s is 0"):
+        Handoff(Worker(), timeout_s=0)
+    env = Boss([])
+    env.plan = [Handoff(env)]
+    with pytest.raises(HandoffError, match="runs already"):
+        rollout(env, says("I"), seed=1)
+    twice = Worker()
+    with pytest.raises(HandoffError, match="runs already"):
+        rollout(Boss([[Handoff(twice), Handoff(twice)]]), says("I"), seed=1)
+
+
+def test_a_worker_can_be_used_again_when_it_is_done() -> None:
+    worker = Worker()
+    trajectory = rollout(Boss([Handoff(worker, 1), Handoff(worker, 2)]), says("I"), seed=1)
+    check(trajectory)
+    assert len(trajectory.samples()) == 3
+
+
+def test_the_seed_of_a_child_is_its_own_and_the_same_each_time() -> None:
+    class Draws(Worker):
+        def start(self) -> Turn:
+            return Turn(str(self.np_random.integers(1 << 30)))
+
+    def drawn(seed: int) -> list[str]:
+        env = Boss([Handoff(Draws()), Handoff(Draws())])
+        trajectory = rollout(env, says("I"), seed=seed)
+        return [trajectory.contexts[name].messages[0].content for name in ("main/draws-1", "main/draws-2")]
+
+    assert drawn(1) == drawn(1)
+    assert len({*drawn(1), *drawn(2)}) == 4
+
+
+class Team(ToolEnv):
+    """Tools that hand over."""
+
+    @tool
+    def ask(self, topic: str) -> Handoff:
+        """Ask a researcher.
+
+        Args:
+            topic: What about.
+        """
+        return Handoff(Fails() if topic == "fail" else Worker(), topic, role="researcher")
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        return a + b
+
+    def start(self) -> Turn:
+        return Turn("Find out.")
+
+    def finish(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+    def reference_reply(self) -> Message | str:
+        calls = [
+            {"function": {"name": "ask", "arguments": {"topic": "bees"}}},
+            {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}},
+            {"function": {"name": "ask", "arguments": {"topic": "fail"}}},
+        ]
+        asked = Message.from_openai({"role": "assistant", "content": "", "tool_calls": calls})
+        return "Done." if self.messages()[-1].role == "tool" else asked
+
+
+def test_what_a_tool_handed_over_to_answers_its_call() -> None:
+    trajectory = rollout(Team(), {"main": "reference", "researcher": says("I")}, seed=1)
+    check(trajectory)
+    results = [m.content for m in trajectory.contexts["main"].messages if m.role == "tool"]
+    assert results[0].startswith("I researcher main/researcher-1") and results[1] == "3"
+    assert results[2].startswith("Error: RuntimeError: the disk is full")
+    assert trajectory.reward == 1.25
+
+
+# Players.
+
+
+class Duel(Env):
+    """Two players say something in turn; the second wins."""
+
+    def start(self) -> Turn:
+        self.said: list[str] = []
+        return Turn("You are first.", system="Player 0.", context="player0")
+
+    def respond(self, reply: Message) -> Turn:
+        self.said.append(reply.content)
+        turn = len(self.said)
+        if turn == 4:
+            rewards = {"player0": -1.0, "player1": 1.0}
+            return Turn("The end.", context="player1", context_rewards=rewards, terminated=True)
+        system = "Player 1." if turn == 1 else None
+        return Turn(f"They said: {self.said[-1][:8]}", context=f"player{turn % 2}", system=system)
+
+
+def test_players_alternate_without_a_break_and_have_rewards_of_their_own() -> None:
+    trajectory = rollout(Duel(), {"player0": says("A"), "player1": says("B")}, seed=1)
+    check(trajectory)
+    assert [step.context for step in trajectory.steps] == ["player0", "player1", "player0", "player1"]
+    assert [step.extends for step in trajectory.steps] == [False, False, True, True]
+    assert trajectory.breaks == []
+    samples = trajectory.samples()
+    assert [(sample.role, sample.reward) for sample in samples] == [("player0", -1.0), ("player1", 1.0)]
+    assert "They said: A player" in TOKENIZER.decode(trajectory.contexts["player1"].tokens)
+
+
+def test_each_role_needs_a_policy() -> None:
+    with pytest.raises(PolicyError, match="no policy for the role 'player1'; there are some for \\['player0'\\]"):
+        rollout(Duel(), {"player0": says("A")}, seed=1)
+
+
+def test_players_may_be_different_models() -> None:
+    from envsdk import get_renderer
+
+    other = get_renderer("qwen3", "embedded", enable_thinking=False)
+
+    class Mixed(Duel):
+        def renderer_of(self, role: str) -> Any:
+            return other if role == "player1" else self.renderer
+
+    trajectory = rollout(Mixed(), says("A"), seed=1)
+    check(trajectory)
+    assert "<think>\n\n</think>" in TOKENIZER.decode(trajectory.contexts["player1"].tokens)
+    assert "<think>" not in TOKENIZER.decode(trajectory.contexts["player0"].tokens)
+
+
+def test_wrong_names_of_contexts_are_refused() -> None:
+    class Wrong(Duel):
+        def respond(self, reply: Message) -> Turn:
+            return Turn("x", context_rewards={"player7": 1.0})
+
+    with pytest.raises(TurnError, match=r"context_rewards names \['player7'\]; the contexts are \['player0'\]"):
+        rollout(Wrong(), says("A"), seed=1)
+    with pytest.raises(TurnError, match="context is 3"):
+        Turn("x", context=3)  # type: ignore[arg-type]
+
+    class Taken(Boss):
+        def resume(self, result: HandoffResult) -> Turn:
+            return Turn("x", context="main/worker-1")
+
+    with pytest.raises(HandoffError, match="the context name 'main/worker-1' is taken by the role 'worker'"):
+        rollout(Taken([Handoff(Worker())]), says("A"), seed=1)
+
+
+def test_a_handoff_in_place_of_the_first_turn_is_refused() -> None:
+    class Hasty(Env):
+        def start(self) -> Any:
+            return Handoff(Worker())
+
+    with pytest.raises(TurnError, match="start"):
+        rollout(Hasty(), says("A"), seed=1)
+
+
+# Random trees of all of it.
+
+
+class Tree(Env):
+    """Draws what it does next: speak, hand over (once, in a list, on all that was said), let a player speak, fail."""
+
+    def __init__(self, seed: int, depth: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.rng, self.depth = Random(seed), depth
+
+    def start(self) -> Turn:
+        self.turns = 0
+        return Turn("Begin.", system="S." if self.rng.random() < 0.5 else None)
+
+    def respond(self, reply: Message) -> Any:
+        draw, rng = self.rng.random(), self.rng
+        self.turns += 1
+        if self.turns > 4 or draw < 0.15:
+            return Turn("End.", reward=rng.random(), terminated=True)
+        if draw < 0.25 and self.depth:
+            raise RuntimeError("it fails")
+        if draw < 0.6 and self.depth < 3:
+            handoffs = [
+                Handoff(
+                    Tree(rng.randrange(1 << 30), self.depth + 1, history=rng.choice(["keep", "strip"])),
+                    role=rng.choice("ab"),
+                    history=rng.choice(["fresh", "full"]),
+                    limits={"max_steps": rng.randint(1, 6)},
+                )
+                for _ in range(rng.randint(1, 3))
+            ]
+            return handoffs if len(handoffs) > 1 else handoffs[0]
+        return Turn("Go on.", context=rng.choice([None, None, "p", "q"]), reward=0.5)
+
+    def resume(self, result: Any) -> Turn:
+        return Turn("They are back.")
+
+
+@given(seed=st.integers(0, 1 << 30), policy_seed=st.integers(0, 99), strips=st.booleans())
+def test_every_tree_of_handoffs_and_players_is_sound(seed: int, policy_seed: int, strips: bool) -> None:
+    env = Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
+    policy = RandomPolicy(TOKENIZER.vocab_size, seed=policy_seed, stop_probability=0.3)
+    trajectory = rollout(env, policy, seed=seed)
+    check(trajectory)
+    rewritten = sum(broken.kind == "rewrite" for broken in trajectory.breaks)
+    children = [name for name, log in trajectory.contexts.items() if log.tokens.size]
+    assert len(trajectory.samples(include_failed=True)) <= len(children) + rewritten
+    env = Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
+    assert rollout(env, policy, seed=seed).to_json() == trajectory.to_json()
+
+
+def test_a_step_after_the_end_is_refused() -> None:
+    env = Boss([Handoff(Worker())])
+    rollout(env, says("I"), seed=1)
+    with pytest.raises(EpisodeError, match="after the end"):
+        env.step([1])
