@@ -48,6 +48,7 @@ class Agent:
         self.waiting: Waiting | None = None
         self.returns = False  # a sub-agent spoke since: the next observation is a return
         self.unasked = False  # it ended before anybody was asked: the next step says so
+        self.is_summary = False  # it writes a summary for its parent's history policy, whose steps it does not count as
         self.stop_reason: StopReason | None = None
         self.error: str | None = None
         self.task: Any = None
@@ -92,9 +93,9 @@ class Agent:
 
     def child_name(self, role: str) -> str:
         """A name for the context of another sub-agent of that role."""
-        self._names[role] = self._names.get(role, 0) + 1
-        base = MAIN if self.current is None else self.current.name
-        return f"{base}/{role}-{self._names[role]}"
+        name = f"{MAIN if self.current is None else self.current.name}/{role}"
+        self._names[name] = self._names.get(name, 0) + 1
+        return f"{name}-{self._names[name]}"
 
     # Limits.
 
@@ -104,6 +105,8 @@ class Agent:
             agent.steps += steps
             agent.sampled += sampled
             agent.tool_calls += tool_calls
+            if agent.is_summary:
+                steps = 0
 
     def reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
         """The first that holds, in this order: what the environment says comes before any limit."""

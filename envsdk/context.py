@@ -12,7 +12,7 @@ import numpy as np
 from .action import Break, RewriteReason
 from .arrays import Growing
 from .errors import ContextFull, UndeclaredBreak
-from .history import History, HistoryPolicy, Rewrite
+from .history import History, HistoryPolicy, Rewrite, SummaryRequest
 from .limits import StopReason
 from .messages import Message, ToolSchema
 from .renderer import Renderer
@@ -58,6 +58,8 @@ class Context:
         self.messages: list[Message] = []
         """Everything that was said, in order: the record. Rewrites change the view, never the record."""
         self.steps = 0
+        self.inherited = 0
+        """How many of the messages are another context's, which this one began with."""
         self.reward: float | None = None
         """What it earned by itself; None if it shares the episode's reward."""
         self.log_tokens = Growing(np.int32)
@@ -146,7 +148,7 @@ class Context:
     ) -> Delta:
         """Begin with all of another context, behind its last reply; see `observe`."""
         self._view = base._view.copy()
-        self.messages = list(base.messages)
+        self.messages, self.inherited = list(base.messages), len(base.messages)
         self._opening = len(self.view) + len(messages)
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
@@ -168,6 +170,7 @@ class Context:
         prefill: str | Message | None = None,
         system: str | None = None,
         tools: Sequence[ToolSchema] | None = None,
+        summary: str | None = None,
     ) -> Delta:
         """Render what the environment says after a reply.
 
@@ -178,6 +181,7 @@ class Context:
             prefill: What the next reply begins with.
             system: Another system message from now on, ...
             tools: ... and other tools; what is another than before is a declared `edit`.
+            summary: The summary that the history policy asked for.
 
         Raises:
             RenderError: If the model family cannot express one of the messages; the context is then as it was.
@@ -207,7 +211,7 @@ class Context:
         edited = delta
         try:
             edited = self._edit(delta, system, tools)
-            delta = self._rewrite(edited)
+            delta = self._rewrite(edited, summary)
         except Exception:
             if edited.broken is None:
                 view.go_back(before)
@@ -272,10 +276,10 @@ class Context:
         self._seen += len(view.messages) - count
         return delta._replace(keep=0, broken=self._break("edit", 0, delta.keep, f"new {' and '.join(changed)}"))
 
-    def _rewrite(self, delta: Delta) -> Delta:
+    def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
         """Let the policy rewrite the view; the break is that of whoever keeps less."""
         try:
-            rewrite = self._ask_policy()
+            rewrite = self._ask_policy(summary)
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
@@ -290,26 +294,38 @@ class Context:
     def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
         return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
 
-    def _ask_policy(self) -> Rewrite | None:
+    def request(self) -> SummaryRequest | None:
+        """The summary that the history policy asks for before anything more is said, if it does."""
+        return self.policy.request(self._history())
+
+    def rejects(self, summary: str) -> str | None:
+        """Why the history policy does not take a summary, if it does not."""
+        return self.policy.rejects(self._history(), summary)
+
+    def _history(self, summary: str | None = None) -> History:
+        """What the history policy sees."""
+        view = self._view
+        return History(
+            messages=ReadOnly(view.messages),
+            new=self._seen,
+            opening=self._opening,
+            steps=self.steps,
+            length=len(view.tokens),
+            renderer=self.renderer,
+            state=self._state,
+            tokens=view.count,
+            measure=view.measure,
+            summary=summary,
+        )
+
+    def _ask_policy(self, summary: str | None) -> Rewrite | None:
         """What the history policy says of the view.
 
         Raises:
             UndeclaredBreak: If it returns anything but None and a legal rewrite.
         """
         view = self._view
-        rewrite = self.policy.view(
-            History(
-                messages=ReadOnly(view.messages),
-                new=self._seen,
-                opening=self._opening,
-                steps=self.steps,
-                length=len(view.tokens),
-                renderer=self.renderer,
-                state=self._state,
-                tokens=view.count,
-                measure=view.measure,
-            )
-        )
+        rewrite = self.policy.view(self._history(summary))
         if rewrite is not None and not _is_legal(rewrite, len(view.messages)):
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "

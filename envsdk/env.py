@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .action import Action, Observation
 from .agent import Agent
-from .episode import Call, Children, Episode, Play, Result
+from .episode import Call, Children, Episode, Method, Play, Result
 from .errors import ConfigError, EpisodeError, what_is_invalid
 from .handoff import Handoff, HandoffResult
 from .history import HistoryPolicy, get_history
@@ -269,6 +269,10 @@ class Env(gymnasium.Env[Observation, Any]):
         """Whether `start` or `respond` has to be waited for."""
         return any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond, self.resume))
 
+    def _needs_loop(self) -> bool:
+        """Whether a step may have to wait for something."""
+        return self._history.is_async or self._waits()
+
     def default_tools(self) -> Sequence[ToolSchema]:
         """The tools of a first turn that says none."""
         return ()
@@ -369,6 +373,8 @@ class Env(gymnasium.Env[Observation, Any]):
             return stop.value
 
     def _say(self, call: Call) -> Any:
+        if callable(call.method):
+            return call.method(call.argument)
         return self.start() if call.method == "start" else getattr(self, call.method)(call.argument)
 
     def _heard(self, call: Call, said: Any) -> None:
@@ -387,20 +393,21 @@ class Env(gymnasium.Env[Observation, Any]):
         """The value, awaited in an event loop of our own if it has to be."""
         if isinstance(value, (Turn, Handoff)) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
-        if not self._waits() and inspect.iscoroutine(value):
+        if not self._needs_loop() and inspect.iscoroutine(value):
             return _run_at_once(value)
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(_soon(value))
 
     def _refuse_event_loop(self) -> None:
         """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
-        if in_event_loop() and self._waits():
+        if in_event_loop() and self._needs_loop():
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
-    def _note(self, error: Exception, method: str) -> None:
+    def _note(self, error: Exception, method: Method) -> None:
         """Note on an exception which method of the author it came from, and when."""
         agent = self._running
-        error.add_note(f"Raised by {method}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
+        name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
+        error.add_note(f"Raised by {name}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")

@@ -6,6 +6,7 @@ is asked for with a `Call`, and whoever drives the machine gives the answer, awa
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from .agent import MAIN, Agent
 from .context import Context, Delta
 from .errors import ConfigError, EpisodeError, HandoffError, TurnError, UndeclaredBreak
 from .handoff import Handoff, HandoffResult, Waiting, is_handoff
-from .limits import StopReason
+from .limits import Limits, StopReason
 from .messages import Message, ToolSchema, check_calls
 from .renderer import NOT_ENDED
 from .trajectory import ContextLog, Part, Status, Step, Trajectory
@@ -23,7 +24,9 @@ from .turn import Turn
 
 if TYPE_CHECKING:
     from .env import Env
+    from .history import SummaryRequest
 
+SUMMARY = "summary"
 _FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role")
 _ABOUT_THE_STEP = ("rewards", "metrics", "truncated_reply", "break", "stop_reason")
 RESERVED_INFO = frozenset((*_FOR_THE_POLICY, *_ABOUT_THE_STEP))
@@ -39,11 +42,11 @@ class Result(NamedTuple):
     info: dict[str, Any]
 
 
-Method: TypeAlias = Literal["start", "respond", "resume"]
+Method: TypeAlias = Literal["start", "respond", "resume"] | Callable[[Any], Any]
 
 
 class Call(NamedTuple):
-    """A question to an author: what `method` of an environment says."""
+    """A question to an author: what `method` of an environment says, or a function of the history policy's."""
 
     agent: Agent
     method: Method
@@ -58,6 +61,8 @@ class Children(NamedTuple):
 
 Play: TypeAlias = "Generator[Call | Children, Any, Result | HandoffResult]"
 """Goes on until somebody has to sample, or the agent has ended."""
+_Take: TypeAlias = Callable[[Agent, Turn], Result | HandoffResult | None]
+"""Takes a turn; None if it waits for something."""
 
 
 class Episode:
@@ -172,14 +177,17 @@ class Episode:
                 raise
             return error
 
-    def _settle(self, agent: Agent, said: Any, take: Callable[[Agent, Turn], Result | HandoffResult]) -> Play:
+    def _settle(self, agent: Agent, said: Any, take: "_Take") -> Play:
         """Take what an agent said: a turn, handoffs, or an exception."""
         if isinstance(said, Exception):
             return self._close(agent, StopReason.ERROR, said)
         try:
             if not agent.contexts or not is_handoff(said):
-                return take(agent, _checked(said))
-            self._hand_over(agent, said)
+                outcome = take(agent, _checked(said))
+                if outcome is not None:
+                    return outcome
+            else:
+                self._hand_over(agent, said)
         except UndeclaredBreak:
             raise
         except Exception as error:
@@ -201,10 +209,47 @@ class Episode:
             if isinstance(outcome, Result):
                 return outcome
             waiting.results.append(outcome)
-        agent.waiting, agent.returns, self.agent = None, True, agent
+        agent.waiting, self.agent = None, agent
+        agent.returns = bool(waiting.results)
+        if waiting.request is not None:
+            return (yield from self._take_summary(agent, waiting))
         results = waiting.results if waiting.is_list else waiting.results[0]
         said = yield from self._ask(agent, "resume", results)
         return (yield from self._settle(agent, said, self._answer))
+
+    def _take_summary(self, agent: Agent, waiting: Waiting) -> Play:
+        """Go on with the turn that waited for a summary, whatever came of it."""
+        request, child = waiting.request, agent.record[-1]
+        assert request is not None
+        if request.writer is not None:
+            text = yield from self._ask(agent, request.writer, request.messages)
+            if isinstance(text, Exception):
+                return self._close(agent, StopReason.ERROR, text)
+            return (yield from self._settle(agent, waiting.turn, partial(self._say_with, text=text)))
+        assert isinstance(child, Agent)
+        child.error = self._why_rejected(agent.context, child, waiting.results[0])
+        summary = waiting.results[0].content if child.error is None else None
+        return (yield from self._settle(agent, waiting.turn, partial(self._say, summary=summary)))
+
+    def _say_with(self, agent: Agent, turn: Turn, *, text: Any) -> Result | HandoffResult:
+        """Hand out a turn with what a function wrote as a summary, if it is of use."""
+        if text is not None and not isinstance(text, str):
+            raise TurnError(f"a summarizer returns a text, or None for no summary, got {text!r:.80}")
+        summary = None if text is None or agent.context.rejects(text) else text
+        step = agent.last_step
+        step.metrics = {**step.metrics, "summaries": float(summary is not None)}
+        return self._say(agent, turn, summary)
+
+    def _why_rejected(self, context: Context, child: Agent, result: HandoffResult) -> str | None:
+        """Why what the model wrote is no summary, if it is none."""
+        if result.error is not None:
+            return result.error
+        if result.stop_reason != StopReason.TERMINATED:
+            reason = f"it ended with {result.stop_reason}"
+        else:
+            is_cut = child.last_step.finish_reason == "length"
+            reason = "it was cut" if is_cut else context.rejects(result.content)
+        return reason and f"the summary was rejected: {reason}"
 
     # Turns.
 
@@ -217,10 +262,9 @@ class Episode:
         delta, base = self._open_context(agent, turn)
         return self._hand_out(agent, turn, delta, delta.full, base=base, is_new=True)
 
-    def _answer(self, agent: Agent, turn: Turn) -> Result | HandoffResult:
-        """Take what the environment says after a reply."""
+    def _answer(self, agent: Agent, turn: Turn) -> Result | HandoffResult | None:
+        """Take what the environment says after a reply; None if a summary has to be written first."""
         step = agent.last_step
-        replied = self.contexts[step.context]
         _check_players(agent, turn)
         step.reward, step.rewards = _sum(step, turn)
         step.metrics = {**step.metrics, **turn.metrics}
@@ -228,6 +272,31 @@ class Episode:
             context = agent.contexts[name if agent.parent is None else f"{agent.name}/{name}"]
             context.reward = (context.reward or 0.0) + reward
         self._reward += turn.reward or 0.0
+        context = agent.contexts.get(agent.name_of(turn))
+        if context is not None and turn.continuation is None and agent.reason_to_stop(turn, step) is None:
+            request = context.request()
+            if request is not None:
+                agent.current = context
+                self._wait_for_summary(agent, request, turn)
+                return None
+        return self._say(agent, turn)
+
+    def _wait_for_summary(self, agent: Agent, request: "SummaryRequest", turn: Turn) -> None:
+        """Let a summary be written, by the model if the request names no other writer."""
+        from .summarizer import Summarizer
+
+        agent.waiting = Waiting(False, [], turn=turn, request=request)
+        if request.writer is None:
+            calls = agent.context.messages[-1].tool_calls
+            before = turn.messages if calls else ()  # a call is answered before anything else is said
+            env = Summarizer(request, before, agent.context.renderer)
+            limits = Limits(max_context_tokens=agent.limits.max_context_tokens)
+            agent.waiting.left.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
+
+    def _say(self, agent: Agent, turn: Turn, summary: str | None = None) -> Result | HandoffResult:
+        """Hand out what the environment says after a reply."""
+        step = agent.last_step
+        replied = self.contexts[step.context]
         reason = agent.reason_to_stop(turn, step)
         limit = agent.limits.max_context_tokens
         if reason is not None and agent.parent is not None:
@@ -250,6 +319,7 @@ class Episode:
                 prefill=turn.prefill,
                 system=turn.system,
                 tools=turn.tools,
+                summary=summary,
             )
         return self._hand_out(agent, turn, delta, reason or delta.full, base=base, is_new=is_new)
 
@@ -327,9 +397,11 @@ class Episode:
 
     def _child(self, parent: Agent, handoff: Handoff) -> Agent:
         """The agent of a handoff."""
+        is_summary = parent.waiting is not None and parent.waiting.request is not None
+        role = parent.context.role if is_summary else handoff.role  # who writes a summary is who needs it
         name = parent.child_name(handoff.role)
-        child = Agent(self, handoff.env, name, handoff.role, handoff.limits or handoff.env.limits, parent)
-        child.handoff = handoff
+        child = Agent(self, handoff.env, name, role, handoff.limits or handoff.env.limits, parent)
+        child.handoff, child.is_summary = handoff, is_summary
         parent.record.append(child)
         return child
 
@@ -340,8 +412,10 @@ class Episode:
         agent.stop_reason, agent.due = reason, None
         agent.error = None if error is None else _told(error)
         self.agent = agent.parent
-        messages = list(agent.contexts[agent.name].messages) if agent.name in agent.contexts else []
-        said = next((message.content for message in reversed(messages) if message.role == "assistant"), "")
+        context = agent.contexts.get(agent.name)
+        messages = [] if context is None else list(context.messages)
+        own = messages[0 if context is None else context.inherited :]
+        said = next((message.content for message in reversed(own) if message.role == "assistant"), "")
         rewards = [item.reward for item in agent.walk() if isinstance(item, Step) and item.reward is not None]
         result = HandoffResult(messages, said, sum(rewards) if rewards else None, str(reason), agent.error)
         change = agent.handoff.result if agent.handoff is not None else None

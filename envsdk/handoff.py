@@ -10,6 +10,8 @@ from .messages import Message
 
 if TYPE_CHECKING:
     from .env import Env
+    from .history import SummaryRequest
+    from .turn import Turn
 
 MessageFilter: TypeAlias = Callable[[list[Message]], Sequence[Message]]
 """Chooses what of a conversation goes on."""
@@ -108,3 +110,6 @@ class Waiting:
     is_list: bool
     left: list[Handoff]
     results: list[HandoffResult] = field(default_factory=list[HandoffResult])
+    turn: "Turn | None" = None
+    """What it says next, if it waits for a summary; else its `resume` is asked."""
+    request: "SummaryRequest | None" = None

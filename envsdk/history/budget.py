@@ -1,0 +1,111 @@
+"""A limit of tokens: drop what is old only when the prompt would pass it."""
+
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from ..errors import ContextFull
+from ..messages import Message
+from .base import History, HistoryPolicy, Rewrite
+from .thinking import without_reasoning
+
+Stage: TypeAlias = Literal["thinking", "tool_results", "oldest"]
+DROPPED_RESULT = "[This result was dropped to save space.]"
+
+
+class Budget(HistoryPolicy):
+    """Rewrites only when the prompt would pass a limit, and then down to a part of it, so that it does so rarely."""
+
+    name: ClassVar[str] = "budget"
+
+    max_tokens: int = Field(ge=1)
+    """The longest prompt, in tokens."""
+    target: float = Field(default=0.5, gt=0, le=1)
+    """The part of `max_tokens` that a rewrite aims at."""
+    order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
+    """What is dropped, in this order, the oldest first: reasoning; the content of tool results (a notice takes its
+    place); replies together with what the environment answered. The first turn stays, and so does the last reply with
+    its answer."""
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the oldest things, stage by stage, until the target is reached."""
+        if history.length <= self.max_tokens:
+            return None
+        draft = _Draft(history, goal=int(self.target * self.max_tokens))
+        for stage in self.order:
+            draft.drop(stage)
+        if draft.length > self.max_tokens:
+            raise ContextFull(
+                f"the prompt has {history.length} tokens, the budget is {self.max_tokens}, and dropping {self.order} "
+                f"leaves {draft.length}"
+            )
+        return draft.rewrite()
+
+
+class _Draft:
+    """A view from which things are being dropped until it is short enough."""
+
+    def __init__(self, history: History, goal: int) -> None:
+        self.length = history.length
+        self._history = history
+        self._goal = goal
+        self._messages: list[Message | None] = list(history.messages)
+        self._tokens: dict[int, int] = {}  # of the messages that were replaced
+
+    def drop(self, stage: Stage) -> None:
+        """Drop the oldest things of one kind, until the goal is reached."""
+        steps: dict[Stage, Callable[[int], None]] = {
+            "thinking": self._drop_thinking,
+            "tool_results": self._drop_result,
+            "oldest": self._drop_round,
+        }
+        for index in range(len(self._messages)):
+            if self.length <= self._goal:
+                return
+            steps[stage](index)
+
+    def rewrite(self) -> Rewrite:
+        """The draft as a rewrite."""
+        old = self._history.messages
+        start = next(i for i, message in enumerate(self._messages) if message is not old[i])
+        left = [message for message in self._messages[start:] if message is not None]
+        return Rewrite(start, left, "budget", f"{self._history.length} to about {self.length} tokens")
+
+    def _drop_thinking(self, index: int) -> None:
+        message = self._messages[index]
+        if message is not None and message.reasoning is not None:
+            self._replace(index, without_reasoning(message))
+
+    def _drop_result(self, index: int) -> None:
+        message = self._messages[index]
+        is_old = index < self._history.new
+        if is_old and message is not None and message.role == "tool" and message.content != DROPPED_RESULT:
+            self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
+
+    def _drop_round(self, index: int) -> None:
+        """Drop a reply and all up to the next one: so no tool result stays without its call."""
+        if index < self._history.opening or not self._is_reply(index):
+            return
+        end = index + 1
+        while end < len(self._messages) and not self._is_reply(end):
+            end += 1
+        if end < len(self._messages):
+            for position in range(index, end):
+                self.length -= self._count(position)
+                self._messages[position] = None
+
+    def _is_reply(self, index: int) -> bool:
+        message = self._messages[index]
+        return message is not None and message.role == "assistant"
+
+    def _replace(self, index: int, message: Message) -> None:
+        """Put a message in the place of one that is longer."""
+        before, after = self._count(index), self._history.measure(index, message)
+        if after < before:
+            self.length -= before - after
+            self._tokens[index] = after
+            self._messages[index] = message
+
+    def _count(self, index: int) -> int:
+        return self._tokens.get(index, self._history.tokens(index))
