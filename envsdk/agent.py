@@ -12,7 +12,7 @@ from .turn import Turn
 
 if TYPE_CHECKING:
     from .env import Env
-    from .episode import Episode
+    from .episode import Episode, Result
 
 MAIN = "main"
 
@@ -42,7 +42,8 @@ class Agent:
         self.contexts: dict[str, Context] = {}
         self.current: Context | None = None
         self.turn = Turn()
-        self.due: Step | None = None  # the observation that waits for its action
+        self.due: Step | None = None  # the observation that waits for its action, ...
+        self.handed_out: Result | None = None  # ... as it was handed out
         self.record: list[Step | Agent] = []
         """The steps that were answered, in part or whole, and the sub-agents that spoke in between."""
         self.waiting: Waiting | None = None

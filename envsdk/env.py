@@ -5,7 +5,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
@@ -230,6 +230,48 @@ class Env(gymnasium.Env[Observation, Any]):
         assert isinstance(result, Result)
         return result
 
+    def pending(self) -> tuple[Observation, dict[str, Any]]:
+        """The observation that waits for its action and its `info`, as `reset` or `step` returned them.
+
+        Raises:
+            EpisodeError: If no action is due.
+        """
+        result = self._running.episode.pending()
+        return result.observation, result.info
+
+    def fork(self) -> Self:
+        """Copy the environment with its running episode: its state, its contexts, its random state.
+
+        Both go on on their own. The fork's next observation is the one that waits here (`fork.pending()`), so a loop
+        that keeps contexts goes on with a copy of them, and `rollout(fork, policy, reset=False)` plays to the end. Its
+        trajectory has all steps, and names the episode that it was forked from in `origins`; what was sampled before
+        is trained in that one's samples, and stands in the fork's with mask False.
+
+        Everything that the environment holds is copied (`copy.deepcopy`), but for its renderer, history policy and
+        tasks. Of what cannot be copied, such as a connection, let `__getstate__` leave it out, and `__setstate__` make
+        another.
+
+        Returns:
+            The copy, an environment of the same class. `close` it when it is done.
+
+        Raises:
+            EpisodeError: If no action is due, or only the rest of one; while sub-agents go on side by side; for a
+                sub-agent; or if something cannot be copied.
+        """
+        agent = self._running
+        if agent.parent is not None:
+            raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
+        agent.episode.check_fork()
+        try:
+            other = copy.deepcopy(self)
+        except Exception as error:
+            raise EpisodeError(
+                f"{self!r} cannot be copied: {type(error).__name__}: {error}. Let __getstate__ leave out what cannot "
+                "be copied, and __setstate__ make another"
+            ) from error
+        other.episode.become_fork(agent.episode)
+        return other
+
     def fail(self, error: BaseException) -> Trajectory:
         """End the episode because something failed, and return what there is of it.
 
@@ -251,8 +293,21 @@ class Env(gymnasium.Env[Observation, Any]):
             self._runner.close()
             self._runner = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        contexts = {} if self._agent is None else self._agent.episode.contexts
+        messages = [message for context in contexts.values() for message in context.messages]
+        for shared in (self.config, self.tasks, self.spec, self._history, *messages):
+            memo[id(shared)] = shared  # they never change
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runner": None}  # an event loop cannot be copied; another is made when it is needed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"<{self.name} renderer={self.renderer.name!r} history={self.history.specification()}>"

@@ -19,7 +19,7 @@ from .handoff import Handoff, HandoffResult, Waiting, is_handoff
 from .limits import Limits, StopReason
 from .messages import Message, ToolSchema, check_calls
 from .renderer import NOT_ENDED
-from .trajectory import ContextLog, Part, Status, Step, Trajectory
+from .trajectory import ContextLog, Origin, Part, Status, Step, Trajectory
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ class Episode:
         """Whose each context is, by its name."""
         self.side_by_side = False
         """Whether the driver runs sub-agents itself (`Children`); else they go on one after the other."""
-        self.forks = 0
+        self.origins: list[Origin] = []
+        self._forks = 0
+        self._at_once = 0  # how many agents wait for sub-agents that go on side by side
         self._reward = 0.0
 
     # What a driver does.
@@ -164,6 +166,41 @@ class Episode:
             raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
         return self._end("error", StopReason.ERROR, _told(error))
 
+    def pending(self) -> Result:
+        """The observation that waits for its action.
+
+        Raises:
+            EpisodeError: If none does.
+        """
+        agent = self.agent
+        if self.trajectory is not None or agent.due is None or agent.handed_out is None:
+            raise EpisodeError("no action is due: the episode is over, or a method of its environment is running")
+        result, start = agent.handed_out, len(agent.context.log_tokens) - len(agent.handed_out.observation.tokens)
+        observation = result.observation._replace(tokens=agent.context.log_tokens.copy(start))
+        return result._replace(observation=observation, info=dict(result.info))
+
+    def check_fork(self) -> None:
+        """Refuse what cannot be forked.
+
+        Raises:
+            EpisodeError: If no action is due, or only the rest of one, or sub-agents go on side by side.
+        """
+        self.pending()
+        if self._at_once:
+            raise EpisodeError(
+                "sub-agents are going on side by side, so there is no one state to fork: fork before they begin, or "
+                "play the episode with step(), which lets them go on one after the other"
+            )
+        if self.agent.due is not None and self.agent.due.parts:
+            raise EpisodeError("the action that is due was interrupted: finish it, then fork")
+
+    def become_fork(self, of: "Episode") -> None:
+        """Be an episode of its own, whose steps so far are another's."""
+        of._forks += 1
+        self.id, self._forks, self.side_by_side = f"{of.id}/fork-{of._forks}", 0, False
+        tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
+        self.origins = [*of.origins, Origin(of.id, tokens)]
+
     # What is said.
 
     def _ask(self, agent: Agent, method: Method, argument: Any = None) -> Generator[Call | Children, Any, Any]:
@@ -203,7 +240,11 @@ class Episode:
         if self.side_by_side and waiting.left:
             children = [self._child(agent, handoff) for handoff in waiting.left]
             waiting.left = []
-            waiting.results = yield Children(children)
+            self._at_once += 1
+            try:
+                waiting.results += yield Children(children)
+            finally:
+                self._at_once -= 1
         while waiting.left:
             outcome = yield from self.enter(self._child(agent, waiting.left.pop(0)))
             if isinstance(outcome, Result):
@@ -479,7 +520,8 @@ class Episode:
         info.update(rewards={}, metrics={})
         if self.trajectory is not None:
             info["stop_reason"] = self.trajectory.stop_reason
-        return Result(observation, 0.0, False, self.trajectory is not None, info)
+        agent.handed_out = Result(observation, 0.0, False, self.trajectory is not None, info)
+        return agent.handed_out
 
     # Observations.
 
@@ -516,7 +558,9 @@ class Episode:
             info["stop_reason"] = str(reason)
         observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name)
         is_terminated = reason == StopReason.TERMINATED
-        return Result(observation, self._reward, is_terminated, bool(reason) and not is_terminated, info)
+        result = Result(observation, self._reward, is_terminated, bool(reason) and not is_terminated, info)
+        agent.handed_out = result
+        return result
 
     def _switch(self, agent: Agent, base: str | None, delta: Delta, *, is_new: bool) -> Break | None:
         """The switch that an observation is, if it is one: to a sub-agent, or back from it."""
@@ -568,6 +612,7 @@ class Episode:
             config=self.config,
             task=_as_json(root.task),
             group_id=self.group_id,
+            origins=self.origins,
             error=error,
         )
         return self.trajectory

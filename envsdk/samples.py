@@ -168,7 +168,8 @@ def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed
     rule, failed = _rule(trajectory, loss), [name for name, log in trajectory.contexts.items() if log.error]
 
     def trains(step: Step) -> bool:
-        return (include_failed or step.context not in failed) and rule(step)
+        is_own = not trajectory.is_copied(step)
+        return is_own and (include_failed or step.context not in failed) and rule(step)
 
     tracks: dict[str, _Track] = {}
     segments: list[tuple[int, Sample]] = []

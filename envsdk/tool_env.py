@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -143,6 +143,11 @@ class ToolEnv(Env):
         self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
         failed = sum(answer.is_error for answer in answers)
         return _with_metrics(turn, {"tool_calls": len(answers), "tool_errors": failed, "bad_replies": int(is_bad)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = super().__deepcopy__(memo)
+        other._functions = copy.deepcopy(self._functions, memo)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_functions": None}  # they are bound to this very object

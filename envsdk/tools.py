@@ -5,6 +5,7 @@ nothing about environments.
 """
 
 import contextlib
+import copy
 import functools
 import importlib
 import inspect
@@ -83,6 +84,11 @@ class Tool:
         if instance is None or not self.is_method:
             return self
         return replace(self, function=MethodType(self.function, instance), is_method=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tool":
+        if getattr(self.function, "__self__", None) is None:
+            return self
+        return replace(self, function=copy.deepcopy(self.function, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.read is _as_they_are:

@@ -36,6 +36,15 @@ class Part:
     """`Action.extra`: an array has a row for each of the part's tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An episode that this one is a fork of."""
+
+    trajectory_id: str
+    tokens: dict[str, int]
+    """How many tokens of each context's log are that episode's, by the context's name."""
+
+
 @dataclass(slots=True)
 class Step:
     """One observation and the action that answered it, as ranges of the log of `context`."""
@@ -128,6 +137,8 @@ class Trajectory:
     """The task; what of it is no JSON is stored as its `repr`."""
     group_id: str | None = None
     """What episodes of the same task share, for group baselines."""
+    origins: list[Origin] = field(default_factory=list[Origin])
+    """The episode that this one is a fork of, behind those that that one is a fork of."""
     final_break: Break | None = None
     """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
     error: str | None = None
@@ -143,9 +154,13 @@ class Trajectory:
         breaks = [step.broken for step in self.steps if step.broken is not None]
         return breaks if self.final_break is None else [*breaks, self.final_break]
 
+    def is_copied(self, step: Step) -> bool:
+        """Whether a step was answered before the episode was forked off another: it is trained in that one."""
+        return bool(self.origins and step.parts) and step.stop <= self.origins[-1].tokens.get(step.context, 0)
+
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """How many tokens the policy sampled, in a fork those before it included."""
         return sum(step.stop - step.action_start for step in self.steps)
 
     @property
@@ -190,7 +205,7 @@ class Trajectory:
         """How many tokens the prefix tree of the episode has.
 
         A token counts once, however many samples hold it, and only if a sampled token stands at or after it in its
-        branch.
+        branch; in a fork, one that was sampled after it was forked.
         """
         counted = {name: np.zeros(len(log.tokens), dtype=np.bool_) for name, log in self.contexts.items()}
         length: dict[str, int] = {}
@@ -200,7 +215,7 @@ class Trajectory:
             name = step.context
             dropped = length.get(step.base, 0) - step.keep
             ranges = [*_without_end(pending.get(step.base, []), dropped), (name, step.start, step.stop)]
-            if step.stop > step.action_start:
+            if step.stop > step.action_start and not self.is_copied(step):
                 for log, start, stop in ranges:
                     counted[log][start:stop] = True
                 ranges = []
@@ -251,6 +266,7 @@ class Trajectory:
             record["contexts"] = {name: _load_log(log) for name, log in record["contexts"].items()}
             record["final_break"] = _load_break(record["final_break"])
             record["steps"] = [_load_step(step) for step in record["steps"]]
+            record["origins"] = [_load_origin(origin) for origin in record["origins"]]
             trajectory = cls(**record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
@@ -317,6 +333,13 @@ def _load_log(record: Mapping[str, Any]) -> ContextLog:
 
 def _load_break(record: dict[str, Any] | None) -> Break | None:
     return None if record is None else Break(**record)
+
+
+def _load_origin(record: dict[str, Any]) -> Origin:
+    origin = Origin(**record)
+    if not all(type(count) is int and count >= 0 for count in origin.tokens.values()):
+        raise ValueError(f"the tokens of {origin.trajectory_id!r} are no counts")
+    return origin
 
 
 def _load_step(record: dict[str, Any]) -> Step:

@@ -9,7 +9,7 @@ from ..action import Action, Observation
 from ..agent import Agent
 from ..env import Env, in_event_loop
 from ..episode import Result
-from ..errors import EpisodeError, PolicyError
+from ..errors import ConfigError, EpisodeError, PolicyError
 from ..handoff import HandoffResult
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy
@@ -22,7 +22,12 @@ def refuse_event_loop(instead: str) -> None:
 
 
 async def arollout(
-    env: Env, policy: PolicyLike = "random", *, seed: int | None = None, options: dict[str, Any] | None = None
+    env: Env,
+    policy: PolicyLike = "random",
+    *,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+    reset: bool = True,
 ) -> Trajectory:
     """Roll out one episode, inside an event loop; sub-agents that were handed over to in a list go on side by side.
 
@@ -32,16 +37,23 @@ async def arollout(
             as a mapping.
         seed: The same seed and the same policy give the same bytes.
         options: What `env.reset` takes: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
+        reset: False goes on with the episode that is running, such as a fork; the seed is then the policy's alone.
 
     Returns:
         The finished episode.
 
     Raises:
+        EpisodeError: With `reset=False`, if no action is due.
         PolicyError: If the policy returns no `Action`.
         Exception: Whatever the environment or the policy raises; `env.fail(error)` then has what there is.
     """
     ask = find_policy(policy, env, seed)
-    observation, info = await env.areset(seed=seed, options=options)
+    if reset:
+        observation, info = await env.areset(seed=seed, options=options)
+    else:
+        if options is not None:
+            raise ConfigError("options are for a new episode: give none with reset=False")
+        observation, info = env.pending()
     return await _Player(env, ask).play_to_the_end(observation, info)
 
 
@@ -55,9 +67,9 @@ class _Player:
         self._episode.side_by_side = True
 
     async def play_to_the_end(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
-        root = self._episode.root
         while self._episode.trajectory is None:
-            outcome = await self._step(root, observation, info)
+            action = await self._sample(self._episode.agent, observation, info)
+            outcome = await self._env.adrive(self._episode.step(action), self._run)
             assert isinstance(outcome, Result)  # only a sub-agent ends with anything else
             observation, info = outcome.observation, outcome.info
         return self._episode.trajectory
@@ -79,14 +91,15 @@ class _Player:
             async with clock:
                 outcome = await self._env.adrive(self._episode.enter(child), self._run)
                 while isinstance(outcome, Result):
-                    outcome = await self._step(child, outcome.observation, outcome.info)
+                    action = await self._sample(child, outcome.observation, outcome.info)
+                    outcome = await self._env.adrive(self._episode.play(child, action), self._run)
                 return outcome
         except TimeoutError:
             if not clock.expired():
                 raise  # it is the policy's own
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
-    async def _step(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Result | HandoffResult:
+    async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
         action = self._ask(
             agent.context.prompt(),
             episode_id=self._episode.id,
@@ -103,11 +116,16 @@ class _Player:
             action = await action
         if not isinstance(action, Action):
             raise PolicyError(f"a policy returns an Action, got a {type(action).__name__}: {action!r:.80}")
-        return await self._env.adrive(self._episode.play(agent, action), self._run)
+        return action
 
 
 def rollout(
-    env: Env, policy: PolicyLike = "random", *, seed: int | None = None, options: dict[str, Any] | None = None
+    env: Env,
+    policy: PolicyLike = "random",
+    *,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+    reset: bool = True,
 ) -> Trajectory:
     """Roll out one episode; see `arollout`.
 
@@ -115,4 +133,4 @@ def rollout(
         EpisodeError: Inside an event loop (a notebook has one): there, `await envsdk.arollout(...)`.
     """
     refuse_event_loop("envsdk.arollout")
-    return asyncio.run(arollout(env, policy, seed=seed, options=options))
+    return asyncio.run(arollout(env, policy, seed=seed, options=options, reset=reset))
