@@ -306,12 +306,11 @@ class Episode:
     def _answer(self, agent: Agent, turn: Turn) -> Result | HandoffResult | None:
         """Take what the environment says after a reply; None if a summary has to be written first."""
         step = agent.last_step
-        _check_players(agent, turn)
+        earned = {self._context_of(agent, name): reward for name, reward in turn.context_rewards.items()}
         step.reward, step.rewards = _sum(step, turn)
         step.metrics = {**step.metrics, **turn.metrics}
-        for name, reward in turn.context_rewards.items():
-            context = agent.contexts[name if agent.parent is None else f"{agent.name}/{name}"]
-            context.reward = (context.reward or 0.0) + reward
+        for name, reward in earned.items():
+            self.contexts[name].reward = (self.contexts[name].reward or 0.0) + reward
         self._reward += turn.reward or 0.0
         context = agent.contexts.get(agent.name_of(turn))
         if context is not None and turn.continuation is None and agent.reason_to_stop(turn, step) is None:
@@ -416,6 +415,14 @@ class Episode:
             )
         return context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill)
 
+    def _context_of(self, agent: Agent, name: str) -> str:
+        """The context that an author means: one of the agent's own, or of those that it handed over to."""
+        below = [name for item in agent.walk() if isinstance(item, Agent) for name in item.contexts]
+        for known in (f"{agent.name}/{name}", name):
+            if known in below:
+                return known
+        raise TurnError(f"context_rewards names {name!r}; the contexts are {below}")
+
     # Handing over.
 
     def _hand_over(self, agent: Agent, said: Handoff | Sequence[Handoff]) -> None:
@@ -458,7 +465,8 @@ class Episode:
         own = messages[0 if context is None else context.inherited :]
         said = next((message.content for message in reversed(own) if message.role == "assistant"), "")
         rewards = [item.reward for item in agent.walk() if isinstance(item, Step) and item.reward is not None]
-        result = HandoffResult(messages, said, sum(rewards) if rewards else None, str(reason), agent.error)
+        total = sum(rewards) if rewards else None
+        result = HandoffResult(messages, said, total, str(reason), agent.error, agent.name)
         change = agent.handoff.result if agent.handoff is not None else None
         return result if change is None else change(result)
 
@@ -663,14 +671,6 @@ def _checked(turn: object) -> Turn:
     if taken:
         raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Take others")
     return turn
-
-
-def _check_players(agent: Agent, turn: Turn) -> None:
-    """A reward is for a context that there is."""
-    known = [name if agent.parent is None else name.removeprefix(f"{agent.name}/") for name in agent.contexts]
-    unknown = turn.context_rewards.keys() - set(known)
-    if unknown:
-        raise TurnError(f"context_rewards names {sorted(unknown)}; the contexts are {known}")
 
 
 def _sum(step: Step, turn: Turn) -> tuple[float | None, dict[str, float]]:

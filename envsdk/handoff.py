@@ -31,6 +31,8 @@ class HandoffResult:
     """Why it ended: a `StopReason`."""
     error: str | None = None
     """What went wrong, if it failed."""
+    context: str = ""
+    """The name of its first context, such as `main/researcher-1`: `Turn(context_rewards={result.context: 1.0})`."""
 
 
 ResultFilter: TypeAlias = Callable[[HandoffResult], HandoffResult]

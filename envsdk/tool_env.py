@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from .env import Env, EnvConfig, in_event_loop
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
+from .limits import StopReason
 from .messages import Message, ToolCall, ToolSchema, check_json
 from .tools import Tool, as_tool
 from .turn import Turn
@@ -116,7 +117,9 @@ class ToolEnv(Env):
     def _with_results(self, answer: Answer, results: Sequence[HandoffResult]) -> Answer:
         if not results:
             return answer
-        texts = [one.content if one.error is None else f"Error: {one.error}" for one in results]
+        texts = [_as_answer(one) for one in results]
+        if len(texts) > 1:
+            texts = [f"{one.context.rpartition('/')[2]}: {text}" for one, text in zip(results, texts, strict=True)]
         failed = any(one.error is not None for one in results)
         return Answer(self._cut("\n\n".join(texts)), is_error=failed)
 
@@ -300,6 +303,15 @@ def _tool_methods(env: type) -> list[str]:
             )
         methods.append(name)
     return methods
+
+
+def _as_answer(result: HandoffResult) -> str:
+    """What the model is told of a sub-agent: what it said last, and whether that is all."""
+    if result.error is not None:
+        return f"Error: {result.error}"
+    if result.stop_reason == StopReason.TERMINATED:
+        return result.content
+    return f"{result.content}\n[It did not finish: {result.stop_reason}]".lstrip()
 
 
 def _unwrapped(value: Any) -> Any:

@@ -38,8 +38,8 @@ class Turn:
         max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused.
         sampling: Sampling parameters for the next reply (temperature and so on), passed on to the policy.
         context: Whom it speaks to, such as `player1`; by default whoever spoke last. A new name opens a new context.
-        context_rewards: What contexts earned, by name. A context that earned something has that as its reward, in
-            place of the episode's.
+        context_rewards: What contexts earned, by name: one's own, or those of sub-agents (`HandoffResult.context`). A
+            context that earned something has that as its reward, in place of the episode's.
 
     Raises:
         TurnError: For messages that cannot be read, and for a reward that is no finite number.

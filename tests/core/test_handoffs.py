@@ -95,7 +95,7 @@ def check(trajectory: Trajectory) -> None:
         assert (step.broken is not None) or step.extends or step.keep == 0
     samples = trajectory.samples(include_failed=True)
     assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens == sampled
-    assert trajectory.tree_size() == observed + sampled
+    assert trajectory.tree_size(include_failed=True) == observed + sampled
     for sample in samples:
         sample.validate()
     again = Trajectory.from_json(trajectory.to_json())
@@ -183,7 +183,7 @@ def test_full_history_is_a_prompt_that_starts_with_the_parents() -> None:
     assert step.base == "main" and step.keep == len(parent)
     assert child[: len(parent)].tolist() == parent.tolist()
     assert step.broken is not None and (step.broken.base, step.broken.kept) == ("main", len(parent))
-    assert trajectory.tree_size() < sum(len(sample) for sample in trajectory.samples())
+    assert trajectory.tree_size(include_failed=True) < sum(len(sample) for sample in trajectory.samples())
 
 
 def test_a_filter_says_what_goes_in_and_another_what_comes_out() -> None:
@@ -355,6 +355,39 @@ def test_what_a_tool_handed_over_to_answers_its_call() -> None:
     assert trajectory.reward == 1.25
 
 
+def test_a_tool_tells_which_sub_agent_said_what_and_which_did_not_finish() -> None:
+    class Both(Team):
+        @tool
+        def ask(self, topic: str) -> list[Handoff]:
+            """Ask two.
+
+            Args:
+                topic: What about.
+            """
+            return [Handoff(Worker(), topic), Handoff(Worker(9), topic, limits={"max_steps": 1})]
+
+    trajectory = rollout(Both(), {"main": "reference", "worker": says("I")}, seed=1)
+    first, second = next(m.content for m in trajectory.contexts["main"].messages if m.role == "tool").split("\n\n")
+    assert first.startswith("worker-1: I worker main/worker-1")
+    assert second.startswith("worker-2: I worker") and second.endswith("[It did not finish: max_steps]")
+
+
+def test_a_sub_agent_and_its_parent_may_say_what_its_context_earned() -> None:
+    class Scored(Worker):
+        def respond(self, reply: Message) -> Turn:
+            return Turn(context_rewards={self.context: 2.0}, terminated=True)
+
+    class Judge(Boss):
+        def resume(self, result: HandoffResult) -> Turn:
+            return Turn("Well.", context_rewards={result.context: 0.5, "main": 3.0})
+
+    trajectory = rollout(Judge([Handoff(Scored()), Handoff(Worker(reward=0.0))]), says("I"), seed=1)
+    check(trajectory)
+    assert [(sample.context, sample.reward) for sample in trajectory.samples()] == [
+        *(("main", 6.0), ("main/scored-1", 2.5), ("main/worker-1", 0.5))
+    ]
+
+
 # Players.
 
 
@@ -411,7 +444,7 @@ def test_wrong_names_of_contexts_are_refused() -> None:
         def respond(self, reply: Message) -> Turn:
             return Turn("x", context_rewards={"player7": 1.0})
 
-    with pytest.raises(TurnError, match=r"context_rewards names \['player7'\]; the contexts are \['player0'\]"):
+    with pytest.raises(TurnError, match=r"context_rewards names 'player7'; the contexts are \['player0'\]"):
         rollout(Wrong(), says("A"), seed=1)
     with pytest.raises(TurnError, match="context is 3"):
         Turn("x", context=3)  # type: ignore[arg-type]
