@@ -39,12 +39,15 @@ _MODULE_OF = {
     "load_tokenizer": "tokenizers",
     "rollout": "rollouts",
     "arollout": "rollouts",
+    "sft_samples": "sft",
 }
-_SUBPACKAGES = ("history", "rollouts", "testing", "errors")
+_SUBPACKAGES = ("history", "rollouts", "credit", "diagnostics", "testing", "errors")
 
 __all__ = [*_MODULE_OF, *_SUBPACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from . import credit as credit
+    from . import diagnostics as diagnostics
     from . import errors as errors
     from . import history as history
     from . import rollouts as rollouts
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from .rollouts import arollout as arollout
     from .rollouts import rollout as rollout
     from .samples import Sample as Sample
+    from .sft import sft_samples as sft_samples
     from .tokenizers import load_tokenizer as load_tokenizer
     from .tool_env import ToolEnv as ToolEnv
     from .tool_env import ToolEnvConfig as ToolEnvConfig

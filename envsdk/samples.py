@@ -299,7 +299,7 @@ class _Track:
             mask=mask,
             logprobs=None if np.isnan(logprobs[mask]).all() else logprobs,
             step_ids=self._step_ids.copy(0, length),
-            reward=trajectory.reward if self._log.reward is None else self._log.reward,
+            reward=trajectory.reward_of(self._name),
             step_rewards=np.array([step.reward or 0.0 for _, step in steps], dtype=np.float32),
             temperature=np.array([part.temperature for part in parts], dtype=np.float32),
             policy_version=np.array([_version(part.policy_version) for part in parts], dtype=np.int32),

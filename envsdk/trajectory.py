@@ -201,27 +201,39 @@ class Trajectory:
             tokens.append(log[step.action_start : step.stop])
             yield Prompt(step, prompt, log[step.action_start : step.stop])
 
-    def tree_size(self) -> int:
-        """How many tokens the prefix tree of the episode has.
+    def reward_of(self, context: str) -> float:
+        """What a context earned: its own reward, or that of the nearest parent that has one, or the episode's."""
+        name: str | None = context
+        for _ in self.contexts:  # a damaged record may have parents in a circle
+            if name is None or name not in self.contexts:
+                break
+            own = self.contexts[name].reward
+            if own is not None:
+                return own
+            name = self.contexts[name].parent
+        return self.reward
 
-        A token counts once, however many samples hold it, and only if a sampled token stands at or after it in its
-        branch; in a fork, one that was sampled after it was forked.
+    def tree_size(self, *, include_failed: bool = False) -> int:
+        """How many tokens the prefix tree of the samples has.
+
+        A token counts once, however many samples hold it, and only if a trained token stands at or after it in its
+        branch: one that was sampled, in a fork after it was forked.
+
+        Args:
+            include_failed: Whether a failed episode, or a failed sub-agent, counts with the steps that it had.
         """
-        counted = {name: np.zeros(len(log.tokens), dtype=np.bool_) for name, log in self.contexts.items()}
-        length: dict[str, int] = {}
-        # The ranges of logs at the end of each context that no sampled token follows, yet.
-        pending: dict[str, list[tuple[str, int, int]]] = {}
-        for _, step in self.walk():
-            name = step.context
-            dropped = length.get(step.base, 0) - step.keep
-            ranges = [*_without_end(pending.get(step.base, []), dropped), (name, step.start, step.stop)]
-            if step.stop > step.action_start and not self.is_copied(step):
-                for log, start, stop in ranges:
-                    counted[log][start:stop] = True
-                ranges = []
-            pending[name] = ranges
-            length[name] = step.keep + step.stop - step.start
-        return sum(int(np.count_nonzero(tokens)) for tokens in counted.values())
+        if self.status == "error" and not include_failed:
+            return 0
+        size = 0
+        needed: dict[str, int] = {}  # of each context, how many tokens are followed by one that is trained later
+        for _, step in reversed(list(self.walk())):
+            is_trained = step.stop > step.action_start and not self.is_copied(step)
+            is_trained = is_trained and (include_failed or self.contexts[step.context].error is None)
+            until = step.keep + step.stop - step.start if is_trained else needed.get(step.context, 0)
+            size += max(0, until - step.keep)
+            needed[step.context] = 0
+            needed[step.base] = max(needed.get(step.base, 0), min(until, step.keep))
+        return size
 
     def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
         """Training samples: one for each segment of each context in which a token is trained.
@@ -290,17 +302,6 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
         raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
     if step.extends != (not is_new and step.broken is None):
         raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.broken}")
-
-
-def _without_end(ranges: list[tuple[str, int, int]], count: int) -> list[tuple[str, int, int]]:
-    """The ranges without their last `count` elements."""
-    left = list(ranges)
-    while left and count > 0:
-        log, start, stop = left.pop()
-        if stop - start > count:
-            left.append((log, start, stop - count))
-        count -= stop - start
-    return left
 
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:

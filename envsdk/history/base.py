@@ -99,6 +99,11 @@ class HistoryPolicy(BaseModel, ABC):
         return None
 
     @property
+    def needs_model(self) -> bool:
+        """Whether it asks the model itself for something."""
+        return False
+
+    @property
     def is_async(self) -> bool:
         """Whether a function that it has asked for has to be waited for."""
         return False

@@ -71,6 +71,11 @@ class Summarize(HistoryPolicy):
         return None
 
     @property
+    def needs_model(self) -> bool:
+        """Whether the model writes the summaries."""
+        return self.summarizer is None
+
+    @property
     def is_async(self) -> bool:
         """Whether the summarizer is `async def`."""
         return inspect.iscoroutinefunction(self.summarizer)

@@ -62,7 +62,7 @@ def check(trajectories: list[Trajectory]) -> None:
         assert sum(int(sample.mask.sum()) for sample in samples) == sum(step.stop - step.action_start for step in own)
         for sample in samples:
             sample.validate()
-        assert trajectory.tree_size() <= trajectory.observed_tokens + trajectory.sampled_tokens
+        assert trajectory.tree_size(include_failed=True) <= trajectory.observed_tokens + trajectory.sampled_tokens
         again = Trajectory.from_json(trajectory.to_json())
         assert again.to_json() == trajectory.to_json() and again.origins == trajectory.origins
 

@@ -58,7 +58,7 @@ def check(trajectory: Trajectory) -> None:
         contexts[step.context] = [*prompt.tolist(), *action.tolist()]
     samples = trajectory.samples(include_failed=True)
     assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens
-    assert trajectory.tree_size() <= trajectory.observed_tokens + trajectory.sampled_tokens
+    assert trajectory.tree_size(include_failed=True) <= trajectory.observed_tokens + trajectory.sampled_tokens
     for sample in samples:
         sample.validate()
     assert Trajectory.from_json(trajectory.to_json()).to_json() == trajectory.to_json()
