@@ -69,7 +69,7 @@ def test_show_refuses_what_is_not_there(folder: Path, file: str, number: int) ->
 
 def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp_path: Path) -> None:
     printed = run("demo", "--episodes", 2, "--out", tmp_path)
-    rows = {"Calculator": 3, "GuessNumber": 1, "MathChat": 4, "SearchInline": 1}
+    rows = {"Calculator": 3, "Delegate": 1, "GuessNumber": 1, "KuhnPoker": 1, "MathChat": 4, "SearchInline": 1}
     assert {name: printed.count(name) for name in rows} == rows
     trajectories = list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))
     assert len(trajectories) == 2 * sum(rows.values())

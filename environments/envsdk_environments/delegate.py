@@ -1,0 +1,369 @@
+"""A question that is too much for one: a parent asks researchers, each of whom reads a little of a corpus."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from envsdk import (
+    EnvConfig,
+    Handoff,
+    HandoffResult,
+    Limits,
+    Message,
+    StopReason,
+    ToolCall,
+    ToolEnv,
+    ToolEnvConfig,
+    Turn,
+    tool,
+)
+from envsdk.errors import ToolError
+
+CORRECT, FOUND = 0.75, 0.25
+"""What the answer is worth, and what all that researchers can find is worth together."""
+MAX_TITLES = 5
+_SYSTEM = (
+    "You answer a question about a made-up world, of which you know nothing. Delegate parts of it to researchers: each "
+    "gets one question, has not seen yours, and can read a few articles only. When you know the answer, give it as one "
+    "name, without a call."
+)
+_RESEARCHER_SYSTEM = (
+    "You are a researcher. Search the articles, read those that matter, at most {}, and answer the question in one "
+    "sentence that says all that was asked for."
+)
+_SYLLABLES = ("ba", "do", "fe", "gu", "ka", "li", "mo", "ne", "pa", "ri", "so", "tu", "va", "ze")
+_LAST_SYLLABLES = {"train": _SYLLABLES[:10], "test": _SYLLABLES[10:]}
+_TRADES = ("baker", "carpenter", "doctor", "gardener", "painter", "sailor", "teacher", "weaver")
+
+
+class DelegateConfig(ToolEnvConfig):
+    """How much there is to compare, how large the world is, and what researchers may do."""
+
+    candidates: int = Field(default=3, ge=2, le=6)
+    """How many people the question names."""
+    people: int = Field(default=8, ge=2, le=100)
+    """How many people the world has, each in a town of their own."""
+    max_researchers: int = Field(default=12, ge=1)
+    """So many are asked in an episode, one more is refused."""
+    researcher_steps: int = Field(default=8, ge=1)
+    researcher_articles: int = Field(default=3, ge=1)
+    """How many articles a researcher may read: too few for the whole question."""
+    split: Literal["train", "test"] = "train"
+    """No name in a world of one split is in a world of the other."""
+
+    @model_validator(mode="after")
+    def _has_the_candidates(self) -> "DelegateConfig":
+        if self.candidates > self.people:
+            raise ValueError(f"there are {self.candidates} candidates among {self.people} people")
+        return self
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Article(_Frozen):
+    """What a researcher may read."""
+
+    title: str
+    text: str
+
+
+class Lead(_Frozen):
+    """Something to be found out."""
+
+    subject: str
+    """Who asks about it names this."""
+    value: str
+    """What is found; who answers names it."""
+    question: str
+    """How the reference policy asks, ..."""
+    titles: tuple[str, ...]
+    """... what it reads, ..."""
+    answer: str
+    """... and what it answers."""
+
+
+class DelegateTask(_Frozen):
+    """A question, the articles, and what leads to the answer."""
+
+    question: str
+    answer: str = Field(min_length=1)
+    articles: tuple[Article, ...] = Field(min_length=1)
+    rounds: tuple[tuple[Lead, ...], ...] = ()
+    """Leads that can be followed side by side, one round after the other."""
+
+    @property
+    def leads(self) -> list[Lead]:
+        """All leads."""
+        return [lead for leads in self.rounds for lead in leads]
+
+
+class ResearcherTask(_Frozen):
+    """What a researcher is asked."""
+
+    question: str
+    leads: tuple[Lead, ...] = ()
+    """Those that the question names."""
+    rewards: dict[str, float] = Field(default_factory=dict[str, float])
+    """What is earned for each value."""
+
+
+class Researcher(ToolEnv):
+    """Answer a question by searching and reading articles; the sub-agent of `Delegate`.
+
+    Reward: `found`, what the task says for each value that was read and that the answer names.
+
+    Args:
+        articles: What there is to read.
+        max_articles: How many of them may be read.
+        **options: What every `ToolEnv` takes.
+    """
+
+    Task: ClassVar[type[BaseModel] | None] = ResearcherTask
+
+    def __init__(self, articles: Sequence[Article], max_articles: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.articles = {article.title.casefold(): article for article in articles}
+        self.max_articles = max_articles
+
+    def start(self) -> Turn:
+        """Ask the question."""
+        self.articles_read = 0
+        return Turn(self.task.question, system=_RESEARCHER_SYSTEM.format(self.max_articles))
+
+    @tool
+    def search(self, words: str) -> str:
+        """Find the titles of articles by words in them, the best first.
+
+        Args:
+            words: One or more words, such as a name.
+        """
+        wanted = _words(words)
+        scores = {a.title: len(wanted & _words(a.title)) + len(wanted & _words(a.text)) for a in self.articles.values()}
+        titles = sorted((title for title, score in scores.items() if score), key=lambda title: (-scores[title], title))
+        return ", ".join(titles[:MAX_TITLES]) or "Nothing was found."
+
+    @tool
+    def read(self, title: str) -> str:
+        """Read an article.
+
+        Args:
+            title: Its title.
+        """
+        article = self.articles.get(title.strip().casefold())
+        if article is None:
+            raise ToolError(f"there is no article {title!r}; search for a title")
+        if self.articles_read == self.max_articles:
+            raise ToolError(f"you have read {self.max_articles} articles, and may read no more; answer now")
+        self.articles_read += 1
+        return article.text
+
+    def finish(self, reply: Message) -> Turn:
+        """Take the answer: what counts was read, and not guessed."""
+        read = _told(self.messages())
+        said = [value for value in self.task.rewards if _names(reply.content, value) and _names(read, value)]
+        return Turn(reward={"found": sum(self.task.rewards[value] for value in said)}, terminated=True)
+
+    def reference_reply(self) -> Message | str:
+        """Search once, read what the leads say, and answer what stands there."""
+        titles = list(dict.fromkeys(title for lead in self.task.leads for title in lead.titles))[: self.max_articles]
+        replies = _replies(self.messages())
+        if titles and not replies:
+            return _call("Where does it stand?", "search", words=titles[0])
+        if replies <= len(titles) and titles:
+            title = titles[replies - 1]
+            return _call(f"I read about {title}.", "read", title=title)
+        known = [lead.answer for lead in self.task.leads if _names(_told(self.messages()), lead.value)]
+        return Message(role="assistant", reasoning="That is all.", content=" ".join(known) or "I do not know.")
+
+
+class Delegate(ToolEnv):
+    """Answer a question about a made-up world by delegating parts of it to researchers.
+
+    Exercises: taking a question apart, asking so that somebody who does not know the whole can answer, asking several
+    at a time, and putting together what they say; as a researcher, searching, reading and reporting. The parent is one
+    sample, and each researcher is one.
+
+    Reward: `correct`, 0.75 if the last word of the answer is the right one; and `found`, 0.25 in all, which researchers
+    earn: a part for each value that the parent needs, if who is the first to be asked about it reads and says it. A
+    researcher that ends without an answer is told to the parent as an error.
+
+    One policy may play all, or each role its own: `rollout(env, {"main": policy, "researcher": "reference"})`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = DelegateConfig
+    Task: ClassVar[type[BaseModel] | None] = DelegateTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=128)
+
+    def start(self) -> Turn:
+        """Ask the question."""
+        self.quest: DelegateTask = self.task or _random(self.np_random, self.config)
+        self.researchers = 0
+        self.asked_for: set[str] = set()
+        return Turn(self.quest.question, system=_SYSTEM)
+
+    @tool
+    def delegate(self, questions: list[str]) -> list[Handoff]:
+        """Ask researchers, who search and read a few articles each. Their answers come in the order of the questions.
+
+        Args:
+            questions: For each researcher a question, complete in itself: the researcher knows nothing else.
+        """
+        left = self.config.max_researchers - self.researchers
+        if not questions or not all(question.strip() for question in questions):
+            raise ToolError("there is no question, or an empty one")
+        if len(questions) > left:
+            raise ToolError(f"there are {len(questions)} questions, and {left} more researchers that may be asked")
+        self.researchers += len(questions)
+        return [self._handoff(question) for question in questions]
+
+    def finish(self, reply: Message) -> Turn:
+        """Say whether it is the answer."""
+        words = reply.content.split()
+        is_right = bool(words) and words[-1].rstrip(".").casefold() == self.quest.answer.casefold()
+        verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
+        return Turn(verdict, reward={"correct": CORRECT * is_right}, terminated=True)
+
+    def reference_reply(self) -> Message | str:
+        """Ask for all leads of a round at a time, then answer, if the researchers said what is needed."""
+        replies, told = _replies(self.messages()), _told(self.messages())
+        if replies < len(self.quest.rounds):
+            questions = [lead.question for lead in self.quest.rounds[replies]]
+            return _call("Somebody has to look that up.", "delegate", questions=questions)
+        knows_all = all(_names(told, lead.value) for lead in self.quest.leads)
+        answer = self.quest.answer if knows_all else "I do not know."
+        return Message(role="assistant", reasoning="Now I put it together.", content=answer)
+
+    def null_reply(self) -> str:
+        """Decline."""
+        return "I do not know."
+
+    def _handoff(self, question: str) -> Handoff:
+        config: DelegateConfig = self.config
+        researcher = Researcher(self.quest.articles, config.researcher_articles, history=self.history)
+        limits = Limits(max_steps=config.researcher_steps)
+        return Handoff(researcher, self._assignment(question), limits=limits, result=partial(_with_failure, question))
+
+    def _assignment(self, question: str) -> ResearcherTask:
+        """What is asked; it earns something if nobody was asked for it before."""
+        leads = [lead for lead in self.quest.leads if _names(question, lead.subject)]
+        values = [lead.value for lead in leads if lead.subject not in self.asked_for]
+        self.asked_for.update(lead.subject for lead in leads)
+        share = FOUND / max(1, len(self.quest.leads))
+        return ResearcherTask(question=question, leads=tuple(leads), rewards=dict.fromkeys(values, share))
+
+
+def _with_failure(question: str, result: HandoffResult) -> HandoffResult:
+    """A result that says so if there is no answer."""
+    if result.error is not None:
+        return result
+    if result.stop_reason != StopReason.TERMINATED:
+        return replace(
+            result, error=f"no answer to {question!r:.80}: the researcher was cut off ({result.stop_reason})"
+        )
+    return result if result.content.strip() else replace(result, error=f"no answer to {question!r:.80}")
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a text names something."""
+    return re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) is not None
+
+
+def _told(messages: Sequence[Message]) -> str:
+    """What tools answered."""
+    return "\n".join(message.content for message in messages if message.role == "tool")
+
+
+def _replies(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
+
+
+def _call(reasoning: str, name: str, **arguments: Any) -> Message:
+    return Message(role="assistant", reasoning=reasoning, tool_calls=(ToolCall(name=name, arguments=arguments),))
+
+
+# Worlds.
+
+
+class _Town(_Frozen):
+    name: str
+    region: str
+    year: int
+    inhabitant: str
+
+
+def _random(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
+    """A world in which everybody lives in a town of their own, and a question about some of the towns."""
+    count = config.people
+    names = _random_names(rng, 3 * count, config.split)
+    people, places, regions = names[:count], names[count : 2 * count], names[2 * count :]
+    years: list[int] = rng.choice(np.arange(1100, 1900), size=count, replace=False).tolist()
+    towns = [
+        _Town(name=n, region=r, year=y, inhabitant=p) for n, r, y, p in zip(places, regions, years, people, strict=True)
+    ]
+    articles = [article for town in towns for article in _articles(town, rng)]
+    order: list[int] = rng.permutation(len(articles)).tolist()
+    return _question(towns[: config.candidates], [articles[i] for i in order])
+
+
+def _question(towns: Sequence[_Town], articles: Sequence[Article]) -> DelegateTask:
+    oldest = min(towns, key=lambda town: town.year)
+    people = [town.inhabitant for town in towns]
+    everybody = f"{', '.join(people[:-1])} and {people[-1]}"
+    return DelegateTask(
+        question=f"{everybody} live in a town each. In which region lies the one that was founded first?",
+        answer=oldest.region,
+        articles=tuple(articles),
+        rounds=(tuple(map(_lead_to_year, towns)), (_lead_to_region(oldest),)),
+    )
+
+
+def _lead_to_year(town: _Town) -> Lead:
+    return Lead(
+        subject=town.inhabitant,
+        value=str(town.year),
+        question=f"In which town does {town.inhabitant} live, and in which year was it founded?",
+        titles=(town.inhabitant, town.name),
+        answer=f"{town.inhabitant} lives in {town.name}, which was founded in {town.year}.",
+    )
+
+
+def _lead_to_region(town: _Town) -> Lead:
+    return Lead(
+        subject=town.name,
+        value=town.region,
+        question=f"In which region does the town of {town.name} lie?",
+        titles=(town.name,),
+        answer=f"{town.name} lies in the region of {town.region}.",
+    )
+
+
+def _articles(town: _Town, rng: np.random.Generator) -> list[Article]:
+    """What is written about a town, its region, and who lives there; not all of it matters."""
+    born, ruled = (int(year) for year in rng.integers(1900, 2000, size=2))
+    person, trade = town.inhabitant, _TRADES[int(rng.integers(len(_TRADES)))]
+    texts = {
+        person: f"{person} was born in {born} and is a {trade}. {person} lives in the town of {town.name}.",
+        town.name: f"The town of {town.name} was founded in {town.year}. It lies in the region of {town.region}.",
+        town.region: f"{town.region} is a region since {ruled}. It is known for its {trade}s.",
+    }
+    return [Article(title=title, text=text) for title, text in texts.items()]
+
+
+def _random_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
+    """So many names, none of which is a part of another: all have three syllables. The last one is of the split."""
+    last = _LAST_SYLLABLES[split]
+    first = len(_SYLLABLES)
+    numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()
+    syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
+    return ["".join(parts).title() for parts in syllables]

@@ -1,0 +1,229 @@
+"""A card game that a model plays against itself: each player has a context of its own, and a card that only it sees."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from envsdk import Env, EnvConfig, Limits, Message, Turn
+
+Moves: TypeAlias = tuple[str, ...]
+
+PLAYERS: tuple[str, str] = ("player0", "player1")
+MAX_CARD = 99
+MOST_CHIPS = 2
+"""How many chips a player can lose in a hand: the ante and a bet."""
+LEGAL: Mapping[Moves, tuple[str, str]] = {
+    (): ("check", "bet"),
+    ("check",): ("check", "bet"),
+    ("bet",): ("fold", "call"),
+    ("check", "bet"): ("fold", "call"),
+}
+"""What is legal after the moves of a hand: the careful move, and the bold one."""
+OPTIMAL: Mapping[Moves, tuple[float, float, float]] = {
+    (): (1 / 3, 0.0, 1.0),
+    ("check",): (1 / 3, 0.0, 1.0),
+    ("bet",): (0.0, 1 / 3, 1.0),
+    ("check", "bet"): (0.0, 2 / 3, 1.0),
+}
+"""How likely the bold move is with the lowest, middle and highest card, in an equilibrium of the game.
+
+Source: H. W. Kuhn, "A simplified two-person poker", 1950; of the first player's optimal strategies, the one that bets
+most. Whoever acts first loses 1/18 chip a hand.
+"""
+_SYSTEM = (
+    "You play poker against another player, for {} hands. There are three cards; the highest wins. In each hand both "
+    "pay one chip and get one card, which the other does not see. Who acts first may check or bet one chip; after a "
+    "check, the other may check or bet, too. Who is bet against may fold or call with one chip. Who acts first changes "
+    "from hand to hand. Answer with one word: check, bet, fold or call."
+)
+_PAST = {"fold": "folded", "call": "called", "check": "checked", "bet": "bet"}
+
+
+class KuhnPokerConfig(EnvConfig):
+    """How long a match is."""
+
+    hands: int = Field(default=4, ge=1, le=100)
+    """In an even number of hands each player acts first as often as the other."""
+    max_bad_replies: int = Field(default=1, ge=0)
+    """So many replies in a row that are no legal move are answered with what is legal; one more loses the match."""
+    split: Literal["train", "test"] = "train"
+    """The cards of a match of one split are never those of a match of the other."""
+
+
+class KuhnPokerTask(BaseModel):
+    """The cards, and who gets which."""
+
+    model_config = ConfigDict(frozen=True)
+
+    deck: tuple[int, int, int]
+    """From the lowest to the highest."""
+    deals: tuple[tuple[int, int], ...] = Field(min_length=1)
+    """For each hand, which cards (0, 1 or 2) are dealt, first to who acts first."""
+
+    @field_validator("deck")
+    @classmethod
+    def _ascends(cls, deck: tuple[int, int, int]) -> tuple[int, int, int]:
+        if not deck[0] < deck[1] < deck[2]:
+            raise ValueError(f"the deck {deck} does not go up from card to card")
+        return deck
+
+    @field_validator("deals")
+    @classmethod
+    def _are_two_cards_each(cls, deals: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        wrong = [deal for deal in deals if deal[0] == deal[1] or not {*deal} <= {0, 1, 2}]
+        if wrong:
+            raise ValueError(f"{wrong[0]} are no two of the cards 0, 1 and 2")
+        return deals
+
+
+class KuhnPoker(Env):
+    """Play a match of Kuhn poker against yourself, or against another policy.
+
+    Exercises: self-play with hidden information. The players are the contexts `player0` and `player1`, since neither
+    may see what the other was dealt and thought; each is one sample. One policy plays both, or each its own:
+    `rollout(env, {"player0": policy, "player1": "reference"})`. The reference policy is an equilibrium: no other wins
+    against it in the long run.
+
+    Reward: each context has its own, which sum to 0: the chips that it won, as a share of the most that can be won, so
+    from -1 to 1. Who twice in a row replies with no legal move loses the match: -1, and 1 for the other, if that has
+    spoken. The episode's own reward, `played`, is 1 for a match that is played to its end; it is no player's.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = KuhnPokerConfig
+    Task: ClassVar[type[BaseModel] | None] = KuhnPokerTask
+    # A player who is cut off has made no legal move; that may not save it from losing.
+    default_limits: ClassVar[Limits] = Limits(end_on_cut=False)
+
+    def start(self) -> Turn:
+        """Deal the first hand."""
+        self.match: KuhnPokerTask = self.task or _random(self.np_random, self.config)
+        self.won = [0.0, 0.0]
+        self.bad_replies = 0
+        self.news: list[list[str]] = [[], []]
+        """What each player is told when it is its turn."""
+        self.met: set[str] = set()
+        self.hand = -1
+        self._deal()
+        return self._ask({}, {})
+
+    def respond(self, reply: Message) -> Turn:
+        """Take a move."""
+        move = _last_word(reply.content)
+        if move not in LEGAL[self.moves]:
+            return self._refuse()
+        self.bad_replies = 0
+        self.news[1 - self.player].append(f"They {_PAST[move]}.")
+        self.moves = (*self.moves, move)
+        if self.moves in LEGAL:
+            return self._ask({}, {})
+        return self._end_hand()
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is: 0 or 1."""
+        return (self.hand + len(self.moves)) % 2
+
+    def reference_reply(self) -> Message:
+        """Play an equilibrium."""
+        card = self.cards[self.player]
+        is_bold = self.chances[len(self.moves)] < OPTIMAL[self.moves][card]
+        reasoning = f"I have the {('lowest', 'middle', 'highest')[card]} card."
+        return Message(role="assistant", reasoning=reasoning, content=LEGAL[self.moves][is_bold])
+
+    def _deal(self) -> None:
+        """Begin the next hand."""
+        self.hand += 1
+        self.moves: Moves = ()
+        deal = self.match.deals[self.hand]
+        self.cards = deal if self.hand % 2 == 0 else deal[::-1]  # by player
+        self.chances: list[float] = self.np_random.random(3).tolist()  # what the reference policy draws from
+        for player, news in enumerate(self.news):
+            news.append(f"Hand {self.hand + 1} of {len(self.match.deals)}. Your card is {self._card(player)}.")
+
+    def _ask(self, rewards: Mapping[str, float], metrics: Mapping[str, float]) -> Turn:
+        """Ask whose turn it is for a move."""
+        name = PLAYERS[self.player]
+        careful, bold = LEGAL[self.moves]
+        news, self.news[self.player] = self.news[self.player], []
+        text = " ".join([*news, f"{careful.title()} or {bold}?"])
+        system = None
+        if name not in self.met:
+            low, middle, high = self.match.deck
+            system = _SYSTEM.format(len(self.match.deals))
+            text = f"The cards are {low}, {middle} and {high}. {text}"
+            self.met.add(name)
+        return Turn(text, system=system, context=name, context_rewards=rewards, metrics=metrics)
+
+    def _refuse(self) -> Turn:
+        """Say what is legal, or end the match."""
+        self.bad_replies += 1
+        if self.bad_replies <= self.config.max_bad_replies:
+            careful, bold = LEGAL[self.moves]
+            return Turn(f"That is no legal move. {careful.title()} or {bold}?", metrics={"illegal": 1.0})
+        loser, winner = self.player, 1 - self.player
+        rewards = {PLAYERS[loser]: -1.0 - self.won[loser], PLAYERS[winner]: 1.0 - self.won[winner]}
+        met = {name: reward for name, reward in rewards.items() if name in self.met}  # others have no context
+        return Turn(
+            "That is no legal move. You lose the match.",
+            reward={"played": 0.0},
+            context_rewards=met,
+            metrics={"illegal": 1.0},
+            terminated=True,
+        )
+
+    def _end_hand(self) -> Turn:
+        """Pay, and go on with the next hand, if there is one."""
+        first = self.hand % 2
+        gain = first_players_gain((self.cards[first], self.cards[1 - first]), self.moves)
+        gains = (gain, -gain) if first == 0 else (-gain, gain)
+        for player, news in enumerate(self.news):
+            news.append(self._outcome(player, gains[player]))
+        shares = [chips / (MOST_CHIPS * len(self.match.deals)) for chips in gains]
+        self.won = [won + share for won, share in zip(self.won, shares, strict=True)]
+        rewards: dict[str, float] = dict(zip(PLAYERS, shares, strict=True))
+        metrics = {"hands": 1.0}
+        if self.hand + 1 < len(self.match.deals):
+            self._deal()
+            return self._ask(rewards, metrics)
+        text = " ".join(self.news[PLAYERS.index(self.context)])
+        return Turn(text, reward={"played": 1.0}, context_rewards=rewards, metrics=metrics, terminated=True)
+
+    def _outcome(self, player: int, chips: int) -> str:
+        shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
+        return f"{shown}You {'win' if chips > 0 else 'lose'} {abs(chips)}."
+
+    def _card(self, player: int) -> int:
+        return self.match.deck[self.cards[player]]
+
+
+def first_players_gain(cards: tuple[int, int], moves: Moves) -> int:
+    """How many chips who acted first has won.
+
+    Args:
+        cards: Its card and the other's.
+        moves: The moves of a hand that has ended.
+    """
+    if moves[-1] == "fold":
+        return -1 if len(moves) % 2 else 1
+    chips = MOST_CHIPS if moves[-1] == "call" else 1
+    return chips if cards[0] > cards[1] else -chips
+
+
+def _last_word(text: str) -> str:
+    words = text.casefold().split()
+    return words[-1].strip(".,!*\"'") if words else ""
+
+
+def _random(rng: np.random.Generator, config: KuhnPokerConfig) -> KuhnPokerTask:
+    deck = _random_deck(rng)
+    while (sum(deck) % 5 == 0) != (config.split == "test"):
+        deck = _random_deck(rng)
+    deals = [rng.permutation(3).tolist() for _ in range(config.hands)]
+    return KuhnPokerTask(deck=deck, deals=tuple((first, second) for first, second, _ in deals))
+
+
+def _random_deck(rng: np.random.Generator) -> tuple[int, int, int]:
+    low, middle, high = sorted(rng.choice(MAX_CARD, size=3, replace=False).tolist())
+    return low + 1, middle + 1, high + 1
