@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .action import CheckedAction, check_action
 from .context import Context
-from .errors import TurnError
+from .errors import EpisodeError, TurnError
 from .handoff import Handoff, Waiting
 from .limits import UNLIMITED, Limits, StopReason
-from .trajectory import Step
+from .messages import Message, check_calls
+from .renderer import NOT_ENDED
+from .trajectory import Part, Step
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -97,6 +100,64 @@ class Agent:
         name = f"{MAIN if self.current is None else self.current.name}/{role}"
         self._names[name] = self._names.get(name, 0) + 1
         return f"{name}-{self._names[name]}"
+
+    # Actions.
+
+    def receive(self, action: object) -> Message | None:
+        """Take an action; the whole reply as a message, or None if there is nothing to answer.
+
+        Raises:
+            EpisodeError: If no action is due.
+            ActionError: If the action is not legal.
+        """
+        step = self.due
+        if step is None and self.unasked:
+            self.unasked = False
+            return None
+        if step is None:
+            raise EpisodeError(
+                "step() after the end of the episode: call reset()"
+                if self.episode.trajectory is not None
+                else "step() while no action is due: call reset() first, and step() once for each observation"
+            )
+        context = self.context
+        checked = check_action(action, context.renderer.tokenizer.vocab_size)
+        self._act(step, checked)
+        if checked.finish_reason == "abort":
+            if self.max_tokens():
+                return None
+            step.finish_reason = "length"  # there is no room for the rest
+        self.due = None
+        message = check_calls(self._read_reply(step), context.tools)
+        step.reply = len(context.messages)
+        context.add_reply(message)
+        self.count(tool_calls=len(message.tool_calls))
+        return message.as_reply(context.new_text(step.stop - step.action_start))
+
+    def stops(self) -> tuple[str, ...]:
+        """The strings at which the next reply should stop."""
+        return (*self.context.renderer.stop_strings, *self.turn.stop)
+
+    def _act(self, step: Step, action: CheckedAction) -> None:
+        context = self.context
+        context.act(action.tokens, action.logprobs)
+        stop = len(context.log_tokens)
+        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
+        step.finish_reason = action.finish_reason
+        if len(step.parts) == 1:
+            self.record.append(step)
+            self.count(steps=1)
+        self.count(sampled=len(action.tokens))
+
+    def _read_reply(self, step: Step) -> Message:
+        """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
+        message, stops = self.context.parse_reply(), self.stops()
+        if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
+            text = str(self.context.new_text(step.stop - step.action_start))
+            if any(stop in text for stop in stops):
+                errors = tuple(error for error in message.errors if error != NOT_ENDED)
+                return message.model_copy(update={"errors": errors})
+        return message
 
     # Limits.
 

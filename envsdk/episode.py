@@ -5,21 +5,21 @@ is asked for with a `Call`, and whoever drives the machine gives the answer, awa
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .action import Break, CheckedAction, Observation, check_action
+from .action import Break, Observation
 from .agent import MAIN, Agent
 from .context import Context, Delta
 from .errors import ConfigError, EpisodeError, HandoffError, TurnError, UndeclaredBreak
 from .handoff import Handoff, HandoffResult, Waiting, is_handoff
 from .limits import Limits, StopReason
-from .messages import Message, ToolSchema, check_calls
-from .renderer import NOT_ENDED
-from .trajectory import ContextLog, Origin, Part, Status, Step, Trajectory
+from .messages import Message, ToolSchema
+from .recording import record, told
+from .trajectory import Origin, Status, Step, Trajectory
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Episode:
             EpisodeError: If no action is due.
             ActionError: If the action is not legal; the episode is then as it was.
         """
-        reply = self._receive(agent, action)
+        reply = agent.receive(action)
         if reply is None:
             return self._go_on(agent)
         said = yield from self._ask(agent, "respond", reply)
@@ -164,7 +164,7 @@ class Episode:
         """
         if self.trajectory is not None:
             raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
-        return self._end("error", StopReason.ERROR, _told(error))
+        return self._end("error", StopReason.ERROR, told(error))
 
     def pending(self) -> Result:
         """The observation that waits for its action.
@@ -458,7 +458,7 @@ class Episode:
         if agent.parent is None:
             raise error if error is not None else EpisodeError(str(reason))
         agent.stop_reason, agent.due = reason, None
-        agent.error = None if error is None else _told(error)
+        agent.error = None if error is None else told(error)
         self.agent = agent.parent
         context = agent.contexts.get(agent.name)
         messages = [] if context is None else list(context.messages)
@@ -470,55 +470,7 @@ class Episode:
         change = agent.handoff.result if agent.handoff is not None else None
         return result if change is None else change(result)
 
-    # Actions.
-
-    def _receive(self, agent: Agent, action: object) -> Message | None:
-        """Take an action; the whole reply as a message, or None if there is nothing to answer."""
-        step = agent.due
-        if step is None and agent.unasked:
-            agent.unasked = False
-            return None
-        if step is None:
-            raise EpisodeError(
-                "step() after the end of the episode: call reset()"
-                if self.trajectory is not None
-                else "step() while no action is due: call reset() first, and step() once for each observation"
-            )
-        context = agent.context
-        checked = check_action(action, context.renderer.tokenizer.vocab_size)
-        self._act(agent, step, checked)
-        if checked.finish_reason == "abort":
-            if agent.max_tokens():
-                return None
-            step.finish_reason = "length"  # there is no room for the rest
-        agent.due = None
-        message = check_calls(self._read_reply(agent, step), context.tools)
-        step.reply = len(context.messages)
-        context.add_reply(message)
-        agent.count(tool_calls=len(message.tool_calls))
-        return message.as_reply(context.new_text(step.stop - step.action_start))
-
-    def _act(self, agent: Agent, step: Step, action: CheckedAction) -> None:
-        context = agent.context
-        context.act(action.tokens, action.logprobs)
-        stop = len(context.log_tokens)
-        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
-        step.finish_reason = action.finish_reason
-        if len(step.parts) == 1:
-            agent.record.append(step)
-            agent.count(steps=1)
-        agent.count(sampled=len(action.tokens))
-
-    def _read_reply(self, agent: Agent, step: Step) -> Message:
-        """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
-        context = agent.context
-        message, stops = context.parse_reply(), _stops(agent)
-        if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
-            text = str(context.new_text(step.stop - step.action_start))
-            if any(stop in text for stop in stops):
-                errors = tuple(error for error in message.errors if error != NOT_ENDED)
-                return message.model_copy(update={"errors": errors})
-        return message
+    # Observations.
 
     def _go_on(self, agent: Agent) -> Result:
         """The empty observation after a part of a reply, or after an episode that ended before anybody was asked."""
@@ -530,8 +482,6 @@ class Episode:
             info["stop_reason"] = self.trajectory.stop_reason
         agent.handed_out = Result(observation, 0.0, False, self.trajectory is not None, info)
         return agent.handed_out
-
-    # Observations.
 
     def _hand_out(
         self,
@@ -583,7 +533,7 @@ class Episode:
         turn = agent.turn
         info = {
             "stop_token_ids": agent.context.renderer.stop_token_ids,
-            "stop": _stops(agent),
+            "stop": agent.stops(),
             "max_tokens": agent.max_tokens(),
             "sampling": dict(turn.sampling),
             "context": agent.context.name,
@@ -597,60 +547,10 @@ class Episode:
             info["break"] = broken
         return info
 
-    # The record.
-
     def _end(self, status: Status, reason: StopReason, error: str | None = None) -> Trajectory:
-        root = self.root
-        steps = [item for item in root.walk() if isinstance(item, Step)]
-        renderer, history = root.env.renderer, root.env.history
-        root.due = None
-        self.trajectory = Trajectory(
-            id=self.id,
-            env=root.env.name,
-            seed=self.seed,
-            status=status,
-            stop_reason=str(reason),
-            contexts=self._logs(steps),
-            steps=steps,
-            renderer=renderer.specification(),
-            tokenizer=renderer.tokenizer.fingerprint,
-            vocab_size=renderer.tokenizer.vocab_size,
-            history=history.specification(),
-            limits=root.limits.model_dump(exclude_defaults=True),
-            config=self.config,
-            task=_as_json(root.task),
-            group_id=self.group_id,
-            origins=self.origins,
-            error=error,
-        )
+        self.trajectory = record(self, status, str(reason), error)
+        self.root.due = None
         return self.trajectory
-
-    def _logs(self, steps: Sequence[Step]) -> dict[str, ContextLog]:
-        """What went through each context, those of sub-agents behind their parents'."""
-        ends: dict[str, int] = {}
-        for step in steps:
-            ends[step.context] = max(step.stop, ends.get(step.context, 0))
-        logs: dict[str, ContextLog] = {}
-        main = self.root.env.renderer.tokenizer
-        for agent in (item for item in self.root.walk() if isinstance(item, Agent)):
-            for name, context in agent.contexts.items():
-                length, tokenizer = ends.get(name, 0), context.renderer.tokenizer
-                is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint
-                logs[name] = ContextLog(
-                    role=context.role,
-                    parent=context.parent,
-                    tokens=context.log_tokens.copy(0, length),
-                    logprobs=context.log_logprobs.copy(0, length),
-                    messages=list(context.messages),
-                    tools=[dict(tool) for tool in context.tools],
-                    reward=context.reward,
-                    stop_reason=str(agent.stop_reason or "") if is_child else "",
-                    error=agent.error,
-                    task=_as_json(agent.task) if is_child else None,
-                    tokenizer=tokenizer.fingerprint if is_other else "",
-                    vocab_size=tokenizer.vocab_size if is_other else 0,
-                )
-        return logs
 
 
 def seed_of(seed: int | None, name: str) -> int | None:
@@ -681,18 +581,3 @@ def _sum(step: Step, turn: Turn) -> tuple[float | None, dict[str, float]]:
     for name, value in turn.rewards.items():
         rewards[name] = rewards.get(name, 0.0) + value
     return step.reward + (turn.reward or 0.0), rewards
-
-
-def _stops(agent: Agent) -> tuple[str, ...]:
-    return (*agent.context.renderer.stop_strings, *agent.turn.stop)
-
-
-def _told(error: BaseException) -> str:
-    notes: list[str] = getattr(error, "__notes__", [])
-    return " ".join([f"{type(error).__name__}: {error}", *notes])
-
-
-def _as_json(task: Any) -> Any:
-    if hasattr(task, "model_dump"):
-        return task.model_dump(mode="json")
-    return dict(cast("Mapping[str, Any]", task)) if isinstance(task, Mapping) else task

@@ -127,9 +127,18 @@ def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
         steps: dict[int | None, list[tuple[int, Step]]] = {}
         for n, step in numbered:
             steps.setdefault(step.reply, []).append((n, step))
+        if log.parent is not None or log.reward is not None:
+            yield f"{name}: {_end_of(trajectory, name)}", ""
         for index, message in enumerate(log.messages):
             heads = [f"{name} · {message.role}{_step_head(n, step)}" for n, step in steps.get(index, ())]
             yield "\n".join(heads) or f"{name} · {message.role}", _said(message)
+
+
+def _end_of(trajectory: Trajectory, name: str) -> str:
+    """How a context of its own ended: a sub-agent's, or a player's."""
+    log = trajectory.contexts[name]
+    own = None if log.reward is None else f"reward of its own {log.reward:g}"
+    return ", ".join(filter(None, [log.role, log.stop_reason, log.error, own]))
 
 
 def _step_head(number: int, step: Step) -> str:
