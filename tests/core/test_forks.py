@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from soundness import check
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
@@ -46,27 +47,6 @@ def _for_policy(info: dict[str, Any]) -> dict[str, Any]:
     return {"stop_token_ids": info["stop_token_ids"], "max_tokens": info["max_tokens"]}
 
 
-def check(trajectories: list[Trajectory]) -> None:
-    """Every sampled token of an episode and its forks is trained once; every prompt is what the deltas say."""
-    trained: dict[tuple[str, str, int], int] = {}
-    for trajectory in trajectories:
-        contexts: dict[str, list[int]] = {}
-        for step, prompt, action in trajectory.prompts():
-            assert prompt[: step.keep].tolist() == contexts.get(step.base, [])[: step.keep]
-            contexts[step.context] = [*prompt.tolist(), *action.tolist()]
-            if not trajectory.is_copied(step):
-                for index in range(step.action_start, step.stop):
-                    trained[trajectory.id, step.context, index] = 0
-        samples = trajectory.samples(include_failed=True)
-        own = [step for step in trajectory.steps if not trajectory.is_copied(step)]
-        assert sum(int(sample.mask.sum()) for sample in samples) == sum(step.stop - step.action_start for step in own)
-        for sample in samples:
-            sample.validate()
-        assert trajectory.tree_size(include_failed=True) <= trajectory.observed_tokens + trajectory.sampled_tokens
-        again = Trajectory.from_json(trajectory.to_json())
-        assert again.to_json() == trajectory.to_json() and again.origins == trajectory.origins
-
-
 def finished(env: Env) -> Trajectory:
     assert env.trajectory is not None
     return env.trajectory
@@ -89,7 +69,7 @@ def test_both_go_on_from_the_same_state() -> None:
     play(env, 9)
     play(fork, 9)
     assert env.drawn == fork.drawn and env.drawn is not fork.drawn
-    check([finished(env), finished(fork)])
+    check(finished(env), finished(fork))
     assert finished(fork).reward == 8.0 and len(finished(fork).steps) == 8
     (sample,) = finished(fork).samples()
     assert not sample.mask[sample.step_ids == 2].any() and sample.mask[sample.step_ids == 3].all()
@@ -124,7 +104,7 @@ def test_best_of_n_from_a_state(history: Any) -> None:
         for fork, name in zip(forks, ["reference", "null", "random", "reference"], strict=True)
     ]
     trajectories = [rollout(env, "reference", reset=False), *played]
-    check(trajectories)
+    check(*trajectories)
     assert [trajectory.id for trajectory in trajectories[1:]] == [f"{env.episode_id}/fork-{n}" for n in (1, 2, 3, 4)]
     rewards = [trajectory.reward for trajectory in trajectories]
     assert rewards[0] == rewards[1] == rewards[4] == max(rewards) > rewards[2]
@@ -212,7 +192,7 @@ def test_a_fork_may_begin_in_a_sub_agent() -> None:
     play(fork, 99)
     rollout(rolled, RANDOM, reset=False)
     assert len(finished(env).contexts) == len(finished(fork).contexts) == len(finished(rolled).contexts) == 4
-    check([finished(env), finished(fork), finished(rolled)])
+    check(finished(env), finished(fork), finished(rolled))
     assert [len(sample.tokens) > 0 for sample in finished(rolled).samples()] == [True] * 4
 
 
@@ -288,7 +268,7 @@ def test_a_policy_may_fork_what_it_plays() -> None:
         return RANDOM(prompt, **others)
 
     trajectory = asyncio.run(arollout(env, policy, seed=1))
-    check([trajectory, *looked])
+    check(trajectory, *looked)
     assert len(looked) == 1
 
 
@@ -320,7 +300,7 @@ def test_any_tree_of_forks_trains_each_token_once(seed: int, history: str) -> No
         if one.trajectory is not None:
             running.remove(one)
             done.append(one.trajectory)
-    check(done)
+    check(*done)
     assert len({trajectory.id for trajectory in done}) == len(done)
     sampled = sum(step.stop - step.action_start for t in done for step in t.steps if not t.is_copied(step))
     trained = sum(int(sample.mask.sum()) for t in done for sample in t.samples(include_failed=True))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from soundness import check
 
 from envsdk import Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
 from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, TurnError
@@ -80,26 +81,6 @@ def says(text: str) -> Any:
 
 ENV = Boss([])
 TOKENIZER, END = ENV.renderer.tokenizer, ENV.renderer.stop_token_ids[0]
-
-
-def check(trajectory: Trajectory) -> None:
-    """What holds for every trajectory, whatever was handed over."""
-    contexts: dict[str, list[int]] = {}
-    observed = sampled = 0
-    for step, prompt, action in trajectory.prompts():
-        if step.context in contexts and (step.broken is None or step.broken.kind == "switch"):
-            assert prompt[: len(contexts[step.context])].tolist() == contexts[step.context]
-            assert step.keep == len(contexts[step.context])
-        contexts[step.context] = [*prompt.tolist(), *action.tolist()]
-        observed, sampled = observed + step.action_start - step.start, sampled + len(action)
-        assert (step.broken is not None) or step.extends or step.keep == 0
-    samples = trajectory.samples(include_failed=True)
-    assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens == sampled
-    assert trajectory.tree_size(include_failed=True) == observed + sampled
-    for sample in samples:
-        sample.validate()
-    again = Trajectory.from_json(trajectory.to_json())
-    assert again.to_json() == trajectory.to_json()
 
 
 def test_a_parent_that_delegates_is_one_sample_and_each_child_is_one() -> None:
@@ -469,6 +450,9 @@ def test_a_handoff_in_place_of_the_first_turn_is_refused() -> None:
 # Random trees of all of it.
 
 
+HISTORIES: list[Any] = ["keep", "strip", {"name": "summarize", "threshold": 90}]
+
+
 class Tree(Env):
     """Draws what it does next: speak, hand over (once, in a list, on all that was said), let a player speak, fail."""
 
@@ -490,7 +474,11 @@ class Tree(Env):
         if draw < 0.6 and self.depth < 3:
             handoffs = [
                 Handoff(
-                    Tree(rng.randrange(1 << 30), self.depth + 1, history=rng.choice(["keep", "strip"])),
+                    Tree(
+                        rng.randrange(1 << 30),
+                        self.depth + 1,
+                        history=rng.choice(HISTORIES),
+                    ),
                     role=rng.choice("ab"),
                     history=rng.choice(["fresh", "full"]),
                     limits={"max_steps": rng.randint(1, 6)},
@@ -504,17 +492,36 @@ class Tree(Env):
         return Turn("They are back.")
 
 
+def grow(seed: int, strips: bool) -> Tree:
+    return Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
+
+
 @given(seed=st.integers(0, 1 << 30), policy_seed=st.integers(0, 99), strips=st.booleans())
 def test_every_tree_of_handoffs_and_players_is_sound(seed: int, policy_seed: int, strips: bool) -> None:
-    env = Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
     policy = RandomPolicy(TOKENIZER.vocab_size, seed=policy_seed, stop_probability=0.3)
-    trajectory = rollout(env, policy, seed=seed)
+    trajectory = rollout(grow(seed, strips), policy, seed=seed)
     check(trajectory)
-    rewritten = sum(broken.kind == "rewrite" for broken in trajectory.breaks)
-    children = [name for name, log in trajectory.contexts.items() if log.tokens.size]
-    assert len(trajectory.samples(include_failed=True)) <= len(children) + rewritten
-    env = Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
-    assert rollout(env, policy, seed=seed).to_json() == trajectory.to_json()
+    assert rollout(grow(seed, strips), policy, seed=seed).to_json() == trajectory.to_json()
+
+
+@given(seed=st.integers(0, 1 << 30), strips=st.booleans())
+def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bool) -> None:
+    rng = Random(seed)
+    env = grow(seed, strips)
+    env.reset(seed=seed)
+    policy = RandomPolicy(TOKENIZER.vocab_size, seed=1, stop_probability=0.3)
+    running, done = [env], list[Trajectory]()
+    while running:
+        one = rng.choice(running)
+        if len(running) + len(done) < 5 and rng.random() < 0.2:
+            running.append(one.fork())
+        _, info = one.pending()
+        limits = {"stop_token_ids": info["stop_token_ids"], "max_tokens": info["max_tokens"]}
+        one.step(policy(one.prompt(), episode_id=one.episode_id, **limits))
+        if one.trajectory is not None:
+            running.remove(one)
+            done.append(one.trajectory)
+    check(*done)
 
 
 def test_a_step_after_the_end_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import gpt_oss_tokenizer, qwen3_folder
+from soundness import check
 
 from envsdk import Action, Env, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
 from envsdk.errors import ConfigError, EpisodeError, TurnError
@@ -45,23 +46,6 @@ def speaks(env: Env, summary: str = "All was answered.") -> Any:
         return Action(tokens[:max_tokens], np.full(len(tokens[:max_tokens]), -0.5), "length" if is_cut else "stop")
 
     return policy
-
-
-def check(trajectory: Trajectory) -> None:
-    """Reconstruction, exactly once, conservation."""
-    contexts: dict[str, list[int]] = {}
-    for step, prompt, action in trajectory.prompts():
-        before = contexts.get(step.base, [])
-        assert prompt[: step.keep].tolist() == before[: step.keep]
-        if step.broken is None or step.broken.kind == "switch":
-            assert step.context != step.base or step.keep == len(before)
-        contexts[step.context] = [*prompt.tolist(), *action.tolist()]
-    samples = trajectory.samples(include_failed=True)
-    assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens
-    assert trajectory.tree_size(include_failed=True) <= trajectory.observed_tokens + trajectory.sampled_tokens
-    for sample in samples:
-        sample.validate()
-    assert Trajectory.from_json(trajectory.to_json()).to_json() == trajectory.to_json()
 
 
 def view_of(trajectory: Trajectory, context: str = "main") -> str:
