@@ -494,7 +494,8 @@ class Episode:
         is_new: bool = False,
     ) -> Result | HandoffResult:
         context = agent.context
-        broken = delta.broken or self._switch(agent, base, delta, is_new=is_new)
+        switch = self._switch(agent, base, delta, is_new=is_new)
+        broken = switch if is_new else delta.broken or switch  # what a new context leaves out of its base is not dropped
         agent.returns = False
         extends = not is_new and broken is None and not delta.is_first
         agent.turn = turn

@@ -38,10 +38,11 @@ def _replay(trajectory: Trajectory) -> set[Place]:
         drops = step.base == step.context and step.keep < len(before)
         # Declared: `extends` is False exactly where a context is new and where there is a break.
         assert step.extends == (not is_new and step.broken is None)
-        assert drops == (step.broken is not None and step.broken.kind == "rewrite" and not is_new) or is_new
+        assert drops == (step.broken is not None and step.broken.kind == "rewrite")
         if step.broken is not None:
             assert step.broken.kept == step.keep and step.broken.context == step.context
             assert step.broken.dropped == (len(before) - step.keep if drops else 0)
+            assert step.broken.base == step.base
         shown = [*before[: step.keep], *_places(step.context, step.start, step.action_start)]
         assert [int(trajectory.contexts[name].tokens[index]) for name, index in shown] == prompt.tolist()
         contexts[step.context] = [*shown, *_places(step.context, step.action_start, step.stop)]
