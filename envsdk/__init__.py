@@ -39,6 +39,7 @@ _MODULE_OF = {
     "load_tokenizer": "tokenizers",
     "rollout": "rollouts",
     "arollout": "rollouts",
+    "tree_batch": "tree",
     "sft_samples": "sft",
 }
 _SUBPACKAGES = ("history", "rollouts", "credit", "diagnostics", "testing", "errors")
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from .tools import Tool as Tool
     from .tools import tool as tool
     from .trajectory import Trajectory as Trajectory
+    from .tree import tree_batch as tree_batch
     from .turn import Turn as Turn
 
 

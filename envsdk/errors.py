@@ -96,6 +96,14 @@ class InvalidSample(EnvsdkError, ValueError):
     """A training sample is not sound; the message names the field and the position."""
 
 
+class TreeTooLarge(EnvsdkError, ValueError):
+    """A tree does not fit: a branch into a batch, or a dense mask into memory."""
+
+
+class TreeUnsupported(EnvsdkError, ValueError):
+    """A forward pass over a tree would not give what the separate samples give; the message names the part."""
+
+
 class InvalidRecord(EnvsdkError, ValueError):
     """A stored trajectory or sample cannot be read: another schema, or damaged."""
 

@@ -165,12 +165,7 @@ class Sample:
 
 def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
     """Make the samples of a trajectory; see `Trajectory.samples`."""
-    rule, failed = _rule(trajectory, loss), [name for name, log in trajectory.contexts.items() if log.error]
-
-    def trains(step: Step) -> bool:
-        is_own = not trajectory.is_copied(step)
-        return is_own and (include_failed or step.context not in failed) and rule(step)
-
+    trains = trained_steps(trajectory, loss, include_failed=include_failed)
     tracks: dict[str, _Track] = {}
     segments: list[tuple[int, Sample]] = []
     for index, step in trajectory.walk():
@@ -195,6 +190,17 @@ def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed
     for sample in samples:
         sample.n_segments = counts[sample.context]
     return samples
+
+
+def trained_steps(trajectory: Trajectory, loss: LossRule, *, include_failed: bool = False) -> Callable[[Step], bool]:
+    """Whether a step is trained: it was answered in this episode, its sub-agent did not fail, and `loss` chooses it."""
+    chosen, failed = _rule(trajectory, loss), {name for name, log in trajectory.contexts.items() if log.error}
+
+    def trains(step: Step) -> bool:
+        is_own = not trajectory.is_copied(step)
+        return is_own and (include_failed or step.context not in failed) and chosen(step)
+
+    return trains
 
 
 def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
