@@ -1,4 +1,4 @@
-"""Every example runs as it stands."""
+"""The programs in examples/ run; those that need torch are run by tests/torch."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_runs(example: Path, tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+@pytest.mark.parametrize(("name", "says"), [("own_loop", "sample 1 of 1"), ("best_of_n", "best: ")])
+def test_an_example_runs(name: str, says: str) -> None:
+    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert says in run.stdout
