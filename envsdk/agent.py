@@ -52,6 +52,8 @@ class Agent:
         self.waiting: Waiting | None = None
         self.returns = False  # a sub-agent spoke since: the next observation is a return
         self.unasked = False  # it ended before anybody was asked: the next step says so
+        self.refused = False  # a limit kept it from handing over, since its last reply
+        self.closed = False  # whether its environment was closed
         self.is_summary = False  # it writes a summary for its parent's history policy, whose steps it does not count as
         self.stop_reason: StopReason | None = None
         self.error: str | None = None
@@ -73,6 +75,12 @@ class Agent:
         """Its own last step that was answered."""
         return next(step for step in reversed(self.record) if isinstance(step, Step))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it may still speak."""
+        episode = self.episode
+        return self.stop_reason is None and episode.trajectory is None and not episode.abandoned
+
     def lineage(self) -> "Iterator[Agent]":
         """Itself and all that handed over to it, one after the other."""
         agent: Agent | None = self
@@ -89,11 +97,27 @@ class Agent:
             else:
                 yield item
 
+    def agents(self) -> "Iterator[Agent]":
+        """Itself and all agents below it, depth-first."""
+        return (item for item in self.walk() if isinstance(item, Agent))
+
     def name_of(self, turn: Turn) -> str:
         """The name of the context that a turn speaks to."""
         if turn.context is None:
             return self.name if self.current is None else self.current.name
-        return turn.context if self.parent is None else f"{self.name}/{turn.context}"
+        return self.full_name(turn.context)
+
+    def full_name(self, name: str) -> str:
+        """The name in the episode of what its environment calls `name`; full names stay."""
+        if self.parent is None or name == self.name or name.startswith(f"{self.name}/"):
+            return name
+        return self.name if name == MAIN else f"{self.name}/{name}"
+
+    def own_name(self, name: str) -> str:
+        """What its environment calls one of its contexts, whether it is a sub-agent's or not."""
+        if self.parent is None:
+            return name
+        return MAIN if name == self.name else name.removeprefix(f"{self.name}/")
 
     def child_name(self, role: str) -> str:
         """A name for the context of another sub-agent of that role."""
@@ -114,7 +138,7 @@ class Agent:
         if step is None and self.unasked:
             self.unasked = False
             return None
-        if step is None:
+        if step is None or self.episode.trajectory is not None:
             raise EpisodeError(
                 "step() after the end of the episode: call reset()"
                 if self.episode.trajectory is not None
@@ -145,6 +169,7 @@ class Agent:
         step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
         step.finish_reason = action.finish_reason
         if len(step.parts) == 1:
+            self.refused = False
             self.record.append(step)
             self.count(steps=1)
         self.count(sampled=len(action.tokens))
@@ -174,8 +199,10 @@ class Agent:
         """The first that holds, in this order: what the environment says comes before any limit."""
         if turn.terminated:
             return StopReason.TERMINATED
-        if turn.truncated:
-            return StopReason.TRUNCATED
+        return StopReason.TRUNCATED if turn.truncated else self.limit_at(step)
+
+    def limit_at(self, step: Step) -> StopReason | None:
+        """The limit that ends it behind a step, if one does: one of its own, or of those that handed over to it."""
         if self.limits.end_on_cut and step.finish_reason == "length":
             return StopReason.CUT
         return next((reason for agent in self.lineage() if (reason := agent.limit_reached()) is not None), None)

@@ -152,6 +152,7 @@ class Context:
         self._opening = len(self.view) + len(messages)
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
+        closed_reply = not self.renderer.is_closed(reply)
         cut = self.renderer.rewritten_end(reply, messages)
         view.tokens.truncate(length - cut)
         rendered = self.renderer.extension(
@@ -159,7 +160,8 @@ class Context:
         )
         view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
         self.messages.extend(messages)
-        return self._hand_out(self._rewrite(Delta(rendered.tokens, length - cut)), max_tokens)
+        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
+        return self._hand_out(self._rewrite(delta), max_tokens)
 
     def observe(
         self,
@@ -274,7 +276,8 @@ class Context:
             self.messages.append(view.messages[0])
         self._opening += len(view.messages) - count
         self._seen += len(view.messages) - count
-        return delta._replace(keep=0, broken=self._break("edit", 0, delta.keep, f"new {' and '.join(changed)}"))
+        length = delta.keep if delta.broken is None else delta.broken.kept + delta.broken.dropped
+        return delta._replace(keep=0, broken=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
         """Let the policy rewrite the view; the break is that of whoever keeps less."""

@@ -3,8 +3,10 @@
 import asyncio
 import copy
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import gymnasium
@@ -14,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .action import Action, Observation
 from .agent import Agent
 from .episode import Call, Children, Episode, Method, Play, Result
-from .errors import ConfigError, EpisodeError, what_is_invalid
+from .errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from .handoff import Handoff, HandoffResult
 from .history import HistoryPolicy, get_history
 from .limits import Limits
@@ -24,12 +26,14 @@ from .renderer import Renderer
 from .spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, check_task, find, load_tasks, pick
 from .tokenizers import Tokenizer
+from .tools import rebound
 from .trajectory import Trajectory
 from .turn import Turn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Said: TypeAlias = Turn | Handoff | Sequence[Handoff]
 """What `respond` and `resume` may return."""
@@ -89,7 +93,7 @@ class Env(gymnasium.Env[Observation, Any]):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.config: Any = self._read_config(config)
         self._inherits = renderer is None and tokenizer == "embedded"
-        self._renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
+        self._renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         self._history = get_history(history)
         self._limits = Limits.of(limits, self.default_limits)
         self.tasks = None if tasks is None else load_tasks(tasks)
@@ -136,8 +140,9 @@ class Env(gymnasium.Env[Observation, Any]):
 
     @property
     def context(self) -> str:
-        """The name of the context that is spoken to."""
-        return self._running.context.name
+        """The name of the context that is spoken to, as this environment calls it: `main` if no turn said another."""
+        agent = self._running
+        return agent.own_name(agent.context.name)
 
     def messages(self) -> list[Message]:
         """All that was said in the current context, in order."""
@@ -181,7 +186,10 @@ class Env(gymnasium.Env[Observation, Any]):
         return type(self).__name__ if self.spec is None else self.spec.id
 
     def prompt(self) -> "NDArray[np.int32]":
-        """The current prompt whole, which may be a sub-agent's: int32 of shape (n,), a copy; O(context)."""
+        """The prompt of whose action is due, which may be a sub-agent: int32 of shape (n,), a copy; O(context).
+
+        While a rollout runs sub-agents side by side, that is any of them.
+        """
         return self._running.episode.agent.context.prompt()
 
     def reset(
@@ -249,7 +257,8 @@ class Env(gymnasium.Env[Observation, Any]):
 
         Everything that the environment holds is copied (`copy.deepcopy`), but for its renderer, history policy and
         tasks. Of what cannot be copied, such as a connection, let `__getstate__` leave it out, and `__setstate__` make
-        another.
+        another. A function that refers to the environment (a tool, a filter of a handoff, an attribute) is bound to the
+        copy, but not one that another object holds.
 
         Returns:
             The copy, an environment of the same class. `close` it when it is done.
@@ -262,6 +271,8 @@ class Env(gymnasium.Env[Observation, Any]):
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
         agent.episode.check_fork()
+        for one in agent.agents():
+            _ = one.env.np_random  # gymnasium makes it when it is first asked for
         try:
             other = copy.deepcopy(self)
         except Exception as error:
@@ -288,10 +299,12 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def close(self) -> None:
         """Free what the environment holds, and its sub-agents. It may be called again."""
-        self._close_children()
+        errors = self._close_children()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        if errors:
+            raise errors[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         contexts = {} if self._agent is None else self._agent.episode.contexts
@@ -300,7 +313,9 @@ class Env(gymnasium.Env[Observation, Any]):
             memo[id(shared)] = shared  # they never change
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        state = self.__getstate__()
+        functions = {name: rebound(value, memo) for name, value in state.items() if isinstance(value, FunctionType)}
+        other.__setstate__(copy.deepcopy({**state, **functions}, memo))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -343,9 +358,12 @@ class Env(gymnasium.Env[Observation, Any]):
         options = options or {}
         self._episodes += 1
         episode_id = options.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
-        self._close_children()
+        for error in self._close_children():
+            _log.warning("a sub-agent of %r could not be closed: %r", self, error)
+        if self._agent is not None:
+            self._agent.episode.abandoned = True
         episode = Episode(episode_id, self, seed)
-        self._agent = episode.root
+        self._agent, self._renderer = episode.root, self._own_renderer
         episode.config = self.config.model_dump(mode="json")
         episode.group_id = options.get("group_id")
         unknown = options.keys() - set(_RESET_OPTIONS)
@@ -357,11 +375,17 @@ class Env(gymnasium.Env[Observation, Any]):
         """Become a sub-agent of an episode.
 
         Raises:
+            HandoffError: If it is in use already.
             TaskError: If it has no such task.
         """
+        if self._agent is not None and self._agent.is_running:
+            raise HandoffError(
+                f"{self!r} is in use already, as {self._agent.name!r} of {self._agent.episode.id!r}: make another "
+                "object for each handoff"
+            )
         self._agent = agent
-        if self._inherits and agent.parent is not None:
-            self._renderer = agent.parent.context.renderer
+        inherits = self._inherits and agent.parent is not None
+        self._renderer = agent.parent.context.renderer if inherits and agent.parent else self._own_renderer
         row = {"task": task} if self.tasks is not None else {"row": task}
         self._prepare(seed, {} if task is None else row)
 
@@ -397,6 +421,11 @@ class Env(gymnasium.Env[Observation, Any]):
         env = call.agent.env
         try:
             env._refuse_event_loop()
+        except EpisodeError:
+            play.close()  # it is the caller's fault, and no sub-agent's
+            call.agent.episode.interrupted = True
+            raise
+        try:
             said = env._now(env._say(call))
             env._heard(call, said)
         except Exception as error:
@@ -413,11 +442,16 @@ class Env(gymnasium.Env[Observation, Any]):
             while True:
                 if isinstance(call, Children):
                     assert run is not None
-                    call = play.send(await run(call.agents))
+                    try:
+                        results = await run(call.agents)
+                    except BaseException:
+                        play.close()
+                        raise
+                    call = play.send(results)
                     continue
                 env = call.agent.env
                 try:
-                    said = await _soon(env._say(call))
+                    said = await _not_cancelled(env._say(call))
                     env._heard(call, said)
                 except Exception as error:
                     env._note(error, call.method)
@@ -436,13 +470,19 @@ class Env(gymnasium.Env[Observation, Any]):
         if call.method == "start":
             self._started(said)
 
-    def _close_children(self) -> None:
-        """Close the environments of all sub-agents of the last episode."""
+    def _close_children(self) -> list[Exception]:
+        """Close the environments of all sub-agents of the last episode, each once; returns what that raised."""
+        errors: list[Exception] = []
         if self._agent is None or self._agent.parent is not None:
-            return
-        for item in self._agent.walk():
-            if isinstance(item, Agent) and item is not self._agent and item.env._agent is item:
-                item.env.close()
+            return errors
+        for agent in self._agent.agents():
+            if agent is not self._agent and agent.env._agent is agent and not agent.closed:
+                agent.closed = True
+                try:
+                    agent.env.close()
+                except Exception as error:
+                    errors.append(error)
+        return errors
 
     def _now(self, value: T | Awaitable[T]) -> T:
         """The value, awaited in an event loop of our own if it has to be."""
@@ -450,8 +490,9 @@ class Env(gymnasium.Env[Observation, Any]):
             return value  # pyright: ignore[reportReturnType]
         if not self._needs_loop() and inspect.iscoroutine(value):
             return _run_at_once(value)
-        self._runner = self._runner or asyncio.Runner()
-        return self._runner.run(_soon(value))
+        root = self._agent.episode.root.env if self._agent is not None else self  # all agents share an event loop
+        root._runner = root._runner or asyncio.Runner()
+        return root._runner.run(_not_cancelled(value))
 
     def _refuse_event_loop(self) -> None:
         """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
@@ -487,8 +528,20 @@ def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise EpisodeError("a plain function returned something to wait for; declare it `async def`")
 
 
-async def _soon(value: T | Awaitable[T]) -> T:
-    return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
+async def _not_cancelled(value: T | Awaitable[T]) -> T:
+    """The value, awaited if it has to be. That something it waits for was cancelled is an error of its own."""
+    try:
+        return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise EpisodeError("something that it waited for was cancelled") from error
+
+
+def is_being_cancelled() -> bool:
+    """Whether it is the running task that is to end, and not something that it waits for."""
+    task = asyncio.current_task() if in_event_loop() else None
+    return task is not None and task.cancelling() > 0
 
 
 def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:

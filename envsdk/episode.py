@@ -14,7 +14,7 @@ import numpy as np
 from .action import Break, Observation
 from .agent import MAIN, Agent
 from .context import Context, Delta
-from .errors import ConfigError, EpisodeError, HandoffError, TurnError, UndeclaredBreak
+from .errors import ConfigError, EpisodeError, HandoffError, RenderError, TurnError, UndeclaredBreak
 from .handoff import Handoff, HandoffResult, Waiting, is_handoff
 from .limits import Limits, StopReason
 from .messages import Message, ToolSchema
@@ -90,7 +90,11 @@ class Episode:
         """Whether the driver runs sub-agents itself (`Children`); else they go on one after the other."""
         self.origins: list[Origin] = []
         self._forks = 0
-        self._at_once = 0  # how many agents wait for sub-agents that go on side by side
+        self._at_once = 0  # how many agents wait for sub-agents that the driver runs
+        self.interrupted = False
+        """Whether the driver left such sub-agents before they had ended."""
+        self.abandoned = False
+        """Whether its environment began another one."""
         self._reward = 0.0
 
     # What a driver does.
@@ -106,13 +110,11 @@ class Episode:
 
     def step(self, action: object) -> Play:
         """Take an action for whoever it is due to, and go on until somebody has to sample or the episode is over."""
+        self._check_interrupted()
         self._reward = 0.0
         agent = self.agent
         outcome = yield from self.play(agent, action)
-        while isinstance(outcome, HandoffResult):
-            outcome = yield from self.take_back(agent, outcome)
-            agent = agent.parent or self.root
-        return outcome
+        return (yield from self.take_back(agent, outcome)) if isinstance(outcome, HandoffResult) else outcome
 
     def begin(self) -> Play:
         """Open the episode."""
@@ -133,11 +135,15 @@ class Episode:
         return (yield from self._settle(agent, said, self._answer))
 
     def take_back(self, child: Agent, result: HandoffResult) -> Play:
-        """Give a sub-agent's result to who handed over to it, which goes on."""
-        agent = child.parent
-        assert agent is not None and agent.waiting is not None
-        agent.waiting.results.append(result)
-        return (yield from self._proceed(agent))
+        """Give a sub-agent's result to who handed over to it, which goes on; and so on, if that ends it."""
+        outcome: Result | HandoffResult = result
+        while isinstance(outcome, HandoffResult):
+            agent = child.parent
+            assert agent is not None and agent.waiting is not None
+            agent.waiting.results.append(outcome)
+            outcome = yield from self._proceed(agent)
+            child = agent
+        return outcome
 
     def enter(self, child: Agent) -> Play:
         """Begin with a sub-agent."""
@@ -151,8 +157,8 @@ class Episode:
 
     def give_up(self, child: Agent, error: Exception) -> HandoffResult:
         """End a sub-agent from outside, with all below it."""
-        for item in child.walk():
-            if isinstance(item, Agent) and item is not child and item.stop_reason is None:
+        for item in child.agents():
+            if item is not child and item.stop_reason is None:
                 self._close(item, StopReason.ERROR, error)
         return self._close(child, StopReason.ERROR, error)
 
@@ -172,6 +178,7 @@ class Episode:
         Raises:
             EpisodeError: If none does.
         """
+        self._check_interrupted()
         agent = self.agent
         if self.trajectory is not None or agent.due is None or agent.handed_out is None:
             raise EpisodeError("no action is due: the episode is over, or a method of its environment is running")
@@ -188,11 +195,15 @@ class Episode:
         self.pending()
         if self._at_once:
             raise EpisodeError(
-                "sub-agents are going on side by side, so there is no one state to fork: fork before they begin, or "
-                "play the episode with step(), which lets them go on one after the other"
+                "a rollout is running sub-agents, each on its own, so there is no one state to fork: fork before they "
+                "begin, or play the episode with step(), which lets them go on one after the other"
             )
         if self.agent.due is not None and self.agent.due.parts:
             raise EpisodeError("the action that is due was interrupted: finish it, then fork")
+
+    def _check_interrupted(self) -> None:
+        if self.interrupted:
+            raise EpisodeError("sub-agents were interrupted before they had ended: call env.fail(error), or reset()")
 
     def become_fork(self, of: "Episode") -> None:
         """Be an episode of its own, whose steps so far are another's."""
@@ -223,6 +234,10 @@ class Episode:
                 outcome = take(agent, _checked(said))
                 if outcome is not None:
                     return outcome
+            elif agent.refused:  # it hands over again and again, though a limit holds
+                outcome = take(agent, Turn(reward=None))
+                assert outcome is not None
+                return outcome
             else:
                 self._hand_over(agent, said)
         except UndeclaredBreak:
@@ -237,26 +252,42 @@ class Episode:
         """Go on with the next sub-agent; with the agent itself, when none is left."""
         waiting = agent.waiting
         assert waiting is not None
-        if self.side_by_side and waiting.left:
-            children = [self._child(agent, handoff) for handoff in waiting.left]
-            waiting.left = []
-            self._at_once += 1
-            try:
-                waiting.results += yield Children(children)
-            finally:
-                self._at_once -= 1
-        while waiting.left:
-            outcome = yield from self.enter(self._child(agent, waiting.left.pop(0)))
+        if self.side_by_side and not agent.limit_at(agent.last_step):
+            yield from self._run_children(agent, waiting)
+        while len(waiting.results) < len(waiting.handoffs):
+            reason = agent.limit_at(agent.last_step)
+            if reason is not None:
+                agent.refused = True
+                waiting.results.append(HandoffResult([], "", None, str(reason)))
+                continue
+            outcome = yield from self.enter(self._child(agent, waiting.handoffs[len(waiting.results)]))
             if isinstance(outcome, Result):
                 return outcome
             waiting.results.append(outcome)
         agent.waiting, self.agent = None, agent
-        agent.returns = bool(waiting.results)
+        agent.returns = agent.returns or bool(waiting.results)
         if waiting.request is not None:
             return (yield from self._take_summary(agent, waiting))
-        results = waiting.results if waiting.is_list else waiting.results[0]
-        said = yield from self._ask(agent, "resume", results)
+        try:
+            results = [one.come_back(result) for one, result in zip(waiting.handoffs, waiting.results, strict=True)]
+        except Exception as error:
+            return self._close(agent, StopReason.ERROR, error)
+        said = yield from self._ask(agent, "resume", results if waiting.is_list else results[0])
         return (yield from self._settle(agent, said, self._answer))
+
+    def _run_children(self, agent: Agent, waiting: Waiting) -> Generator[Call | Children, Any, None]:
+        """Let the driver run the sub-agents that are left, each on its own."""
+        left = waiting.handoffs[len(waiting.results) :]
+        if not left:
+            return
+        self._at_once += 1
+        have_ended = False
+        try:
+            waiting.results += yield Children([self._child(agent, handoff) for handoff in left])
+            have_ended = True
+        finally:
+            self._at_once -= 1
+            self.interrupted = self.interrupted or not have_ended
 
     def _take_summary(self, agent: Agent, waiting: Waiting) -> Play:
         """Go on with the turn that waited for a summary, whatever came of it."""
@@ -268,9 +299,13 @@ class Episode:
                 return self._close(agent, StopReason.ERROR, text)
             return (yield from self._settle(agent, waiting.turn, partial(self._say_with, text=text)))
         assert isinstance(child, Agent)
-        child.error = self._why_rejected(agent.context, child, waiting.results[0])
-        summary = waiting.results[0].content if child.error is None else None
-        return (yield from self._settle(agent, waiting.turn, partial(self._say, summary=summary)))
+        take = partial(self._say_written, child=child, result=waiting.results[0])
+        return (yield from self._settle(agent, waiting.turn, take))
+
+    def _say_written(self, agent: Agent, turn: Turn, *, child: Agent, result: HandoffResult) -> Result | HandoffResult:
+        """Hand out a turn with what the model wrote as a summary, if it is one."""
+        child.error = self._why_rejected(agent.context, child, result)
+        return self._say(agent, turn, result.content if child.error is None else None)
 
     def _say_with(self, agent: Agent, turn: Turn, *, text: Any) -> Result | HandoffResult:
         """Hand out a turn with what a function wrote as a summary, if it is of use."""
@@ -325,13 +360,13 @@ class Episode:
         """Let a summary be written, by the model if the request names no other writer."""
         from .summarizer import Summarizer
 
-        agent.waiting = Waiting(False, [], turn=turn, request=request)
+        agent.waiting = waiting = Waiting(False, [], turn=turn, request=request)
         if request.writer is None:
             calls = agent.context.messages[-1].tool_calls
             before = turn.messages if calls else ()  # a call is answered before anything else is said
             env = Summarizer(request, before, agent.context.renderer)
             limits = Limits(max_context_tokens=agent.limits.max_context_tokens)
-            agent.waiting.left.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
+            waiting.handoffs.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
 
     def _say(self, agent: Agent, turn: Turn, summary: str | None = None) -> Result | HandoffResult:
         """Hand out what the environment says after a reply."""
@@ -382,8 +417,8 @@ class Episode:
             base = parent
             delta = self._open_on(agent, context, [*system, *turn.messages], tools, limit, turn)
         else:
-            if handoff is not None and callable(handoff.history) and agent.parent is not None:
-                before = list(handoff.history(list(agent.parent.context.messages)))
+            if handoff is not None and agent.parent is not None:
+                before = handoff.choose(list(agent.parent.context.messages))
             messages = [*system, *before, *turn.messages]
             if not messages:
                 raise TurnError(f"the first turn for {name!r} has no message")
@@ -406,7 +441,8 @@ class Episode:
         base = agent.parent.context
         if context.renderer is not base.renderer:
             raise ConfigError(
-                "a handoff with full history needs the renderer of its parent: make the sub-agent without one"
+                "a handoff with full history needs the renderer of its parent: make the sub-agent without renderer and "
+                "tokenizer"
             )
         if tools and list(tools) != list(base.tools):
             raise ConfigError(
@@ -417,8 +453,8 @@ class Episode:
 
     def _context_of(self, agent: Agent, name: str) -> str:
         """The context that an author means: one of the agent's own, or of those that it handed over to."""
-        below = [name for item in agent.walk() if isinstance(item, Agent) for name in item.contexts]
-        for known in (f"{agent.name}/{name}", name):
+        below = [known for item in agent.agents() for known in item.contexts]
+        for known in (agent.full_name(name), name):
             if known in below:
                 return known
         raise TurnError(f"context_rewards names {name!r}; the contexts are {below}")
@@ -457,18 +493,28 @@ class Episode:
         """End a sub-agent; for the one that was reset, raise what failed."""
         if agent.parent is None:
             raise error if error is not None else EpisodeError(str(reason))
+        if error is None:
+            try:
+                for one in agent.contexts.values():
+                    one.check_end()
+            except RenderError as failed:
+                reason, error = StopReason.ERROR, failed
         agent.stop_reason, agent.due = reason, None
         agent.error = None if error is None else told(error)
         self.agent = agent.parent
-        context = agent.contexts.get(agent.name)
+        context = next(iter(agent.contexts.values()), None)
         messages = [] if context is None else list(context.messages)
         own = messages[0 if context is None else context.inherited :]
         said = next((message.content for message in reversed(own) if message.role == "assistant"), "")
         rewards = [item.reward for item in agent.walk() if isinstance(item, Step) and item.reward is not None]
-        total = sum(rewards) if rewards else None
-        result = HandoffResult(messages, said, total, str(reason), agent.error, agent.name)
-        change = agent.handoff.result if agent.handoff is not None else None
-        return result if change is None else change(result)
+        return HandoffResult(
+            messages,
+            said,
+            sum(rewards) if rewards else None,
+            str(reason),
+            None if error is None else told(error, with_notes=False),
+            "" if context is None else context.name,
+        )
 
     # Observations.
 
@@ -495,7 +541,9 @@ class Episode:
     ) -> Result | HandoffResult:
         context = agent.context
         switch = self._switch(agent, base, delta, is_new=is_new)
-        broken = switch if is_new else delta.broken or switch  # what a new context leaves out of its base is not dropped
+        broken = (
+            switch if is_new else delta.broken or switch
+        )  # what a new context leaves out of its base is not dropped
         agent.returns = False
         extends = not is_new and broken is None and not delta.is_first
         agent.turn = turn
@@ -508,7 +556,7 @@ class Episode:
             return self._close(agent, reason)
         else:
             agent.unasked = is_new
-            for one in self.contexts.values():
+            for one in agent.contexts.values():
                 one.check_end()
             trajectory = self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
             trajectory.final_break = broken
@@ -550,7 +598,8 @@ class Episode:
 
     def _end(self, status: Status, reason: StopReason, error: str | None = None) -> Trajectory:
         self.trajectory = record(self, status, str(reason), error)
-        self.root.due = None
+        for agent in self.root.agents():
+            agent.due = None
         return self.trajectory
 
 
@@ -565,8 +614,8 @@ def seed_of(seed: int | None, name: str) -> int | None:
 def _checked(turn: object) -> Turn:
     if not isinstance(turn, Turn):
         raise TurnError(
-            f"start(), respond() and resume() return a Turn, or respond() a Handoff, got a {type(turn).__name__}: "
-            f"{turn!r:.80}"
+            "start(), respond() and resume() return a Turn; the last two also a Handoff, or a list of them that is not "
+            f"empty; got a {type(turn).__name__}: {turn!r:.80}"
         )
     taken = turn.info and RESERVED_INFO & turn.info.keys()
     if taken:

@@ -1,12 +1,14 @@
 """Handing an episode over to somebody else: a sub-agent, which is an environment of its own."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .errors import ConfigError, HandoffError
 from .limits import Limits
-from .messages import Message
+from .messages import Message, to_messages
+from .tools import rebound
 
 if TYPE_CHECKING:
     from .env import Env
@@ -46,14 +48,16 @@ class Handoff:
     side; `resume` then gets the list of their results.
 
     Args:
-        env: The sub-agent: an `Env` of its own. One that was made without a renderer takes over its parent's.
+        env: The sub-agent: an `Env` of its own. One that was made without renderer and tokenizer takes over its
+            parent's.
         task: Its task: the task itself; or the index of one, if it has tasks.
         role: What it is called; by default its class's name in lower case. Policies and baselines go by role.
-        limits: Its limits; by default its own. Those of its parents hold, too.
+        limits: Its limits; by default its own. Those of its parents hold, too: where one is reached already, nobody is
+            asked, and the result says so. Where sub-agents side by side share one, who comes first takes most of it.
         history: What it sees of the conversation so far: `"fresh"`, nothing; `"full"`, all of it, as a prompt that
             starts with its parent's context, token for token; or a function that chooses messages, which are written
             again.
-        result: Changes what `resume` gets.
+        result: Changes what `resume` gets: a function from a `HandoffResult` to one.
         timeout_s: How many seconds it may take in a rollout; whoever calls `step` has a clock of their own.
 
     Raises:
@@ -77,21 +81,59 @@ class Handoff:
         from .env import Env
 
         if not isinstance(env, Env):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise HandoffError(f"a handoff goes to an Env, got a {type(env).__name__}: make one, such as Researcher()")
-        if history not in ("fresh", "full") and not callable(history):
+            given = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
+            raise HandoffError(f"a handoff goes to an Env, got {given}: make one, such as Researcher()")
+        if not callable(history) and not (isinstance(history, str) and history in ("fresh", "full")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"history is {history!r}; expected 'fresh', 'full' or a function of the messages")
+        if result is not None and not callable(result):
+            raise ConfigError(f"result is {result!r}; expected a function from a HandoffResult to one")
         role = type(env).__name__.lower() if role is None else role
-        if not isinstance(role, str) or not role or "/" in role:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise HandoffError(f"role is {role!r}; expected a name without '/'")
+        if not isinstance(role, str) or not role.isprintable() or not role or "/" in role:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise HandoffError(f"role is {role!r}; expected a name without '/' and control characters")
         self.env = env
         self.task = task
         self.role = role
         self.limits = None if limits is None else Limits.of(limits, Limits())
         self.history: Literal["fresh", "full"] | MessageFilter = history
         self.result = result
-        if timeout_s is not None and not timeout_s > 0:
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"timeout_s is {timeout_s!r}; expected a number above 0")
         self.timeout_s = timeout_s
+
+    def come_back(self, result: HandoffResult) -> HandoffResult:
+        """What `resume` gets.
+
+        Raises:
+            HandoffError: If the function that changes it returns anything else.
+        """
+        changed = result if self.result is None else self.result(result)
+        if not isinstance(changed, HandoffResult):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise HandoffError(
+                f"result= of a handoff returned a {type(changed).__name__}; expected a HandoffResult, such as "
+                "dataclasses.replace(result, content=...)"
+            )
+        return changed
+
+    def choose(self, messages: list[Message]) -> list[Message]:
+        """What the sub-agent sees of the conversation so far, written again.
+
+        Raises:
+            HandoffError: If the function that chooses returns no messages.
+        """
+        if not callable(self.history):
+            return []
+        try:
+            return to_messages(list(self.history(messages)))
+        except (TypeError, ValueError, KeyError) as error:
+            raise HandoffError(f"history= of a handoff returned something that is no messages: {error}") from error
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Handoff":
+        other = copy.copy(self)
+        memo[id(self)] = other
+        other.env, other.task = copy.deepcopy(self.env, memo), copy.deepcopy(self.task, memo)
+        other.result = None if self.result is None else rebound(self.result, memo)
+        other.history = rebound(self.history, memo) if callable(self.history) else self.history
+        return other
 
     def __repr__(self) -> str:
         return f"<Handoff to {self.env!r} as {self.role!r}>"
@@ -110,8 +152,9 @@ class Waiting:
     """What an agent that handed over waits for."""
 
     is_list: bool
-    left: list[Handoff]
+    handoffs: list[Handoff]
     results: list[HandoffResult] = field(default_factory=list[HandoffResult])
+    """Of the first of them, in order; the others are still to come."""
     turn: "Turn | None" = None
     """What it says next, if it waits for a summary; else its `resume` is asked."""
     request: "SummaryRequest | None" = None

@@ -36,9 +36,9 @@ def record(episode: "Episode", status: Status, stop_reason: str, error: str | No
     )
 
 
-def told(error: BaseException) -> str:
-    """An exception as a record has it: its type, what it says, and its notes."""
-    notes: list[str] = getattr(error, "__notes__", [])
+def told(error: BaseException, *, with_notes: bool = True) -> str:
+    """An exception as a record has it: its type, what it says, and its notes, which are no part of an episode."""
+    notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
     return " ".join([f"{type(error).__name__}: {error}", *notes])
 
 
@@ -49,7 +49,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
         ends[step.context] = max(step.stop, ends.get(step.context, 0))
     logs: dict[str, ContextLog] = {}
     main = root.env.renderer.tokenizer
-    for agent in (item for item in root.walk() if isinstance(item, Agent)):
+    for agent in root.agents():
         for name, context in agent.contexts.items():
             length, tokenizer = ends.get(name, 0), context.renderer.tokenizer
             is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint

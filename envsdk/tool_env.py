@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from .env import Env, EnvConfig, in_event_loop
+from .env import Env, EnvConfig, is_being_cancelled
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
 from .limits import StopReason
@@ -99,7 +99,7 @@ class ToolEnv(Env):
         What tools handed over to goes first; its results are their answers.
         """
         calls = reply.tool_calls[self._answered :]
-        answers = await self._run_calls(calls)
+        answers = self._without_busy(await self._run_calls(calls))
         handoffs = [handoff for answer in answers for handoff in answer.handoffs]
         if handoffs:
             self._handed_over = reply, calls, answers
@@ -108,11 +108,30 @@ class ToolEnv(Env):
 
     async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
         """Answer the calls that handed over with what came of it, and go on as after any tool."""
-        assert self._handed_over is not None
+        if self._handed_over is None:
+            turn = self.after_handoff(result)
+            return await turn if inspect.isawaitable(turn) else turn
         (reply, calls, answers), self._handed_over = self._handed_over, None
         left = iter(result)
         answers = [self._with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
         return await self._conclude(reply, calls, answers)
+
+    def after_handoff(self, result: Any) -> Turn | Awaitable[Turn]:
+        """Go on after a handoff of `finish`, `after_tools` or `on_bad_reply`, such as to a judge; see `Env.resume`."""
+        raise NotImplementedError(f"{type(self).__name__} has no after_handoff(): it returns the Turn after a Handoff")
+
+    def _without_busy(self, answers: list[Answer]) -> list[Answer]:
+        """An environment can be one sub-agent at a time: a second call of a reply for the same one is told so."""
+        seen: set[int] = set()
+        free: list[Answer] = []
+        for answer in answers:
+            envs = {id(handoff.env) for handoff in answer.handoffs}
+            is_busy = len(envs) < len(answer.handoffs) or bool(envs & seen)
+            seen |= envs
+            free.append(
+                self._failed("it is busy with another call of this reply; call it again") if is_busy else answer
+            )
+        return free
 
     def _with_results(self, answer: Answer, results: Sequence[HandoffResult]) -> Answer:
         if not results:
@@ -244,7 +263,7 @@ class ToolEnv(Env):
             _log.info("tool %s: %r", tool.name, error)
             return self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}")
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             return self._failed(f"{tool.name}: CancelledError")
         except Exception as error:
@@ -358,12 +377,6 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return result
-
-
-def _is_being_cancelled() -> bool:
-    """Whether it is the episode that is cancelled, and not something that a tool waited for."""
-    task = asyncio.current_task() if in_event_loop() else None
-    return task is not None and task.cancelling() > 0
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Annotated, Any, NamedTuple, NotRequired, cast, get_args, get_origin, get_type_hints, overload
 
 from docstring_parser import ParseError
@@ -86,9 +86,8 @@ class Tool:
         return replace(self, function=MethodType(self.function, instance), is_method=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tool":
-        if getattr(self.function, "__self__", None) is None:
-            return self
-        return replace(self, function=copy.deepcopy(self.function, memo))
+        function = rebound(self.function, memo)
+        return self if function is self.function else replace(self, function=function)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.read is _as_they_are:
@@ -98,6 +97,37 @@ class Tool:
         if owner is not None:
             return getattr, (owner, function.__name__)
         return _imported, (function.__module__, function.__qualname__)
+
+
+def rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """Bind a function to the copy of what it works on.
+
+    Of an object's method that is the copy's; of a function inside another, one that has the copy where it has what was
+    copied.
+
+    Args:
+        function: Any callable.
+        memo: What `copy.deepcopy` has copied so far.
+    """
+    cells = getattr(function, "__closure__", None) or ()
+    if not isinstance(function, FunctionType):
+        return copy.deepcopy(function, memo)
+    held = [_content(cell) for cell in cells]
+    if not any(id(value) in memo for value in held):
+        return function
+    new = tuple(
+        CellType(memo[id(value)]) if id(value) in memo else cell for cell, value in zip(cells, held, strict=True)
+    )
+    other = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, new)
+    return functools.update_wrapper(other, function)
+
+
+def _content(cell: Any) -> Any:
+    """What a cell holds; itself, if that is nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 @overload

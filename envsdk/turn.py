@@ -110,9 +110,11 @@ class Turn:
         self.rewards = {} if reward is None else _numbers("reward", reward)
         self.reward = sum(self.rewards.values(), 0.0) if reward is not None else None
         self.metrics = _numbers("metrics", metrics) if metrics else {}
+        if context_rewards is not None and not isinstance(context_rewards, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"context_rewards is {context_rewards!r}; expected a number for each name of a context")
         self.context_rewards = _numbers("context_rewards", context_rewards) if context_rewards else {}
-        if context is not None and (not isinstance(context, str) or not context):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TurnError(f"context is {context!r}; expected a name")
+        if context is not None and (not isinstance(context, str) or not context or not context.isprintable()):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TurnError(f"context is {context!r}; expected a name without control characters")
         if continues and context is not None:
             raise TurnError("a reply that continues is in the context that it is in: give no context")
         self.context = context

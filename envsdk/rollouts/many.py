@@ -99,4 +99,7 @@ async def _work(
             if on_end is not None:
                 on_end(trajectory)
     finally:
-        env.close()
+        try:
+            env.close()
+        except Exception as error:
+            _log.warning("%r could not be closed", env, exc_info=error)

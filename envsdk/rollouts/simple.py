@@ -67,16 +67,26 @@ class _Player:
         self._episode.side_by_side = True
 
     async def play_to_the_end(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
-        while self._episode.trajectory is None:
-            action = await self._sample(self._episode.agent, observation, info)
-            outcome = await self._env.adrive(self._episode.step(action), self._run)
-            assert isinstance(outcome, Result)  # only a sub-agent ends with anything else
-            observation, info = outcome.observation, outcome.info
-        return self._episode.trajectory
+        try:
+            while self._episode.trajectory is None:
+                outcome = await self._go_on(observation, info)
+                assert isinstance(outcome, Result)  # only a sub-agent ends with anything else
+                observation, info = outcome.observation, outcome.info
+            return self._episode.trajectory
+        finally:
+            self._episode.side_by_side = False
+
+    async def _go_on(self, observation: Observation, info: Mapping[str, Any]) -> Result | HandoffResult:
+        agent = self._episode.agent
+        if agent.parent is None:
+            action = await self._sample(agent, observation, info)
+            return await self._env.adrive(self._episode.step(action), self._run)
+        result = await self._finish(agent, Result(observation, 0.0, False, False, dict(info)))  # a fork may begin here
+        return await self._env.adrive(self._episode.take_back(agent, result), self._run)
 
     async def _run(self, children: list[Agent]) -> list[HandoffResult]:
         """Run sub-agents side by side; if one raises, which is no failure of its own, the others are cancelled."""
-        tasks = [asyncio.ensure_future(self._run_one(child)) for child in children]
+        tasks = [asyncio.ensure_future(self._finish(child)) for child in children]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -84,12 +94,14 @@ class _Player:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_one(self, child: Agent) -> HandoffResult:
+    async def _finish(self, child: Agent, outcome: Result | HandoffResult | None = None) -> HandoffResult:
+        """Play a sub-agent to its end, from its beginning or from an observation on."""
         limit = child.handoff.timeout_s if child.handoff is not None else None
         clock = asyncio.timeout(limit)
         try:
             async with clock:
-                outcome = await self._env.adrive(self._episode.enter(child), self._run)
+                if outcome is None:
+                    outcome = await self._env.adrive(self._episode.enter(child), self._run)
                 while isinstance(outcome, Result):
                     action = await self._sample(child, outcome.observation, outcome.info)
                     outcome = await self._env.adrive(self._episode.play(child, action), self._run)

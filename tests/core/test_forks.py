@@ -137,7 +137,13 @@ class Counter(ToolEnv):
             """Double it."""
             return 2 * self.total
 
-        return Turn("Count.", tools=[*(self._tools().values()), envsdk.tool(double)])
+        def reset() -> str:
+            """Begin again."""
+            self.total = 0
+            return "Done."
+
+        self.double = double
+        return Turn("Count.", tools=[*(self._tools().values()), envsdk.tool(double), envsdk.tool(reset)])
 
     def finish(self, reply: Message) -> Turn:
         return Turn(reward=float(self.total), terminated=True)
@@ -161,7 +167,9 @@ def test_tools_of_a_fork_are_the_forks() -> None:
     assert (env.total, fork.total) == (4, 13)
     assert fork.messages()[-1].content == "13"
     fork.step(call(fork, "double"))
-    assert not fork.messages()[-1].content.startswith("Error")
+    assert fork.messages()[-1].content == "26"
+    fork.step(call(fork, "reset"))
+    assert (env.total, fork.total) == (4, 0)
 
 
 class Boss(Env):
@@ -178,6 +186,31 @@ class Boss(Env):
         results: list[HandoffResult] = result if isinstance(result, list) else [result]
         self.back.append(results[0].stop_reason)
         return Turn("Go on.")
+
+
+def test_functions_of_a_fork_work_on_the_fork() -> None:
+    class Hears(Boss):
+        def respond(self, reply: Message) -> Any:
+            def hear(result: HandoffResult) -> HandoffResult:
+                self.heard = True
+                return result
+
+            self.heard, self.ask = False, lambda: self.heard
+            return Handoff(Draws(), result=hear) if not self.back else Turn(terminated=True)
+
+    env = Hears()
+    env.reset(seed=1)
+    play(env, 3)
+    fork = env.fork()
+    play(fork, 6)
+    assert (env.heard, fork.heard, env.ask(), fork.ask()) == (False, True, False, True)
+
+
+def test_a_fork_without_a_seed_draws_the_same() -> None:
+    env = Draws()
+    env.reset()
+    fork = env.fork()
+    assert env.np_random.integers(1 << 30) == fork.np_random.integers(1 << 30)
 
 
 def test_a_fork_may_begin_in_a_sub_agent() -> None:
@@ -249,7 +282,7 @@ def test_sub_agents_side_by_side_cannot_be_forked() -> None:
 
     def policy(prompt: Any, *, context: str, **others: Any) -> Any:
         if context == "main/w-2":
-            with pytest.raises(EpisodeError, match="side by side") as error:
+            with pytest.raises(EpisodeError, match="a rollout is running sub-agents") as error:
                 env.fork()
             errors.append(str(error.value))
         return RANDOM(prompt, **others)

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from soundness import check
 
-from envsdk import Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
+from envsdk import (
+    Action,
+    Env,
+    Handoff,
+    HandoffResult,
+    Limits,
+    Message,
+    ToolEnv,
+    Trajectory,
+    Turn,
+    get_renderer,
+    rollout,
+    tool,
+)
 from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, TurnError
 from envsdk.rollouts import RandomPolicy
 
@@ -529,3 +542,327 @@ def test_a_step_after_the_end_is_refused() -> None:
     rollout(env, says("I"), seed=1)
     with pytest.raises(EpisodeError, match="after the end"):
         env.step([1])
+
+
+# What may go wrong, and is not silent.
+
+
+class Endless(Env):
+    """Hands over again and again."""
+
+    def start(self) -> Turn:
+        self.back: list[str] = []
+        return Turn("x")
+
+    def respond(self, reply: Message) -> Any:
+        return Handoff(Worker(2))
+
+    def resume(self, result: HandoffResult) -> Any:
+        self.back.append(result.stop_reason)
+        return Handoff(Worker(2)) if len(self.back) < 50 else Turn("e", terminated=True)
+
+
+@pytest.mark.parametrize("plays", ["step", "rollout"])
+def test_a_limit_that_is_reached_ends_handing_over(plays: str) -> None:
+    env = Endless(limits={"max_steps": 5})
+    trajectory = play(env) if plays == "step" else rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert (len(trajectory.steps), trajectory.stop_reason) == (5, "max_steps")
+    assert env.back == ["terminated", "terminated", "max_steps"]
+
+
+def play(env: Env, policy: Any = None) -> Trajectory:
+    """An episode by `step`."""
+    policy = policy or says("I")
+    observation, info = env.reset(seed=1)
+    done = False
+    while not done:
+        action = policy(env.prompt(), role=info["role"], context=observation.context)
+        observation, _, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
+    assert env.trajectory is not None
+    return env.trajectory
+
+
+def test_nobody_is_asked_where_a_limit_is_reached_already() -> None:
+    env = Boss([[Handoff(Worker(3)) for _ in range(3)]], limits={"max_steps": 1})
+    trajectory = play(env)
+    assert (len(trajectory.steps), list(trajectory.contexts)) == (1, ["main"])
+    assert [one.stop_reason for one in env.results[0]] == ["max_steps"] * 3
+    assert trajectory.reward == 0.125 and trajectory.stop_reason == "max_steps"  # and its own reply was scored
+    cut = Boss([Handoff(Worker())])
+    cut.reset(seed=1)
+    cut.step(Action([5], [-0.1], finish_reason="length"))
+    assert (finished(cut).stop_reason, cut.results[0].stop_reason) == ("cut", "cut")
+
+
+def finished(env: Env) -> Trajectory:
+    assert env.trajectory is not None
+    return env.trajectory
+
+
+def test_an_environment_is_one_agent_at_a_time() -> None:
+    shared = Worker(2)
+
+    class Middle(Env):
+        def start(self) -> Turn:
+            return Turn(f"middle {self.task}")
+
+        def respond(self, reply: Message) -> Handoff:
+            return Handoff(shared, self.task)
+
+        def resume(self, result: HandoffResult) -> Turn:
+            self.error = result.error
+            return Turn("ok", terminated=True)
+
+    async def slow(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        await asyncio.sleep(0)
+        return says("I")(prompt, role=role, context=context)
+
+    middles = [Middle(), Middle()]
+    check(rollout(Boss([[Handoff(middle, task) for middle, task in zip(middles, "AB", strict=True)]]), slow, seed=1))
+    assert middles[0].error is None and "is in use already, as 'main/middle-1/worker-1'" in middles[1].error
+    env = Boss([Handoff(shared), Handoff(shared)])
+    env.reset(seed=1)
+    env.step([END])
+    env.reset(seed=1)  # who was left in the middle of an episode is free again
+    assert rollout(env, says("I"), seed=1).status == "terminated"
+
+
+def test_sub_agents_that_were_interrupted_are_not_forgotten() -> None:
+    async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        await asyncio.sleep(0)
+        if context.endswith("-2"):
+            raise ConnectionError("no server")
+        return says("I")(prompt, role=role, context=context)
+
+    env = Boss([[Handoff(Worker(3)) for _ in range(3)]])
+    with pytest.raises(ConnectionError):
+        rollout(env, policy, seed=1)
+    for goes_on in (lambda: rollout(env, says("I"), reset=False), lambda: env.step([END]), env.fork, env.pending):
+        with pytest.raises(EpisodeError, match="sub-agents were interrupted before they had ended"):
+            goes_on()
+    trajectory = env.fail(ConnectionError("no server"))
+    check(trajectory)
+    assert trajectory.status == "error" and trajectory.samples() == []
+    assert rollout(env, says("I"), seed=1).status == "terminated"
+    assert play(env).status == "terminated"
+
+
+def test_nothing_goes_on_after_a_failure() -> None:
+    env = Boss([Handoff(Worker(2))])
+    env.reset(seed=1)
+    env.step([END])
+    trajectory = env.fail(RuntimeError("x"))
+    with pytest.raises(EpisodeError, match="after the end"):
+        env.step([END])
+    assert env.trajectory is trajectory and trajectory.status == "error"
+
+
+def test_players_of_a_sub_agent_are_its_own() -> None:
+    class Judge(Boss):
+        def resume(self, result: HandoffResult) -> Turn:
+            self.results.append(result)
+            return Turn("Well.", context_rewards={result.context: 0.5})
+
+    env = Judge([Handoff(Duel())])
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert list(trajectory.contexts) == ["main", "main/duel-1/player0", "main/duel-1/player1"]
+    assert env.results[0].content.startswith("I player0") and env.results[0].context == "main/duel-1/player0"
+    assert [log.reward for log in trajectory.contexts.values()] == [None, -0.5, 1.0]
+
+
+def test_an_environment_calls_its_contexts_alike_wherever_it_runs() -> None:
+    class Two(Env):
+        def start(self) -> Turn:
+            self.names: list[str] = []
+            return Turn("a", system="S")
+
+        def respond(self, reply: Message) -> Turn:
+            self.names.append(self.context)
+            turns = [Turn("b", context="p"), Turn("c", context="main"), Turn("d", context=self.context)]
+            last = Turn("e", context_rewards={"main": 1.0, "p": 2.0}, terminated=True)
+            return [*turns, last][len(self.names) - 1]
+
+    alone, child = Two(), Two()
+    first = rollout(alone, says("I"), seed=1)
+    second = rollout(Boss([Handoff(child)]), says("I"), seed=1)
+    check(first)
+    check(second)
+    assert alone.names == child.names == ["main", "p", "main", "main"]
+    assert list(first.contexts) == ["main", "p"]
+    assert list(second.contexts) == ["main", "main/two-1", "main/two-1/p"]
+    assert [log.reward for log in second.contexts.values()] == [None, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("plays", ["step", "rollout"])
+def test_a_wrong_filter_is_its_parents_fault(plays: str) -> None:
+    def go(env: Env) -> Trajectory:
+        return play(env) if plays == "step" else rollout(env, says("I"), seed=1)
+
+    def fails(result: HandoffResult) -> HandoffResult:
+        raise RuntimeError("filter")
+
+    with pytest.raises(HandoffError, match="result= of a handoff returned a str; expected a HandoffResult"):
+        go(Boss([Handoff(Worker(), result=lambda result: result.content)]))  # type: ignore[arg-type,return-value]
+    inner = Boss([Handoff(Worker(), result=fails)])
+    outer = Boss([Handoff(inner)])
+    trajectory = go(outer)
+    check(trajectory)
+    assert outer.results[0].error == "RuntimeError: filter" and trajectory.contexts["main/boss-1"].error
+    outer = Boss([Handoff(Worker(), history=lambda messages: 3)])  # type: ignore[arg-type,return-value]
+    go(outer)
+    assert "history= of a handoff returned something that is no messages" in outer.results[0].error
+
+
+def test_an_async_sub_agent_needs_the_async_step_inside_an_event_loop() -> None:
+    class Waits(Worker):
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return super().respond(reply)
+
+    async def inside() -> None:
+        env = Boss([Handoff(Waits())])
+        env.reset(seed=1)
+        with pytest.raises(EpisodeError, match="astep"):
+            env.step([END])
+        with pytest.raises(EpisodeError, match="interrupted"):
+            env.step([END])
+
+    asyncio.run(inside())
+    env = Boss([Handoff(Waits()), Handoff(Waits())])
+    assert play(env).status == "terminated"  # outside, one event loop serves all
+    env.close()
+
+
+def test_a_sub_agent_that_cannot_be_closed_stops_no_other() -> None:
+    closed: list[str] = []
+
+    class Stuck(Worker):
+        def close(self) -> None:
+            closed.append("stuck")
+            super().close()
+            raise OSError("stuck")
+
+    class Fine(Worker):
+        def close(self) -> None:
+            closed.append("fine")
+            super().close()
+
+    env = Boss([Handoff(Stuck()), Handoff(Fine())])
+    rollout(env, says("I"), seed=1)
+    rollout(env, says("I"), seed=1)
+    with pytest.raises(OSError, match="stuck"):
+        env.close()
+    env.close()
+    assert closed == ["stuck", "fine"] * 2
+
+
+def test_what_was_cancelled_under_a_sub_agent_is_its_own_failure() -> None:
+    class Cancels(Worker):
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+            raise AssertionError
+
+    env = Boss([Handoff(Cancels())])
+    assert rollout(env, says("I"), seed=1).status == "terminated"
+    assert "something that it waited for was cancelled" in env.results[0].error
+
+
+def test_a_judge_may_be_asked_at_the_end() -> None:
+    class Judged(Team):
+        def finish(self, reply: Message) -> Any:
+            return Handoff(Worker(), "the answer", role="judge")
+
+        def after_handoff(self, result: HandoffResult) -> Turn:
+            return Turn(reward=result.reward or 0.0, terminated=True)
+
+    trajectory = rollout(Judged(), {"main": "reference", "researcher": says("I"), "judge": says("J")}, seed=1)
+    check(trajectory)
+    assert trajectory.reward == 0.75
+
+    class Forgets(Judged):
+        after_handoff = ToolEnv.after_handoff
+
+    with pytest.raises(NotImplementedError, match="after_handoff"):
+        rollout(Forgets(), {"main": "reference", "researcher": says("I"), "judge": says("J")}, seed=1)
+
+
+def test_two_calls_for_one_environment_in_a_reply_do_not_end_the_episode() -> None:
+    class OneWorker(Team):
+        def start(self) -> Turn:
+            self.worker = Worker()
+            return super().start()
+
+        @tool
+        def ask(self, topic: str) -> Handoff:
+            """Ask the one researcher.
+
+            Args:
+                topic: What about.
+            """
+            return Handoff(self.worker, topic)
+
+    trajectory = rollout(OneWorker(), {"main": "reference", "worker": says("I")}, seed=1)
+    check(trajectory)
+    results = [m.content for m in trajectory.contexts["main"].messages if m.role == "tool"]
+    assert results[0].startswith("I worker") and results[2].startswith("Error: it is busy with another call")
+
+
+def test_a_failure_is_told_without_what_is_no_part_of_the_episode() -> None:
+    env = Boss([Handoff(Fails())])
+    trajectory = rollout(env, says("I"), seed=77)
+    assert env.results[0].error == "RuntimeError: the disk is full"
+    assert "seed 77" in (trajectory.contexts["main/fails-1"].error or "")
+
+
+def test_a_time_limit_holds_in_a_fork_too() -> None:
+    async def slow(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
+        await asyncio.sleep(0.03)
+        return says("I")(prompt, role=role, context=context)
+
+    env = Boss([Handoff(Worker(9), timeout_s=0.05)])
+    env.reset(seed=1)
+    env.step([END])
+    fork = env.fork()
+    check(rollout(fork, slow, reset=False))
+    assert "did not finish within 0.05 s" in fork.results[0].error
+
+
+def test_a_sub_agents_renderer_is_its_own_again_afterwards() -> None:
+    direct = get_renderer("qwen3", "embedded", enable_thinking=False)
+    worker = Worker()
+    rollout(Boss([Handoff(worker)], renderer=direct), says("I"), seed=1)
+    assert worker.renderer is direct
+    rollout(worker, says("I"), seed=1)
+    assert worker.renderer is not direct
+
+
+@pytest.mark.parametrize(
+    ("error", "make"),
+    [
+        (HandoffError, lambda: Handoff(Worker)),  # type: ignore[arg-type]
+        (HandoffError, lambda: Handoff(Worker(), role="a\nb")),
+        (HandoffError, lambda: Handoff(Worker(), role="\ud800")),
+        (ConfigError, lambda: Handoff(Worker(), timeout_s="5")),  # type: ignore[arg-type]
+        (ConfigError, lambda: Handoff(Worker(), history=np.zeros(2))),  # type: ignore[arg-type]
+        (ConfigError, lambda: Handoff(Worker(), result="x")),  # type: ignore[arg-type]
+        (TurnError, lambda: Turn("x", context_rewards=5)),  # type: ignore[arg-type]
+        (TurnError, lambda: Turn("x", context="a\nb")),
+    ],
+)
+def test_wrong_types_are_refused(error: type[Exception], make: Any) -> None:
+    with pytest.raises(error):
+        make()
+
+
+def test_no_sub_agents_are_no_handoff() -> None:
+    class Nobody(Boss):
+        def respond(self, reply: Message) -> Any:
+            return []
+
+    with pytest.raises(TurnError, match="a list of them that is not empty"):
+        rollout(Nobody([]), says("I"), seed=1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from real_models import gpt_oss_tokenizer, qwen3_folder
 from soundness import check
 
-from envsdk import Action, Env, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
+from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
 from envsdk.errors import ConfigError, EpisodeError, TurnError
 from envsdk.history import Summarize, get_history
 from envsdk.rollouts import RandomPolicy
@@ -263,3 +263,45 @@ def test_whatever_is_sampled_it_is_sound(
     env = Interview(8, history=history, limits=Limits(end_on_cut=False))
     policy = RandomPolicy(TOKENIZER.vocab_size, seed=policy_seed, stop_probability=stop)
     check(rollout(env, policy, seed=1))
+
+
+def test_what_refuses_a_summary_may_fail_and_only_its_own_agent_does() -> None:
+    def accept(summary: str) -> bool:
+        raise RuntimeError("no judge")
+
+    class Asks(Env):
+        def start(self) -> Turn:
+            return Turn("Ask.")
+
+        def respond(self, reply: Message) -> Handoff:
+            return Handoff(Interview(history=Summarize(threshold=300, accept=accept)))
+
+        def resume(self, result: HandoffResult) -> Turn:
+            self.error = result.error
+            return Turn("x", terminated=True)
+
+    env = Asks()
+    check(rollout(env, speaks(env), seed=1))
+    assert env.error == "RuntimeError: no judge"
+    env = Interview(history=Summarize(threshold=300, accept=accept))
+    with pytest.raises(RuntimeError, match="no judge"):
+        rollout(env, speaks(env), seed=1)
+
+
+def test_a_return_is_declared_though_a_summary_was_asked_for_in_between() -> None:
+    class Asks(Env):
+        def start(self) -> Turn:
+            self.asked = 0
+            return Turn("Ask.")
+
+        def respond(self, reply: Message) -> Handoff | Turn:
+            self.asked += 1
+            return Handoff(Interview(1)) if self.asked < 4 else Turn("x", terminated=True)
+
+        def resume(self, result: HandoffResult) -> Turn:
+            return Turn("Go on.")
+
+    env = Asks(history=Summarize(threshold=1, summarizer=lambda messages: None))
+    trajectory = rollout(env, speaks(env), seed=1)
+    check(trajectory)
+    assert [broken.reason for broken in trajectory.breaks] == ["handoff", "return"] * 3
