@@ -34,6 +34,8 @@ def per_token(sample: Sample, values: "float | Values") -> "NDArray[np.float32]"
     Raises:
         InvalidSample: If there are not as many values as steps, or one is not finite.
     """
+    if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSample(f"sample is a {type(sample).__name__}; expected a Sample")
     is_one = isinstance(values, Real) or getattr(values, "ndim", 1) == 0
     array = finite("advantages", [values] if is_one else values, np.float32)
     if is_one:

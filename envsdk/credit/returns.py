@@ -19,7 +19,11 @@ def context_rewards(trajectory: Trajectory) -> dict[str, float]:
     """What each context of a trajectory earned: `R[c] = own[c]`, else that of its parent, else the trajectory's.
 
     So a sub-agent shares what its parent earns, unless `Turn(context_rewards=)` gave it a reward of its own.
+
+    Raises:
+        ConfigError: If it is no trajectory.
     """
+    _check(trajectory)
     return {name: trajectory.reward_of(name) for name in trajectory.contexts}
 
 
@@ -71,9 +75,10 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
         float64, shape (n_steps,).
 
     Raises:
-        ConfigError: If `gamma` or `scope` is not valid.
+        ConfigError: If it is no trajectory, or `gamma` or `scope` is not valid.
         InvalidSample: If a reward is not finite.
     """
+    _check(trajectory)
     if scope not in ("lineage", "context", "trajectory"):
         raise ConfigError(f"scope is {scope!r}; expected 'lineage', 'context' or 'trajectory'")
     rewards = finite("step rewards", [step.reward or 0.0 for step in trajectory.steps])
@@ -91,6 +96,11 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
             if trajectory.steps[t].context == name:
                 returns[t] = value
     return returns
+
+
+def _check(trajectory: object) -> None:
+    if not isinstance(trajectory, Trajectory):
+        raise ConfigError(f"trajectory is a {type(trajectory).__name__}; expected a Trajectory")
 
 
 def _counting(trajectory: Trajectory, scope: Scope) -> dict[str, set[str]]:

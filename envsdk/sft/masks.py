@@ -120,12 +120,14 @@ def _content_of_reply(renderer: Renderer, reply: ScriptedReply) -> "NDArray[np.b
     shared = min(len(emitted), len(tokens))
     if np.array_equal(emitted[:shared], tokens[:shared]):
         flags[:shared] = is_content[:shared]
-    elif shared and np.array_equal(emitted[-shared:], tokens[-shared:]):
-        flags[-shared:] = is_content[-shared:]
-    else:
+        return flags
+    differs = emitted[::-1][:shared] != tokens[::-1][:shared]
+    same = int(np.argmax(differs)) if differs.any() else shared  # at the end
+    if is_content[: len(emitted) - same].any():
         raise RenderError(
             f"content_only: the renderer {renderer.name!r} does not tell what in message {reply.index} is content"
         )
+    flags[len(tokens) - same :] = is_content[len(emitted) - same :]
     return flags
 
 

@@ -637,3 +637,11 @@ def test_the_kl_penalty_needs_advantages_and_log_probabilities():
     for coef in (-1.0, NAN, INF, "a"):
         with pytest.raises(ConfigError, match="coef is"):
             add_kl_penalty([sample(advantage=0.0)], [zeros], coef)
+
+
+def test_what_is_no_trajectory_and_no_sample_is_refused() -> None:
+    for call in (lambda: context_rewards(5), lambda: step_returns(None)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="expected a Trajectory"):
+            call()
+    with pytest.raises(InvalidSample, match="expected a Sample"):
+        per_token("x", 1.0)  # type: ignore[arg-type]

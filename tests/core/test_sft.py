@@ -522,3 +522,12 @@ def test_a_policy_that_asks_the_model_needs_a_function_here() -> None:
         sft_samples(renderer, conversation, history={"name": "summarize", "threshold": 100})
     samples = sft_samples(renderer, conversation, history=Summarize(threshold=200, summarizer=lambda _: "So far."))
     assert len(samples) > 1 and "So far." in renderer.tokenizer.decode(samples[-1].tokens)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5"])
+@pytest.mark.parametrize(("reasoning", "said"), [("", "hello"), ("\n", "hello"), (None, "hello"), ("x", "xhello")])
+def test_content_only_finds_what_is_said_behind_an_empty_think_block(name: str, reasoning: str, said: str) -> None:
+    renderer = get_renderer(name, real_models.qwen3_folder())
+    reply = {"role": "assistant", "content": "hello", "reasoning": reasoning}
+    (sample,) = sft_samples(renderer, [{"role": "user", "content": "q"}, reply], content_only=True)
+    assert renderer.tokenizer.decode(sample.tokens[sample.mask]) == said
