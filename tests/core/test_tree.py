@@ -26,8 +26,7 @@ from envsdk import Break, Handoff, Limits, Sample, Trajectory, get_renderer, loa
 from envsdk.errors import EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported
 from envsdk.rollouts import RandomPolicy
 from envsdk.trajectory import ContextLog, Part, Step
-from envsdk.tree import TreeBatch, tree_batch
-from envsdk.tree_masks import check_model
+from envsdk.tree import TreeBatch, check_model, tree_batch
 
 # Random trajectories.
 

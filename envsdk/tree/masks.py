@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from .errors import TreeTooLarge, TreeUnsupported
+from ..errors import TreeTooLarge, TreeUnsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

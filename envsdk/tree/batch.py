@@ -1,8 +1,4 @@
-"""Tree batches: samples that share prefixes as one sequence, in which each shared token stands once.
-
-A forward pass over the tree, with `position_ids` and a mask that shows each token its own branch, gives at every
-trained token what the separate samples give, for `len(tree)` tokens instead of `tree.tokens_separate`.
-"""
+"""A tree as arrays: what a loss needs of it, and how it is cut to a size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from .errors import InvalidSample, TreeTooLarge
-from .samples import LossRule, Sample
-from .trajectory import Trajectory
-from .tree_builder import TRAINING, TreeBuilder, TreeSample
-from .tree_masks import MAX_DENSE_TOKENS, block_mask, dense_mask, model_inputs
+from ..errors import InvalidSample, TreeTooLarge
+from ..samples import LossRule, Sample
+from ..trajectory import Trajectory
+from .builder import TRAINING, TreeBuilder, TreeSample
+from .masks import MAX_DENSE_TOKENS, block_mask, dense_mask, model_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

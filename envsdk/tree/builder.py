@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InvalidSample
+from ..errors import InvalidSample
+from ..samples import LossRule, Sample, trained_steps
+from ..trajectory import Step, Trajectory
 from .prefix_tree import NO_TOKEN, PrefixTree
-from .samples import LossRule, Sample, trained_steps
-from .trajectory import Step, Trajectory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
