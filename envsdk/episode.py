@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .history import SummaryRequest
 
 SUMMARY = "summary"
+FORK = "/fork-"
+"""What stands in a fork's id between its original's and its number."""
 _FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role")
 _ABOUT_THE_STEP = ("rewards", "metrics", "truncated_reply", "break", "stop_reason")
 RESERVED_INFO = frozenset((*_FOR_THE_POLICY, *_ABOUT_THE_STEP))
@@ -208,7 +210,7 @@ class Episode:
     def become_fork(self, of: "Episode") -> None:
         """Be an episode of its own, whose steps so far are another's."""
         of._forks += 1
-        self.id, self._forks, self.side_by_side = f"{of.id}/fork-{of._forks}", 0, False
+        self.id, self._forks, self.side_by_side = f"{of.id}{FORK}{of._forks}", 0, False
         tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
         self.origins = [*of.origins, Origin(of.id, tokens)]
 

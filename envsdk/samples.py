@@ -106,8 +106,9 @@ class Sample:
             self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
             self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
         for name in ("reward", "loss_weight"):
-            if not math.isfinite(getattr(self, name)):
-                raise InvalidSample(f"{name} is {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise InvalidSample(f"{name} is {value!r:.80}; expected a finite number")
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
         if self.advantage is not None:

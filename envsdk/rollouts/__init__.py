@@ -3,5 +3,6 @@
 from .many import agather, gather
 from .policies import Policy, RandomPolicy, ReplyPolicy
 from .simple import arollout, rollout
+from .transformers_policy import TransformersPolicy
 
-__all__ = ["Policy", "RandomPolicy", "ReplyPolicy", "agather", "arollout", "gather", "rollout"]
+__all__ = ["Policy", "RandomPolicy", "ReplyPolicy", "TransformersPolicy", "agather", "arollout", "gather", "rollout"]

@@ -1,0 +1,85 @@
+"""The on-policy check of the example, on models that are fitted for a short time."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_models
+
+pytest.importorskip("torch.nn")
+
+import envsdk
+from envsdk import Renderer
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+EXAMPLE = real_models.CHECKOUT / "examples" / "onpolicy_check.py"
+FIT_STEPS = {"qwen3": 500, "gpt_oss": 300}
+EPISODES = 2
+
+
+@cache
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("onpolicy_check", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def renderer_of(kind: str) -> Renderer:
+    if kind == "qwen3":
+        return example().renderer_of("qwen3")
+    return envsdk.get_renderer("harmony", real_models.gpt_oss_tokenizer(), official_history=True)
+
+
+@cache
+def report_of(kind: str) -> Any:
+    renderer = renderer_of(kind)
+    model, loss = example().fitted_model(kind, renderer, steps=FIT_STEPS[kind])
+    return example().check(model, renderer, loss=loss, episodes=EPISODES, retokenize=True)
+
+
+@pytest.mark.parametrize("kind", FIT_STEPS)
+def test_what_is_trained_is_what_was_sampled_with_the_probability_that_it_had(kind: str):
+    report = report_of(kind)
+    print(f"{kind}\n{report}")
+    assert min(report.steps) >= 3
+    assert report.tokens.share == 1.0
+    for part in (report.samples.all, report.trees.all):
+        assert part.tokens == report.cost.trained > 2000
+        assert max(abs(part.k1), part.k2, part.k3) < 1e-4
+    expected = {"thinking_stripped", "compaction", "budget", "edit", "handoff", "return"}
+    assert set(report.breaks) >= (expected if kind == "qwen3" else {*expected, "template"})
+
+
+@pytest.mark.parametrize("kind", FIT_STEPS)
+def test_a_naive_loop_trains_other_tokens_at_other_probabilities_and_is_told_why(kind: str):
+    report = report_of(kind)
+    assert report.naive_tokens.share < 0.9
+    assert report.naive.verdict == "critical"
+    assert max(abs(report.naive.all.k1), report.naive.all.k2) > 0.1
+    assert report.naive_prompts["thinking_stripped"] > 0
+    assert {*report.naive_prompts, *report.naive_replies} - {"none", "unknown", "thinking_stripped"}
+
+
+def test_a_report_names_what_does_not_hold():
+    report = report_of("qwen3")
+    reasons = {problem.split(" of ")[-1] for problem in report.problems()}
+    assert reasons == {reason for reason in example().REASONS if report.breaks[reason] < 20}
+    wrong = type(report)(**{**vars(report), "samples": report.naive, "breaks": Counter(example().REASONS)})
+    assert any(problem.startswith("samples: ") for problem in wrong.problems())
+
+
+def test_the_example_says_what_gpt_oss_needs():
+    command = [sys.executable, str(EXAMPLE), "--model", "both"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, cwd=Path.home())
+    assert done.returncode == 2
+    assert "--tokenizer FOLDER" in done.stderr
