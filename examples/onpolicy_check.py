@@ -501,7 +501,7 @@ def main() -> int:
 def renderer_of(kind: str, tokenizer: Any = None) -> Renderer:
     """The renderer of a model family; gpt-oss's writes the past as the official history does, a `template` break."""
     if kind == "qwen3":
-        return envsdk.get_renderer("qwen3", envsdk.load_tokenizer(tokenizer or "embedded"))
+        return envsdk.get_renderer("qwen3", envsdk.load_tokenizer("embedded"))
     return envsdk.get_renderer("harmony", envsdk.load_tokenizer(tokenizer), official_history=True)
 
 

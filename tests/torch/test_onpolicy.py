@@ -14,8 +14,12 @@ import real_models
 
 pytest.importorskip("torch.nn")
 
+import torch
+from torch_models import gradient, in_sample_order, logprobs_separate, logprobs_tree, relative_difference
+
 import envsdk
 from envsdk import Renderer
+from envsdk.rollouts import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -41,9 +45,14 @@ def renderer_of(kind: str) -> Renderer:
 
 
 @cache
+def fitted(kind: str) -> Any:
+    return example().fitted_model(kind, renderer_of(kind), steps=FIT_STEPS[kind])
+
+
+@cache
 def report_of(kind: str) -> Any:
     renderer = renderer_of(kind)
-    model, loss = example().fitted_model(kind, renderer, steps=FIT_STEPS[kind])
+    model, loss = fitted(kind)
     return example().check(model, renderer, loss=loss, episodes=EPISODES, retokenize=True)
 
 
@@ -58,6 +67,23 @@ def test_what_is_trained_is_what_was_sampled_with_the_probability_that_it_had(ki
         assert max(abs(part.k1), part.k2, part.k3) < 1e-4
     expected = {"thinking_stripped", "compaction", "budget", "edit", "handoff", "return"}
     assert set(report.breaks) >= (expected if kind == "qwen3" else {*expected, "template"})
+
+
+@pytest.mark.parametrize("kind", FIT_STEPS)
+def test_a_fitted_model_learns_the_same_from_a_tree_and_from_separate_samples(kind: str):
+    model, renderer = fitted(kind)[0], renderer_of(kind)
+    policy = TransformersPolicy(model, renderer.tokenizer, max_tokens=60)
+    scenes = example().scenes(renderer)
+    for name in ("strip", "summarize", "handoff"):
+        env = scenes[name]()
+        group = [envsdk.rollout(env, policy, seed=7)]
+        env.reset(seed=7, options={"episode_id": f"{name}/again"})
+        group.append(envsdk.rollout(env.fork(), policy, reset=False))
+        samples, tree = [sample for one in group for sample in one.samples()], envsdk.tree_batch(group)
+        separate, together = torch.cat(logprobs_separate(model, samples)), logprobs_tree(model, tree)
+        assert float((in_sample_order([tree], [together]) - separate).detach().abs().max()) < 1e-4
+        expected, found = gradient(model, separate.sum()), gradient(model, together.sum())
+        assert relative_difference(found, expected) < 1e-3
 
 
 @pytest.mark.parametrize("kind", FIT_STEPS)
@@ -76,6 +102,10 @@ def test_a_report_names_what_does_not_hold():
     assert reasons == {reason for reason in example().REASONS if report.breaks[reason] < 20}
     wrong = type(report)(**{**vars(report), "samples": report.naive, "breaks": Counter(example().REASONS)})
     assert any(problem.startswith("samples: ") for problem in wrong.problems())
+
+
+def test_the_tokenizer_that_is_given_is_that_of_gpt_oss():
+    assert example().renderer_of("qwen3", "no such folder").tokenizer.name == "embedded"
 
 
 def test_the_example_says_what_gpt_oss_needs():
