@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 BreakKind: TypeAlias = Literal["rewrite", "switch"]
 RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "edit", "template"]
-BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return"]
+BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return", "undeclared"]
+"""`undeclared`: only in a trajectory that was made of another system's log, which does not say why."""
 
 
 class Observation(NamedTuple):

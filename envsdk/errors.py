@@ -1,11 +1,14 @@
 """The errors that envsdk raises. Each says what was given, what was expected, and what to do."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from .trajectory import Trajectory
 
 
 class EnvsdkError(Exception):
@@ -60,6 +63,18 @@ class ConfigError(EnvsdkError, ValueError):
     """An option of an environment, a renderer, a history policy or a limit is not valid."""
 
 
+class SandboxError(EnvsdkError):
+    """A program could not be run, or nobody knows how it ended. It says nothing about the program."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine does not isolate programs; the message says what is missing, and what can be done."""
+
+
+class MissingPackage(EnvsdkError, ImportError):
+    """Something needs a package that is not installed; the message says how to install it."""
+
+
 class HandoffError(EnvsdkError, ValueError):
     """A handoff is not legal: to something that is no Env, to one that is running, or too deep."""
 
@@ -94,6 +109,27 @@ class PolicyError(EnvsdkError, TypeError):
 
 class InvalidSample(EnvsdkError, ValueError):
     """A training sample is not sound; the message names the field and the position."""
+
+
+class SingleSampleOnly(EnvsdkError):
+    """A trainer takes one sample of a rollout, and there are several.
+
+    Attributes:
+        trainer: The trainer.
+        trajectory_id: The rollout.
+        breaks: Its breaks: each is the start of another sample, or of a sub-agent's.
+    """
+
+    def __init__(self, trainer: str, trajectory: "Trajectory", samples: int) -> None:
+        self.trainer, self.trajectory_id = trainer, trajectory.id
+        self.breaks = [broken for broken in trajectory.breaks if broken.reason != "return"]
+        named = Counter(f"{broken.reason} in {broken.context!r}" for broken in self.breaks)
+        listed = ", ".join(f"{count} x {name}" for name, count in named.most_common(5)) or "several players"
+        super().__init__(
+            f"{trainer} takes one sample of a rollout, and {trajectory.id!r} has {samples}: {listed}. Choose "
+            "on_break='last_segment' (trains the last segment of the main context) or 'drop', another history policy, "
+            "or a trainer that takes several"
+        )
 
 
 class TreeTooLarge(EnvsdkError, ValueError):
