@@ -1,7 +1,8 @@
 """Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -45,8 +46,16 @@ def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def fragment(value: Any) -> orjson.Fragment:
-    """JSON as it comes: integers of any length, numpy's values as plain ones, and what is no JSON as its `repr`."""
-    return orjson.Fragment(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
+    """JSON as it comes: integers of any length, numpy's values as plain ones, and what is no JSON as its `repr`.
+
+    Raises:
+        InvalidRecord: For keys that are no texts, values that hold themselves, and texts that are no Unicode.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        return orjson.Fragment(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
 
 
 def _plain(value: object) -> object:
@@ -90,29 +99,53 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(line)  # orjson would round long integers
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRecord("not a record: it is no JSON object")
     fields = cast("dict[str, Any]", value)
-    version = fields.pop("schema", None)
-    if version != SCHEMA_VERSION:
-        raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
+    check_version(fields.pop("schema", None))
     found = fields.pop("kind", None)
     if found != kind:
         raise InvalidRecord(f"the record is a {found}, not a {kind}")
     return fields
 
 
-def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
-    """Write records, one a line; returns how many. The file is there whole, or as it was."""
-    count = 0
+def check_version(version: object) -> None:
+    """Refuse another schema version than ours.
+
+    Raises:
+        InvalidRecord: It names both.
+    """
+    if version != SCHEMA_VERSION:
+        raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
+
+
+@contextmanager
+def whole_file(path: Path | str) -> Generator[Path]:
+    """A place to write a file in: it becomes `path` when it is finished, and is gone after an error."""
     unfinished = Path(f"{path}.unfinished")
-    with unfinished.open("wb") as file:
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
+    """Write records, one a line; returns how many. The file is there whole, or as it was.
+
+    Raises:
+        InvalidRecord: If a record holds what cannot be written; it names which.
+    """
+    count = 0
+    with whole_file(path) as unfinished, unfinished.open("wb") as file:
         for record in records:
-            file.write(record.to_json() + b"\n")
+            try:
+                file.write(record.to_json() + b"\n")
+            except InvalidRecord as error:
+                raise InvalidRecord(f"record {count}: {error}") from error
             count += 1
-    unfinished.replace(path)
     return count
 
 

@@ -1,5 +1,7 @@
 """What a caller gets wrong is a typed error that says what was given and what to do."""
 
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -226,6 +228,29 @@ def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pyt
         assert "envsdk/GuessNumber-v0" in envsdk.list_envs()
     with pytest.raises(errors.UnknownName, match="'acme' failed to import"):
         envsdk.make("acme/Thing-v0")
+
+
+@pytest.mark.parametrize("ends", ["raise SystemExit(7)", "register_env('envsdk/Calculator-v0', 'acme_env:Calculator')"])
+def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
+) -> None:
+    (tmp_path / "acme_env.py").write_text(f"from envsdk import register_env\n{ends}\n")
+    script = f"""
+import sys
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from envsdk import list_envs, registry
+sys.path.insert(0, {str(tmp_path)!r})
+intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry.entry_points
+registry.entry_points = lambda group: [intruder, *real(group=group)]
+print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v0")).__module__)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "envsdk/MathChat-v0" in run.stdout
+    assert run.stdout.split()[-1] == "envsdk_environments.calculator"
+    assert "the plug-in 'acme'" in run.stderr
 
 
 def test_a_broken_renderer_plugin_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
