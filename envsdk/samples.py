@@ -7,6 +7,7 @@ sampled token is trained in exactly one sample.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -32,6 +33,17 @@ _ARRAYS: Mapping[str, Any] = {
     "temperature": np.float32,
     "policy_version": np.int32,
     "part_ids": np.int32,
+}
+_LARGEST = float(np.finfo(np.float32).max)
+_OPTIONAL = ("logprobs", "advantage")  # of the arrays
+_SCALARS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("context", "role", "trajectory_id", "stop_reason"), (str, "a text")),
+    **dict.fromkeys(("parent", "group_id"), ((str, type(None)), "a text or None")),
+    **dict.fromkeys(("segment_index", "n_segments"), (int, "an integer")),
+    "truncated": (bool, "True or False"),
+    "breaks": (list, "a list"),
+    "extra": ((dict, Mapping), "a mapping"),  # the first is the faster one
+    "metadata": ((dict, Mapping), "a mapping"),
 }
 
 
@@ -77,7 +89,7 @@ class Sample:
     """For each key of `Action.extra`: an array of shape (L, ...), 0 where nothing was sampled in this sample; or, for
     what belongs to actions as a whole, a list of the parts' values, None for a part without."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory)."""
+    """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory), `is_scored`."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -91,10 +103,13 @@ class Sample:
         Raises:
             InvalidSample: It names the field and the position.
         """
+        self._check_scalars()
         self._check_arrays()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
-        vocab_size = self.metadata.get("vocab_size") or np.iinfo(np.int32).max
+        if self.mask[0]:
+            raise InvalidSample("mask[0] is True, but nothing comes before that token to predict it")
+        vocab_size = self._vocab_size()
         self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
         self._refuse("step_ids", self.mask & (self.step_ids < 0), "is no step, but mask is True")
         self._refuse("step_ids", self.step_ids >= len(self.step_rewards), "has no entry in step_rewards")
@@ -105,34 +120,53 @@ class Sample:
             self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
             self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
             self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
-        for name in ("reward", "loss_weight"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InvalidSample(f"{name} is {value!r:.80}; expected a finite number")
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
-        if self.advantage is not None:
-            advantage = np.atleast_1d(np.asarray(self.advantage, dtype=np.float32))
-            if not np.isfinite(advantage).all():
-                raise InvalidSample(f"advantage[{int(np.argmin(np.isfinite(advantage)))}] is not finite")
+        self._refuse("temperature", self.temperature < 0, "is negative")
+        if self.loss_weight < 0:
+            raise InvalidSample(f"loss_weight is {self.loss_weight}; expected at least 0")
+        if isinstance(self.advantage, np.ndarray):
+            self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
 
+    def _check_scalars(self) -> None:
+        for name, (kind, expected) in _SCALARS.items():
+            value: Any = getattr(self, name)
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise InvalidSample(f"{name} is {value!r:.80}; expected {expected}")
+        for name in ("reward", "loss_weight"):
+            if not _is_finite(getattr(self, name)):
+                raise InvalidSample(f"{name} is {getattr(self, name)!r:.80}; expected a finite number")
+        advantage: Any = self.advantage
+        if isinstance(advantage, (float, Real)) and not _is_finite(advantage, _LARGEST):
+            raise InvalidSample(f"advantage is {advantage!r:.80}; expected a finite number of float32")
+
+    def _vocab_size(self) -> int:
+        size: Any = self.metadata.get("vocab_size")
+        if size is not None and (not isinstance(size, (int, Integral)) or isinstance(size, bool)):
+            raise InvalidSample(f"metadata['vocab_size'] is {size!r:.80}; expected an integer")
+        return int(size or np.iinfo(np.int32).max)
+
     def _check_arrays(self) -> None:
-        lengths = {"step_rewards": len(self.step_rewards), "temperature": len(self.temperature)}
-        lengths["policy_version"] = len(self.temperature)
+        arrays: dict[str, NDArray[Any]] = {}
         for name, dtype in _ARRAYS.items():
             array: Any = getattr(self, name)
-            if array is None or (name == "advantage" and isinstance(array, (int, float))):
+            if name in _OPTIONAL and (array is None or (name == "advantage" and isinstance(array, (float, Real)))):
                 continue
-            kind = getattr(array, "dtype", type(array).__name__)
-            if kind != dtype:
+            kind: Any = getattr(array, "dtype", type(array).__name__)
+            if not isinstance(array, np.ndarray) or kind != dtype:
                 raise InvalidSample(f"{name} is {kind}; expected an array of {np.dtype(dtype)}")
-            expected = (lengths.get(name, len(self.tokens)),)
-            if array.shape != expected:
+            arrays[name] = array
+        parts, tokens = arrays["temperature"].shape[:1], arrays["tokens"].shape[:1]
+        shapes = {"step_rewards": arrays["step_rewards"].shape[:1], "temperature": parts, "policy_version": parts}
+        for name, array in arrays.items():
+            expected = shapes.get(name, tokens)
+            if array.shape != expected or array.ndim != 1:
                 raise InvalidSample(f"{name} has shape {array.shape}, but {expected} is what fits the others")
-
         for name, value in self.extra.items():
-            if isinstance(value, np.ndarray) and value.shape[:1] != self.tokens.shape:
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidSample(f"extra has the key {name!r:.80}; expected texts")
+            if isinstance(value, np.ndarray) and value.shape[:1] != tokens:
                 raise InvalidSample(f"extra[{name!r}] has shape {value.shape}, but there are {len(self)} tokens")
 
     def _refuse(self, name: str, wrong: "NDArray[np.bool_]", why: str) -> None:
@@ -152,16 +186,49 @@ class Sample:
         Raises:
             InvalidRecord: If it is no sample, of another schema version, or damaged.
         """
-        record = load(line, "sample")
+        return cls.from_fields(load(line, "sample"))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Sample":
+        """Make a sample of its stored fields: lists where it has arrays, `breaks` and `extra` as JSON has them.
+
+        Raises:
+            InvalidRecord: If they are not those of a sample, or damaged.
+        """
         try:
+            record = dict(fields)
             for name, dtype in _ARRAYS.items():
                 if isinstance(record[name], list):
-                    record[name] = np.array(record[name], dtype=dtype)
+                    record[name] = _array(name, record[name], dtype)
             record["extra"] = unpack(record["extra"])
             record["breaks"] = [Break(**broken) for broken in record["breaks"]]
             return cls(**record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidRecord(f"the sample is damaged: {type(error).__name__}: {error}") from error
+
+
+def _array(name: str, values: list[Any], dtype: Any) -> "NDArray[Any]":
+    """Stored values as an array; never others than those."""
+    if dtype is np.float32:
+        with np.errstate(over="ignore"):  # what is too large is infinite, which no sound sample has
+            return np.array(values, dtype=dtype)  # null is NaN
+    found = np.array(values)
+    if found.size and found.dtype.kind != np.dtype(dtype).kind:
+        raise ValueError(f"{name} is of {found.dtype}; expected {np.dtype(dtype)}")
+    array = found.astype(dtype)
+    if (found != array).any():
+        raise ValueError(f"{name} holds what is no {np.dtype(dtype)}")
+    return array
+
+
+def _is_finite(value: Any, largest: float = math.inf) -> bool:
+    if not isinstance(value, (float, int, Real)) or isinstance(value, bool):
+        return False
+    try:
+        number = float(value)
+        return math.isfinite(number) and abs(number) <= largest
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
@@ -329,6 +396,7 @@ class _Track:
                 "tokenizer": self._log.tokenizer or trajectory.tokenizer,
                 "vocab_size": self._log.vocab_size or trajectory.vocab_size,
                 "steps": [index for index, _ in steps],
+                "is_scored": trajectory.is_scored(self._name),
             },
         )
 

@@ -111,7 +111,7 @@ class Prompt(NamedTuple):
     action: "NDArray[np.int32]"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trajectory:
     """One episode, finished or failed."""
 
@@ -142,6 +142,10 @@ class Trajectory:
     final_break: Break | None = None
     """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
     error: str | None = None
+
+    def __repr__(self) -> str:
+        # Short: where an event loop ends, asyncio writes what its task returned.
+        return f"<Trajectory {self.id!r}: {self.status}, {len(self.steps)} steps, reward {self.reward:g}>"
 
     @property
     def reward(self) -> float:
@@ -203,6 +207,19 @@ class Trajectory:
 
     def reward_of(self, context: str) -> float:
         """What a context earned: its own reward, or that of the nearest parent that has one, or the episode's."""
+        own = self._own_reward(context)
+        return self.reward if own is None else own
+
+    def is_scored(self, context: str) -> bool:
+        """Whether anybody said what a context earned.
+
+        An episode that ended by itself without a reward in any turn was not scored: its reward of 0.0 means nothing.
+        One that was cut off has earned what it has.
+        """
+        is_judged = self.status != "terminated" or any(step.reward is not None for step in self.steps)
+        return is_judged or self._own_reward(context) is not None
+
+    def _own_reward(self, context: str) -> float | None:
         name: str | None = context
         for _ in self.contexts:  # a damaged record may have parents in a circle
             if name is None or name not in self.contexts:
@@ -211,7 +228,7 @@ class Trajectory:
             if own is not None:
                 return own
             name = self.contexts[name].parent
-        return self.reward
+        return None
 
     def tree_size(self, *, include_failed: bool = False) -> int:
         """How many tokens the prefix tree of the samples has.

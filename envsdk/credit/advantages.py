@@ -72,14 +72,19 @@ def group_advantages(
     Raises:
         ConfigError: If a sample has no `group_id`, a trajectory or context has no reward, the baseline is not known,
             or a group is too small for it.
-        InvalidSample: If a sample is not sound, samples of one context have several rewards, or trajectories share an
-            id.
+        InvalidSample: If a sample is not sound or was not scored, samples of one context have several rewards, or
+            trajectories share an id.
     """
     values: dict[_Key, float] = {}
     keys: list[list[_Key]] = []
     samples = sound_samples(samples)
     for sample in samples:
         name, context = sample.trajectory_id, sample.context
+        if rewards is None and not sample.metadata.get("is_scored", True):
+            raise InvalidSample(
+                f"{name!r} ended without a reward in any turn, so it was not scored: leave it out, or give a turn that "
+                "earns nothing reward=0.0"
+            )
         reward = sample.reward if rewards is None else _reward_of(rewards, name, context)
         known = values.setdefault((name, context), reward)
         if known != reward:

@@ -129,6 +129,12 @@ def over_group(baseline: Baseline, group: str, values: Values, owners: Sequence[
     return advantages
 
 
+def check_baseline(baseline: Baseline) -> None:
+    """Raise a `ConfigError` if there is no such baseline."""
+    if not callable(baseline):
+        _named(baseline)
+
+
 def _named(name: Any) -> Callable[[Values, Owners], Values]:
     function = _BASELINES.get(name) if isinstance(name, str) else None
     if function is None:

