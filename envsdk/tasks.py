@@ -1,21 +1,50 @@
-"""Tasks from data: a list, a JSONL file, a Hugging Face data set."""
+"""Tasks from data: a list, a JSONL file, a Hugging Face data set; and how tasks are split."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from .errors import TaskError, what_is_invalid
+from .errors import ConfigError, TaskError, what_is_invalid
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+T = TypeVar("T")
 Task: TypeAlias = Any
 """One task: a row of the data, or what the environment's `Task` model made of it."""
+
+
+Split: TypeAlias = Literal["train", "test"]
+"""An option of environments that make their own tasks."""
+_TEST_SHARE = 0.2
+_MOST_DRAWS = 1000
+_TURNS = 6
+
+
+def split_of(key: str) -> Split:
+    """The split that a task belongs to: `test` for one in five, by a hash of a text that stands for the task."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest) < _TEST_SHARE * 2**64 else "train"
+
+
+def draw_in_split(split: Split, draw: Callable[[], T], key: Callable[[T], str] = str) -> T:
+    """Draw tasks until one is in a split: so the splits of an environment never overlap, whatever the seeds.
+
+    Args:
+        split: The split.
+        draw: Draws a task.
+        key: A text that stands for it, the same for tasks that are alike.
+
+    Raises:
+        ConfigError: If a thousand draws give none: the options leave hardly a task.
+    """
+    for _ in range(_MOST_DRAWS):
+        task = draw()
+        if split_of(key(task)) == split:
+            return task
+    raise ConfigError(f"of {_MOST_DRAWS} tasks none is of the split {split!r}: the options leave too few tasks")
 
 
 class Rows(Protocol):
@@ -74,13 +103,25 @@ def pick(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
     """
     if seed is None:
         return int(rng.integers(len(rows)))
-    epoch, position = divmod(seed, len(rows))
-    return int(_order(len(rows), epoch)[position])
+    epoch, position = divmod(int(seed), len(rows))
+    return _order(len(rows), epoch, position)
 
 
-@lru_cache(maxsize=8)
-def _order(count: int, epoch: int) -> "NDArray[np.int64]":
-    return np.random.default_rng([count, epoch]).permutation(count)
+def _order(count: int, epoch: int, position: int) -> int:
+    """The number that is at a position of the numbers below a count, in the shuffled order of an epoch.
+
+    No order is ever written down, so any seed costs the same. A Feistel network shuffles the numbers below a power of
+    four that is no more than four times the count; a number that is too large is shuffled again until it is not.
+    """
+    bits = ((count - 1).bit_length() + 1) // 2
+    while True:
+        left, right = position >> bits, position & ((1 << bits) - 1)
+        for turn in range(_TURNS):
+            digest = hashlib.blake2b(f"{count:x} {epoch:x} {turn} {right:x}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest) >> (64 - bits))
+        position = left << bits | right
+        if position < count:
+            return position
 
 
 def find(rows: Rows | None, choice: object) -> Any:
