@@ -4,6 +4,8 @@ import asyncio
 import copy
 import inspect
 import logging
+import math
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -74,6 +76,11 @@ class Env(gymnasium.Env[Observation, Any]):
     Task: ClassVar[type[BaseModel] | None] = None
     """The model of a task; None takes rows as they are."""
     default_limits: ClassVar[Limits] = Limits()
+    reward_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The least and the most that an episode earns, without discount. `check_env` expects the null policy to earn the
+    first, and the reference policy the second."""
+    n_tasks: ClassVar[int | None] = None
+    """How many different tasks seeds give, where those are few (the whole space of them); None: another one each."""
 
     task: Any
     """The current task, if there are tasks."""
@@ -491,7 +498,9 @@ class Env(gymnasium.Env[Observation, Any]):
         if not self._needs_loop() and inspect.iscoroutine(value):
             return _run_at_once(value)
         root = self._agent.episode.root.env if self._agent is not None else self  # all agents share an event loop
-        root._runner = root._runner or asyncio.Runner()
+        if root._runner is None:
+            root._runner = asyncio.Runner()
+            weakref.finalize(root, root._runner.get_loop().close)  # where nobody calls close()
         return root._runner.run(_not_cancelled(value))
 
     def _refuse_event_loop(self) -> None:

@@ -201,6 +201,14 @@ class Message(_Frozen):
         return reply
 
     @classmethod
+    def calling(
+        cls, tool: str, arguments: Mapping[str, Any] | None = None, *, reasoning: str | None = None
+    ) -> "Message":
+        """An assistant's message that calls a tool, such as a reference policy gives."""
+        call = ToolCall(name=tool, arguments=dict(arguments or {}))
+        return cls(role="assistant", reasoning=reasoning, tool_calls=(call,))
+
+    @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "Message":
         """Read a message in the OpenAI chat format.
 

@@ -71,3 +71,10 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"required
 def test_calls_are_checked_against_the_tools(call: ToolCall, error: str | None) -> None:
     message = check_calls(Message(role="assistant", tool_calls=(call,)), [TOOL])
     assert message.tool_calls[0].error == error
+
+
+def test_a_message_that_calls_a_tool() -> None:
+    message = Message.calling("search", {"query": "bees"}, reasoning="Where?")
+    assert (message.role, message.content, message.reasoning) == ("assistant", "", "Where?")
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("search", {"query": "bees"})]
+    assert Message.calling("list_tables").tool_calls[0].arguments == {}
