@@ -152,7 +152,8 @@ def make(id: str, **kwargs: Any) -> "Env":
 
 def load_plugins() -> None:
     """Import the environments' plug-ins, each once; one that fails is a `PluginWarning` with its name."""
-    for point in entry_points(group=ENVIRONMENTS):
+    # Our own first, so that another that takes one of its ids is the one that is refused.
+    for point in sorted(entry_points(group=ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
         key = f"{point.name}={point.value}"
         if key in _loaded_plugins:
             continue
@@ -189,7 +190,7 @@ def _path(entry_point: object) -> str:
 def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as error:  # a plug-in is somebody else's code: whatever it raises is reported by its name
+    except (Exception, SystemExit) as error:  # a plug-in is somebody else's code: what it raises is reported
         raise PluginError(
             f"the plug-in {point.name!r} ({point.value}) cannot be imported: {type(error).__name__}: {error}"
         ) from error
