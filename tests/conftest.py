@@ -3,20 +3,12 @@
 Hypothesis draws the same examples in every run; `--hypothesis-profile=explore` looks for new ones.
 """
 
-import importlib.util
-import sys
-
 import pytest
 import real_models
 from hypothesis import HealthCheck, settings
 
 from envsdk import Renderer, get_renderer, load_tokenizer
 from envsdk.tokenizers import Tokenizer
-
-# This folder is on the path, so that where torch is not installed, its name would be found as the folder tests/torch.
-found = importlib.util.find_spec("torch")
-if found is not None and found.loader is None:
-    sys.modules["torch"] = None  # which makes its import fail
 
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]

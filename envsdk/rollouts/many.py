@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from ..env import Env
+from ..env import Env, is_being_cancelled
 from ..errors import ConfigError
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy
@@ -91,7 +91,9 @@ async def _work(
             options = {"episode_id": group_id + number, "group_id": group_id}
             try:
                 trajectory = await arollout(env, policy, seed=seed, options=options)
-            except Exception as error:  # an episode is somebody else's code; whatever it raises is recorded
+            except (Exception, asyncio.CancelledError) as error:  # an episode is somebody else's code: that is recorded
+                if is_being_cancelled():
+                    raise
                 _log.warning("episode %s failed", group_id + number, exc_info=error)
                 trajectory = env.fail(error)
             results[index] = trajectory

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from ..action import Action
+from ..action import Action, Observation
 from ..env import Env
 from ..errors import PolicyError, unknown_name
 from ..messages import Message
@@ -52,6 +52,21 @@ class Policy(Protocol):
 
 PolicyLike: TypeAlias = str | Policy | Callable[..., Any] | Mapping[str, Any]
 """A policy, or the name of one: `random`, `reference` or `null`; or a mapping from roles to these."""
+
+
+def request_of(observation: Observation, info: Mapping[str, Any], episode_id: str) -> dict[str, Any]:
+    """What a policy is asked beside the prompt; see `Policy`."""
+    return {
+        "episode_id": episode_id,
+        "context": observation.context,
+        "base": observation.base,
+        "role": info["role"],
+        "keep": observation.keep,
+        "stop_token_ids": info["stop_token_ids"],
+        "stop": info["stop"],
+        "max_tokens": info["max_tokens"],
+        "sampling": info["sampling"],
+    }
 
 
 class RandomPolicy:

@@ -12,7 +12,7 @@ from ..episode import Result
 from ..errors import ConfigError, EpisodeError, PolicyError
 from ..handoff import HandoffResult
 from ..trajectory import Trajectory
-from .policies import PolicyLike, find_policy
+from .policies import PolicyLike, find_policy, request_of
 
 
 def refuse_event_loop(instead: str) -> None:
@@ -112,18 +112,7 @@ class _Player:
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
-        action = self._ask(
-            agent.context.prompt(),
-            episode_id=self._episode.id,
-            context=observation.context,
-            base=observation.base,
-            role=info["role"],
-            keep=observation.keep,
-            stop_token_ids=info["stop_token_ids"],
-            stop=info["stop"],
-            max_tokens=info["max_tokens"],
-            sampling=info["sampling"],
-        )
+        action = self._ask(agent.context.prompt(), **request_of(observation, info, self._episode.id))
         if inspect.isawaitable(action):
             action = await action
         if not isinstance(action, Action):

@@ -5,7 +5,6 @@ torch and transformers are imported only when a policy is made.
 
 import asyncio
 import hashlib
-import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..action import Action, FinishReason
 from ..errors import ConfigError
+from ..packages import load
 from ..tokenizers import Tokenizer
 from .kv_cache import CacheKind, Computed, KVCache
 from .sampling import Sampling, draw
@@ -275,13 +275,8 @@ class _Reply:
 
 
 def _torch() -> Any:
-    try:
-        importlib.import_module("transformers")
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise ImportError(
-            f"TransformersPolicy needs {error.name}, which is not installed: pip install 'envsdk[torch]'"
-        ) from error
+    needed = ("transformers", "torch")
+    return [load(module, "TransformersPolicy needs", "pip install 'envsdk[torch]'") for module in needed][-1]
 
 
 def _text_config(model: Any) -> Any:
