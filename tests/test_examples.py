@@ -1,12 +1,10 @@
-"""The programs in examples/ run; those that need torch are run by tests/torch."""
+"""The programs in examples/ run; those that need torch are run by tests/with_torch."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from example_programs import EXAMPLES
 
 
 @pytest.mark.parametrize(("name", "says"), [("own_loop", "sample 1 of 1"), ("best_of_n", "best: ")])

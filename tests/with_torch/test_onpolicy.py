@@ -1,6 +1,5 @@
 """The on-policy check of the example, on models that are fitted for a short time."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import real_models
+from example_programs import EXAMPLES, example
 
 pytest.importorskip("torch.nn")
 
@@ -23,37 +23,27 @@ from envsdk.rollouts import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-EXAMPLE = real_models.CHECKOUT / "examples" / "onpolicy_check.py"
+EXAMPLE = EXAMPLES / "onpolicy_check.py"
 FIT_STEPS = {"qwen3": 500, "gpt_oss": 300}
 EPISODES = 2
 
 
-@cache
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("onpolicy_check", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def renderer_of(kind: str) -> Renderer:
     if kind == "qwen3":
-        return example().renderer_of("qwen3")
+        return example("onpolicy_check").renderer_of("qwen3")
     return envsdk.get_renderer("harmony", real_models.gpt_oss_tokenizer(), official_history=True)
 
 
 @cache
 def fitted(kind: str) -> Any:
-    return example().fitted_model(kind, renderer_of(kind), steps=FIT_STEPS[kind])
+    return example("onpolicy_check").fitted_model(kind, renderer_of(kind), steps=FIT_STEPS[kind])
 
 
 @cache
 def report_of(kind: str) -> Any:
     renderer = renderer_of(kind)
     model, loss = fitted(kind)
-    return example().check(model, renderer, loss=loss, episodes=EPISODES, retokenize=True)
+    return example("onpolicy_check").check(model, renderer, loss=loss, episodes=EPISODES, retokenize=True)
 
 
 @pytest.mark.parametrize("kind", FIT_STEPS)
@@ -73,7 +63,7 @@ def test_what_is_trained_is_what_was_sampled_with_the_probability_that_it_had(ki
 def test_a_fitted_model_learns_the_same_from_a_tree_and_from_separate_samples(kind: str):
     model, renderer = fitted(kind)[0], renderer_of(kind)
     policy = TransformersPolicy(model, renderer.tokenizer, max_tokens=60)
-    scenes = example().scenes(renderer)
+    scenes = example("onpolicy_check").scenes(renderer)
     for name in ("strip", "summarize", "handoff"):
         env = scenes[name]()
         group = [envsdk.rollout(env, policy, seed=7)]
@@ -99,13 +89,15 @@ def test_a_naive_loop_trains_other_tokens_at_other_probabilities_and_is_told_why
 def test_a_report_names_what_does_not_hold():
     report = report_of("qwen3")
     reasons = {problem.split(" of ")[-1] for problem in report.problems()}
-    assert reasons == {reason for reason in example().REASONS if report.breaks[reason] < 20}
-    wrong = type(report)(**{**vars(report), "samples": report.naive, "breaks": Counter(example().REASONS)})
+    assert reasons == {reason for reason in example("onpolicy_check").REASONS if report.breaks[reason] < 20}
+    wrong = type(report)(
+        **{**vars(report), "samples": report.naive, "breaks": Counter(example("onpolicy_check").REASONS)}
+    )
     assert any(problem.startswith("samples: ") for problem in wrong.problems())
 
 
 def test_the_tokenizer_that_is_given_is_that_of_gpt_oss():
-    assert example().renderer_of("qwen3", "no such folder").tokenizer.name == "embedded"
+    assert example("onpolicy_check").renderer_of("qwen3", "no such folder").tokenizer.name == "embedded"
 
 
 def test_the_example_says_what_gpt_oss_needs():
