@@ -1,0 +1,195 @@
+"""Whole episodes for the tests of what is exported, and every way in which a sample can be unsound."""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from envsdk_environments.delegate import Delegate
+from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments.kuhn_poker import KuhnPoker
+
+from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
+from envsdk.errors import InvalidSample
+from envsdk.rollouts import ReplyPolicy
+
+
+def thinks(env: Any) -> Message:
+    return Message(role="assistant", content=env.reference_reply(), reasoning="I halve what is left.")
+
+
+def with_logprobs(policy: Any) -> Any:
+    """As if sampled at random: every token gets a log-probability of its own."""
+
+    def sample(prompt: Any, **asked: Any) -> Action:
+        action = policy(prompt, **asked)
+        logprobs = -0.01 - np.arange(len(action.tokens), dtype=np.float32) / 64
+        return replace(action, logprobs=logprobs, temperature=0.5, policy_version=3)
+
+    return sample
+
+
+def guessed(history: Any = "keep", seed: int = 0, **limits: Any) -> Trajectory:
+    """A game of guessing with reasoning: five or more steps, if there is no limit."""
+    limit = {"limits": Limits(**limits)} if limits else {}
+    env = GuessNumber(renderer="qwen3", tokenizer="embedded", history=history, **limit)
+    options = {"episode_id": f"{history}-{seed}-{limits}"}
+    return rollout(env, with_logprobs(ReplyPolicy(env, thinks)), seed=seed, options=options)
+
+
+@functools.cache
+def kept() -> Trajectory:
+    return guessed()
+
+
+@functools.cache
+def stripped() -> Trajectory:
+    return guessed("strip")
+
+
+@functools.cache
+def truncated() -> Trajectory:
+    return guessed(max_steps=2)
+
+
+@functools.cache
+def delegated() -> Trajectory:
+    """A parent with its researchers."""
+    env = Delegate(renderer="qwen3", tokenizer="embedded")
+    return rollout(env, with_logprobs(ReplyPolicy(env, lambda speaker: speaker.reference_reply())), seed=1)
+
+
+@functools.cache
+def played() -> Trajectory:
+    """Two players."""
+    env = KuhnPoker(renderer="qwen3", tokenizer="embedded")
+    return rollout(env, with_logprobs(ReplyPolicy(env, lambda speaker: speaker.reference_reply())), seed=1)
+
+
+def all_kinds() -> Sequence[Trajectory]:
+    return kept(), stripped(), truncated(), delegated(), played()
+
+
+def _at(name: str, where: str, value: Any) -> Callable[[Sample], Any]:
+    """Change one entry: of a trained token, of another one, or the first."""
+
+    def spoil(sample: Sample) -> None:
+        array = getattr(sample, name)
+        masks = {"trained": sample.mask, "other": ~sample.mask}
+        array[int(np.argmax(masks[where])) if where in masks else 0] = value
+
+    return spoil
+
+
+def _cut(name: str) -> Callable[[Sample], Any]:
+    return lambda sample: setattr(sample, name, getattr(sample, name)[:-1])
+
+
+def _set(name: str, value: Any) -> Callable[[Sample], Any]:
+    return lambda sample: setattr(sample, name, value)
+
+
+DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
+    "a short mask": (_cut("mask"), "mask has shape"),
+    "short logprobs": (_cut("logprobs"), "logprobs has shape"),
+    "short step ids": (_cut("step_ids"), "step_ids has shape"),
+    "short part ids": (_cut("part_ids"), "part_ids has shape"),
+    "tokens of int64": (_set("tokens", np.ones(3, np.int64)), "tokens is int64"),
+    "a mask of integers": (_set("mask", np.ones(3, np.int32)), "mask is int32"),
+    "a list of tokens": (_set("tokens", [1, 2, 3]), "tokens is list"),
+    "a positive logprob": (_at("logprobs", "trained", 0.5), "0.5 is no log-probability"),
+    "an infinite logprob": (_at("logprobs", "trained", -np.inf), "-inf is no log-probability"),
+    "a missing logprob": (_at("logprobs", "trained", np.nan), r"is missing \(NaN\)"),
+    "a logprob of an observation": (_at("logprobs", "other", -0.5), "is not 0.0, but mask is False"),
+    "a negative token": (_at("tokens", "first", -1), r"tokens\[0\] = -1 is outside"),
+    "a token outside the vocabulary": (_at("tokens", "first", 10**9), r"tokens\[0\] = 1000000000 is outside"),
+    "nothing trained": (lambda sample: sample.mask.fill(False), "no token is trained"),
+    "a trained token that nothing predicts": (_at("mask", "first", True), r"mask\[0\] is True, but nothing comes"),
+    "a trained token of no step": (_at("step_ids", "trained", -1), "is no step"),
+    "a trained token of no part": (_at("part_ids", "trained", -1), "is no part"),
+    "a reward that is not finite": (_set("reward", float("nan")), "reward is nan"),
+    "a temperature that is not finite": (_at("temperature", "first", np.inf), "temperature.* is not finite"),
+    "a negative temperature": (_at("temperature", "first", -1), r"temperature\[0\] = -1.0 is negative"),
+    "a negative loss weight": (_set("loss_weight", -0.5), "loss_weight is -0.5"),
+    "a loss weight that is a text": (_set("loss_weight", "1"), "loss_weight is '1'; expected a finite number"),
+    "a reward that is a boolean": (_set("reward", True), "reward is True; expected a finite number"),
+    "a reward beyond all floats": (_set("reward", 10**400), "reward is 1000"),
+    "an advantage that is not finite": (_set("advantage", float("inf")), "advantage is inf; expected a finite number"),
+    "an advantage that float32 cannot hold": (_set("advantage", 1e39), "advantage is 1e[+]39; expected a finite"),
+    "an advantage that is a boolean": (_set("advantage", False), "advantage is False; expected a finite number"),
+    "an advantage that is a text": (_set("advantage", "1"), "advantage is str; expected an array of float32"),
+    "a token's advantage that is not finite": (
+        lambda sample: setattr(sample, "advantage", np.full(len(sample), np.nan, np.float32)),
+        r"advantage\[0\] = nan is not finite",
+    ),
+    **{
+        f"no {name}": (_set(name, None), f"{name} is NoneType; expected an array")
+        for name in ("tokens", "mask", "step_ids", "step_rewards", "temperature", "policy_version", "part_ids")
+    },
+    **{
+        f"{name} that is {value!r}": (_set(name, value), f"{name} is {value!r}; expected {expected}")
+        for expected, value, names in (
+            ("a text", None, ("context", "role", "stop_reason")),
+            ("a text", 5, ("context", "role", "stop_reason")),
+            ("a text or None", 5, ("parent", "group_id")),
+            ("an integer", None, ("segment_index", "n_segments")),
+            ("an integer", True, ("segment_index", "n_segments")),
+            ("True or False", 1, ("truncated",)),
+            ("a list", None, ("breaks",)),
+            ("a mapping", None, ("extra", "metadata")),
+        )
+        for name in names
+    },
+    "a single token": (_set("tokens", np.int32(1)), "tokens is int32"),
+    "tokens of two dimensions": (_set("tokens", np.ones((3, 2), np.int32)), r"tokens has shape \(3, 2\)"),
+    "an extra that is named by a number": (_set("extra", {1: [None]}), "extra has the key 1; expected texts"),
+    "a vocabulary of half a token": (_set("metadata", {"vocab_size": 0.5}), r"metadata\['vocab_size'\] is 0.5"),
+}
+
+
+def copy_of(sample: Sample) -> Sample:
+    return Sample.from_json(sample.to_json())
+
+
+def grouped(*trajectories: Trajectory, group_id: str = "task") -> list[Sample]:
+    samples = [copy_of(sample) for trajectory in trajectories for sample in trajectory.samples()]
+    for sample in samples:
+        sample.group_id = group_id
+    return samples
+
+
+def refuses_every_defect(convert: Callable[[list[Sample]], Any], *, names_index: bool = True) -> None:
+    """A sound sample is taken; with any defect it never gets through, wherever it stands."""
+    index = 1 if names_index else 0
+    sound = kept().samples()[0]
+    sound.advantage = 1.0
+    convert([copy_of(sound)])
+    for name, (spoil, message) in DEFECTS.items():
+        spoiled = copy_of(sound)
+        spoiled.trajectory_id = "spoiled"
+        spoil(spoiled)
+        with pytest.raises(InvalidSample, match=f"sample {index}, .*{message}"):
+            convert([copy_of(sound), spoiled])
+            pytest.fail(name)
+    for value in (None, 5):
+        spoiled = copy_of(sound)
+        spoiled.trajectory_id = value  # type: ignore[assignment]
+        with pytest.raises(InvalidSample, match=f"trajectory_id is {value}; expected a text"):
+            convert([spoiled])
+    with pytest.raises(InvalidSample, match="sample 0 is a dict"):
+        convert([{"tokens": [1, 2]}])  # type: ignore[list-item]
+
+
+def run_page(name: str) -> dict[str, Any]:
+    """Run the code of a page of docs/trainers; returns its names."""
+    page = Path(__file__).parents[2] / "docs" / "trainers" / f"{name}.md"
+    scope: dict[str, Any] = {"__name__": name}
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), scope)
+    return scope
