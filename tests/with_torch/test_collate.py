@@ -1,0 +1,24 @@
+import pytest
+import torch
+from trainers.episodes import copy_of, delegated
+
+from envsdk.trainers.plain import collate
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_batch_of_tensors_says_what_that_of_arrays_says(layout):
+    samples = [copy_of(sample) for sample in delegated().samples()]
+    for sample in samples:
+        sample.advantage = 0.5
+    arrays, tensors = (collate(samples, layout=layout, arrays=kind) for kind in ("numpy", "torch"))
+    assert arrays.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        if name != "max_seqlen":
+            assert isinstance(tensor, torch.Tensor)
+            assert tensor.tolist() == arrays[name].tolist()
+    assert tensors["tokens"].dtype == tensors["position_ids"].dtype == torch.int64
+    assert tensors["cu_seqlens"].dtype == torch.int32
+    assert tensors["mask"].dtype == torch.bool
+    logits = torch.randn(*tensors["tokens"].shape, int(tensors["tokens"].max()) + 1)
+    chosen = logits[:, :-1].log_softmax(-1).gather(-1, tensors["tokens"][:, 1:, None])
+    assert chosen[tensors["mask"][:, 1:].unsqueeze(-1)].numel() == sum(int(s.mask.sum()) for s in samples)
