@@ -1,0 +1,192 @@
+"""Samples as tables: Parquet files and data sets of Hugging Face, a row for each sample, and back again."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import orjson
+
+from ..errors import InvalidRecord, InvalidSample
+from ..packages import load
+from ..records import SCHEMA_VERSION, check_version, fragment, pack, whole_file
+from ..samples import Sample
+from .capability import Capability
+from .checks import checked
+
+CAPABILITY = Capability(
+    "Parquet and Hugging Face datasets",
+    several_samples=True,
+    loss_weight="A column, not applied: multiply by it where a loss is averaged per row, not where it sums.",
+)
+
+_LISTS = {
+    "tokens": "int32",
+    "mask": "bool_",
+    "logprobs": "float32",
+    "step_ids": "int32",
+    "part_ids": "int32",
+    "advantage": "float32",
+    "step_rewards": "float32",
+    "temperature": "float32",
+    "policy_version": "int32",
+}
+_VALUES = {
+    "reward": "float64",
+    "loss_weight": "float64",
+    "context": "string",
+    "role": "string",
+    "parent": "string",
+    "trajectory_id": "string",
+    "group_id": "string",
+    "segment_index": "int32",
+    "n_segments": "int32",
+    "stop_reason": "string",
+    "truncated": "bool_",
+}
+_JSON = ("breaks", "extra", "metadata")  # as texts
+# What pyarrow raises for a file that is none of its own: its errors are `ValueError`, `OSError` and the like, too.
+_DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
+_ROWS = 1000  # of a row group: how many samples are in memory at a time
+
+
+def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
+    """Write samples to a Parquet file; returns how many. The file is there whole, or as it was.
+
+    The columns are the fields of `Sample`, lists where those are arrays; `breaks`, `extra` and `metadata` are JSON. An
+    advantage is there for each token. No samples are a table without rows.
+
+    Raises:
+        InvalidSample: If a sample is not sound, or holds what cannot be written; it names which.
+        ImportError: If pyarrow is not installed.
+    """
+    parquet, schema, count = _package("pyarrow.parquet"), _schema(), 0
+    with (
+        whole_file(path) as unfinished,
+        parquet.ParquetWriter(unfinished, schema, write_page_checksum=True) as writer,
+    ):
+        for table in _tables(samples):
+            writer.write_table(table)
+            count += table.num_rows
+    return count
+
+
+def read_parquet(path: Path | str) -> Iterator[Sample]:
+    """Read what `write_parquet` wrote, row group by row group.
+
+    Raises:
+        InvalidRecord: If it is another table, of another schema version, or damaged; it names the file and the row.
+        InvalidSample: If a sample is not sound.
+    """
+    for number, row in enumerate(_rows(path)):
+        try:
+            sample = from_row(row)
+        except (InvalidRecord, InvalidSample) as error:
+            raise type(error)(f"{path}, row {number}: {error}") from error
+        yield sample
+
+
+def _rows(path: Path | str) -> Iterator[dict[str, Any]]:
+    parquet, count = _package("pyarrow.parquet"), 0
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(_ROWS):
+                yield from batch.to_pylist()
+                count += len(batch)
+            if count != file.metadata.num_rows:  # where a page begins has no checksum
+                raise InvalidRecord(f"{path} is damaged: it has {count} of its {file.metadata.num_rows} rows")
+    except (FileNotFoundError, PermissionError, InvalidRecord):
+        raise
+    except _DAMAGED as error:
+        raise InvalidRecord(f"{path} is no table of samples, or it is damaged: {error}") from error
+
+
+def to_dataset(samples: Iterable[Sample]) -> Any:
+    """Make a `datasets.Dataset` of samples, with the columns of `write_parquet`; `from_row` reads its rows.
+
+    Raises:
+        InvalidSample: If a sample is not sound, or holds what cannot be written; it names which.
+        ImportError: If datasets is not installed.
+    """
+    datasets = _package("datasets")
+    return datasets.Dataset(
+        _package("pyarrow").Table.from_batches(
+            [batch for table in _tables(samples) for batch in table.to_batches()], _schema()
+        )
+    )
+
+
+def from_row(row: Mapping[str, Any]) -> Sample:
+    """Read the row of a table as a sample, which is checked.
+
+    Raises:
+        InvalidRecord: If it has other columns, or is of another schema version.
+        InvalidSample: If the sample is not sound.
+    """
+    if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRecord(f"the row is a {type(row).__name__}; expected a mapping of columns")
+    if missing := {*_LISTS, *_VALUES, *_JSON, "schema"} - set(row):
+        raise InvalidRecord(f"the row has no {', '.join(sorted(missing))}: it is no sample of envsdk")
+    check_version(_plain(row["schema"]))
+    fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
+    return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in _JSON}}).validate()
+
+
+def _parsed(name: str, text: Any) -> Any:
+    try:
+        return json.loads(_plain(text))  # orjson would round long integers
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRecord(f"{name} is no JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row that may be formatted as numpy's."""
+    return cast("Any", value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _tables(samples: Iterable[Sample]) -> Iterator[Any]:
+    if not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        checked(samples)  # says what it is
+    rest, first = iter(samples), 0
+    while group := list(itertools.islice(rest, _ROWS)):
+        yield _table(checked(group, logprobs=False, first=first), first)
+        first += len(group)
+
+
+def _table(samples: Sequence[Sample], first: int) -> Any:
+    """The table of sound samples; if there is what cannot be written, of each alone, to find out where."""
+    try:
+        return _package("pyarrow").table(_columns(samples), _schema())
+    except (ValueError, TypeError, OverflowError) as error:
+        if len(samples) == 1:
+            raise InvalidSample(
+                f"sample {first}, of trajectory {samples[0].trajectory_id!r}, cannot be written: {error}"
+            ) from error
+        for number, sample in enumerate(samples, start=first):
+            _table([sample], number)
+        raise
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in samples] for name in (*_LISTS, *_VALUES)}
+    columns["advantage"] = [
+        None if s.advantage is None else np.broadcast_to(np.asarray(s.advantage, np.float32), s.tokens.shape)
+        for s in samples
+    ]
+    texts = [(s.breaks, pack(s.extra), fragment(s.metadata)) for s in samples]
+    for index, name in enumerate(_JSON):
+        columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
+    return {**columns, "schema": [SCHEMA_VERSION] * len(samples)}
+
+
+def _schema() -> Any:
+    arrow = _package("pyarrow")
+    lists = [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in _LISTS.items()]
+    values = [(name, getattr(arrow, kind)()) for name, kind in _VALUES.items()]
+    return arrow.schema([*lists, *values, *((name, arrow.string()) for name in _JSON), ("schema", arrow.int32())])
+
+
+def _package(name: str) -> Any:
+    return load(name, "tables of samples need", f"pip install {name.partition('.')[0]}")
