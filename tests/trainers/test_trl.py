@@ -1,0 +1,308 @@
+"""What TRL's trainers get: rows of samples, prompts that name episodes, and nothing that is not sound."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from trainers.episodes import refuses_every_defect
+
+import envsdk
+from envsdk import Action, Env, Message, Sample, Trajectory, Turn
+from envsdk.credit import group_advantages
+from envsdk.errors import ConfigError, EpisodeError, InvalidSample, SingleSampleOnly
+from envsdk.trainers.trl import RolloutFunc, prompt_of, read_prompt, reward_func, scored, to_batch, to_row
+from envsdk.trainers.trl_async import LocalWeights, RolloutWorker, group_metrics, to_fields
+
+TRAINER = SimpleNamespace(temperature=1.0, processing_class=SimpleNamespace(pad_token_id=7))
+
+
+def make_env(env_id: str, history: Any = "keep") -> Env:
+    return envsdk.make(env_id, renderer="qwen3", tokenizer="embedded", history=history)
+
+
+def play(env_id: str, seed: int = 0, history: Any = "keep") -> Trajectory:
+    options = {"episode_id": f"{env_id}/{seed}", "group_id": "one"}
+    return envsdk.rollout(make_env(env_id, history), "reference", seed=seed, options=options)
+
+
+class Failing(Env):
+    """Answers once, then breaks."""
+
+    def start(self) -> Turn:
+        return Turn("Hello.")
+
+    def respond(self, reply: Message) -> Turn:
+        raise OSError("the disk is full")
+
+    def reference_reply(self) -> str:
+        return "Hello."
+
+
+def fail() -> Trajectory:
+    env = Failing(renderer="qwen3", tokenizer="embedded")
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        envsdk.rollout(env, "reference")
+    return env.fail(caught.value)
+
+
+@pytest.fixture
+def sample() -> Sample:
+    """Several replies, with an advantage."""
+    sample, *others = play("envsdk/GuessNumber-v0").samples()
+    assert not others
+    return replace(sample, advantage=np.where(sample.mask, np.float32(0.5), np.float32(0)))
+
+
+def changed(sample: Sample, field: str, position: int, value: Any) -> Sample:
+    array = getattr(sample, field).copy()
+    array[position] = value
+    return replace(sample, **{field: array})
+
+
+@pytest.mark.parametrize("convert", [to_row, partial(to_fields, group_id=0)], ids=["grpo", "async"])
+def test_what_is_not_sound_never_reaches_a_trainer(sample: Sample, convert: Callable[..., Any]) -> None:
+    refuses_every_defect(lambda samples: [convert(sample) for sample in samples], names_index=False)
+    with pytest.raises(InvalidSample, match="no log-probabilities"):
+        convert(replace(sample, logprobs=None))
+    with pytest.raises(InvalidSample, match=r"at temperature 1, but the trainer's is 0.7"):
+        convert(sample, temperature=0.7)
+
+
+# GRPOTrainer.
+
+
+def test_a_row_is_the_sample_cut_at_its_first_trained_token(sample: Sample) -> None:
+    row = to_row(sample, temperature=1.0)
+    first = len(row["prompt_ids"])
+    assert row["prompt_ids"] + row["completion_ids"] == sample.tokens.tolist()
+    assert len(row["completion_ids"]) == len(row["logprobs"]) == len(row["env_mask"])
+    assert row["env_mask"] == sample.mask[first:].tolist()
+    assert row["logprobs"] == sample.logprobs[first:].tolist()
+    assert row["env_mask"][0] == row["env_mask"][-1] == 1
+    assert not sample.mask[:first].any()
+    assert {type(value) for values in row.values() for value in values} == {int, float}
+
+
+def test_a_rewritten_rollout_is_refused_or_gives_its_last_segment_or_a_row_that_trains_nothing() -> None:
+    trajectory = play("envsdk/MathChat-v0", history="strip")
+    with pytest.raises(SingleSampleOnly, match="5 x thinking_stripped in 'main'"):
+        to_batch([trajectory])
+    last = trajectory.samples()[-1]
+    batch = to_batch([trajectory], on_break="last_segment")
+    assert batch["completion_ids"] == [to_row(last)["completion_ids"]]
+    assert batch["reward"] == [trajectory.reward]
+    assert batch["dropped_share"] == [pytest.approx(1 - last.loss_weight)]
+    dropped = to_batch([trajectory], on_break="drop", pad_token_id=7)
+    assert (dropped["prompt_ids"], dropped["completion_ids"], dropped["env_mask"]) == ([[7]], [[7]], [[0]])
+    assert (dropped["reward"], dropped["dropped_share"]) == ([None], [1.0])
+
+
+def test_of_a_handoff_the_main_context_is_the_one_that_stays() -> None:
+    trajectory = play("envsdk/Delegate-v0")
+    main, *researchers = trajectory.samples()
+    assert researchers
+    batch = to_batch([trajectory], on_break="last_segment")
+    assert batch["completion_ids"] == [to_row(main)["completion_ids"]]
+    assert batch["dropped_share"] == [pytest.approx(1 - main.loss_weight)]
+
+
+def test_a_failed_episode_has_a_row_that_trains_nothing_and_no_reward() -> None:
+    batch = to_batch([play("envsdk/GuessNumber-v0"), fail()])
+    assert batch["reward"] == [1.0, None]
+    assert batch["failed"] == [0.0, 1.0]
+    assert batch["env_mask"][1] == [0]
+    assert {len(column) for column in batch.values()} == {2}
+
+
+def test_an_episode_that_nobody_scored_counts_nowhere() -> None:
+    trajectory = play("envsdk/GuessNumber-v0")
+    for step in trajectory.steps:
+        step.reward = None
+    assert to_batch([trajectory])["reward"] == [None]
+    assert to_batch([trajectory])["env_mask"] == [[0]]
+    trajectory.status = "truncated"  # it was cut off, and has earned what it has
+    assert to_batch([trajectory])["reward"] == [0.0]
+
+
+def test_any_iterable_gives_a_batch_and_none_gives_empty_columns() -> None:
+    trajectory = play("envsdk/GuessNumber-v0")
+    assert to_batch(iter([trajectory])) == to_batch([trajectory])
+    assert to_batch([]) == {name: [] for name in to_batch([trajectory])}
+    assert RolloutFunc(make_env, "reference")([], TRAINER) == to_batch([])
+
+
+def test_a_row_that_does_not_count_has_no_reward_of_any_function() -> None:
+    def brevity(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [-float(len(ids)) for ids in completion_ids]
+
+    async def later(**columns: Any) -> list[float]:
+        return brevity(**columns)
+
+    columns = {"completion_ids": [[1, 2], [1]], "reward": [1.0, None]}
+    assert scored(brevity)(**columns) == [-2.0, None]
+    assert asyncio.run(scored(later)(**columns)) == [-2.0, None]
+    assert scored(brevity).__name__ == "brevity"
+
+    trainer = SimpleNamespace(**vars(TRAINER), reward_funcs=[reward_func, brevity])
+    rollout_func = RolloutFunc(partial(make_env, history="strip"), "reference", on_break="drop")
+    prompts = [prompt_of("envsdk/MathChat-v0", 0)]
+    with pytest.raises(ConfigError, match=r"brevity would give it a reward.*pass scored\(brevity\)"):
+        rollout_func(prompts, trainer)
+    trainer.reward_funcs = [reward_func, scored(brevity)]
+    assert rollout_func(prompts, trainer)["reward"] == [None]
+
+
+def test_batches_of_failed_episodes_are_an_error_when_they_do_not_end() -> None:
+    rollout_func = RolloutFunc(
+        lambda env_id: Failing(renderer="qwen3", tokenizer="embedded"), "reference", max_failed_batches=2
+    )
+    prompts = [prompt_of("any", 0), prompt_of("any", 1)]
+    assert rollout_func(prompts, TRAINER)["failed"] == [1.0, 1.0]
+    with pytest.raises(EpisodeError, match=r"all of 2 episodes failed, the last one with: .*the disk is full"):
+        rollout_func(prompts, TRAINER)
+
+
+class Cold(Env):
+    """Asks for samples that the trainer does not know of."""
+
+    asked: ClassVar[dict[str, Any]] = {}
+
+    def start(self) -> Turn:
+        return Turn("Hello.", sampling=self.asked)
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0.3}, {"top_k": 2}, {"logit_bias": {"5": 3.0}}])
+def test_what_changes_the_distribution_behind_the_trainer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    def policy(prompt: Any, *, stop_token_ids: tuple[int, ...], **_: Any) -> Action:
+        return Action([stop_token_ids[0]], [-0.5])
+
+    monkeypatch.setattr(Cold, "asked", asked)
+    rollout_func = RolloutFunc(lambda env_id: Cold(renderer="qwen3", tokenizer="embedded"), policy)
+    assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [1.0]
+    assert f"asks for {next(iter(asked))}=" in rollout_func.trajectories[0].error
+    monkeypatch.setattr(Cold, "asked", {"temperature": 1.0, "seed": 3})
+    assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [0.0]
+
+
+def test_options_that_are_none_are_refused_before_anything_is_played() -> None:
+    with pytest.raises(ConfigError, match="on_break is 'x'"):
+        RolloutFunc(make_env, on_break="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least 1"):
+        RolloutFunc(make_env, max_failed_batches=0)
+
+
+def test_the_reward_function_passes_on_what_the_environment_gave() -> None:
+    logged: dict[str, float] = {}
+    columns = {"reward": [1.0, None], "dropped_share": [0.0, 1.0], "failed": [0.0, 1.0], "steps": [4, 2]}
+    assert reward_func(prompts=["", ""], completions=["", ""], log_metric=logged.__setitem__, **columns) == [1.0, None]
+    assert logged == {"envsdk/dropped_share": 0.5, "envsdk/failed": 0.5, "envsdk/steps": 3.0}
+    assert reward_func(reward=[0.5]) == [0.5]
+
+
+def test_a_prompt_names_an_environment_and_a_seed() -> None:
+    assert read_prompt(prompt_of("envsdk/GuessNumber-v0", 3)) == ("envsdk/GuessNumber-v0", 3)
+
+
+@pytest.mark.parametrize("prompt", ["What is 2 + 2?", "", "3", '{"seed": 3}', '{"env": "a", "seed": "3"}', None, [{}]])
+def test_another_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(ConfigError, match="names no episode"):
+        read_prompt(prompt)
+
+
+PROMPTS = [prompt_of(f"envsdk/{name}-v0", seed) for seed in (5, 6) for name in ("GuessNumber", "Calculator") * 2]
+
+
+def test_rows_come_in_the_order_of_the_prompts_and_repeated_ones_form_a_group() -> None:
+    rollout_func = RolloutFunc(make_env, "reference", max_concurrency=2)
+    batch = rollout_func(PROMPTS, TRAINER)
+    names = ["GuessNumber-v0/{}", "Calculator-v0/{}", "GuessNumber-v0/{}#1", "Calculator-v0/{}#1"]
+    assert batch["trajectory_id"] == [f"envsdk/{name.format(seed)}" for seed in (5, 6) for name in names]
+    assert batch["reward"] == [1.0] * 8
+    groups = Counter(trajectory.group_id for trajectory in rollout_func.trajectories)
+    assert groups == {f"envsdk/{name.format(seed)}": 2 for seed in (5, 6) for name in names[:2]}
+
+
+def test_it_works_where_an_event_loop_runs_as_in_a_notebook() -> None:
+    async def train() -> dict[str, list[Any]]:
+        return RolloutFunc(make_env, "reference")(PROMPTS[:2], TRAINER)
+
+    assert asyncio.run(train())["reward"] == [1.0, 1.0]
+
+
+# AsyncGRPOTrainer.
+
+
+def test_the_fields_span_the_whole_sample(sample: Sample) -> None:
+    fields = to_fields(sample, group_id=3, model_version=2, temperature=1.0)
+    np.testing.assert_array_equal(fields["input_ids"], sample.tokens)
+    np.testing.assert_array_equal(fields["completion_mask"], sample.mask)
+    np.testing.assert_array_equal(fields["old_log_probs"], sample.logprobs)
+    assert [fields[name].dtype for name in ("input_ids", "completion_mask", "old_log_probs")] == ["i8", "i8", "f4"]
+    assert (fields["advantage"], fields["group_id"], fields["model_version"]) == (0.5, 3, 2)
+
+
+def test_the_version_is_that_of_the_oldest_part(sample: Sample) -> None:
+    versions = np.arange(5, 5 + len(sample.policy_version), dtype=np.int32)
+    assert to_fields(replace(sample, policy_version=versions), group_id=0, model_version=2)["model_version"] == 5
+
+
+def test_a_row_has_one_advantage(sample: Sample) -> None:
+    assert to_fields(replace(sample, advantage=0.25), group_id=0)["advantage"] == 0.25
+    with pytest.raises(InvalidSample, match="no advantage"):
+        to_fields(replace(sample, advantage=None), group_id=0)
+    with pytest.raises(InvalidSample, match="has 2 advantages in one sample"):
+        to_fields(changed(sample, "advantage", int(np.argmax(sample.mask)), 1.0), group_id=0)
+
+
+def test_all_samples_of_a_rollout_are_rows() -> None:
+    trajectory = play("envsdk/Delegate-v0")
+    fields = [to_fields(s, group_id=0, temperature=1.0) for s in group_advantages(trajectory.samples(), "none")]
+    assert len(fields) == len(trajectory.contexts)
+    assert sum(row["completion_mask"].sum() for row in fields) == trajectory.sampled_tokens
+
+
+def test_failed_episodes_are_counted_and_are_no_rewards() -> None:
+    metrics = group_metrics([play("envsdk/GuessNumber-v0"), fail()], rows=1)
+    assert (metrics["rollout/episodes_total"], metrics["rollout/failed_total"]) == (2.0, 1.0)
+    assert (metrics["reward"], metrics["reward_std"]) == ((1.0, 1), 0.0)
+    assert "reward_std" not in group_metrics([fail()], rows=0)
+    delegated = play("envsdk/Delegate-v0")
+    delegated.contexts["main/researcher-1"].error = "it broke"
+    assert group_metrics([delegated], rows=1)["rollout/failed_agents_total"] == 1.0
+
+
+def test_a_worker_refuses_what_it_cannot_play() -> None:
+    def policy(*_: Any, **__: Any) -> None: ...
+
+    rows = [{"prompt": PROMPTS[0]}]
+    with pytest.raises(ConfigError, match="the data set has no rows"):
+        RolloutWorker(make_env, [], policy)
+    with pytest.raises(ConfigError, match="names no episode"):
+        RolloutWorker(make_env, [{"prompt": "What is 2 + 2?"}], policy)
+    with pytest.raises(ConfigError, match="at least 1"):
+        RolloutWorker(make_env, rows, policy, num_generations=0)
+    with pytest.raises(ConfigError, match="baseline is 'leave'"):
+        RolloutWorker(make_env, rows, policy, baseline="leave")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_generations is 1"):
+        RolloutWorker(make_env, rows, policy, baseline="leave_one_out", num_generations=1)
+    with pytest.raises(ConfigError, match="names no episode"):
+        RolloutWorker(make_env, [{"question": "What is 2 + 2?"}], policy)
+    with pytest.raises(ConfigError, match="policy is 'reference'; expected a function"):
+        RolloutWorker(make_env, rows, "reference")
+    worker = RolloutWorker(make_env, rows, policy)
+    with pytest.raises(ConfigError, match="expected a TransformersPolicy"):
+        LocalWeights(worker)
+    with pytest.raises(EpisodeError, match="the rollouts are not running"):
+        worker.check_health(60)
+    worker.stop()
