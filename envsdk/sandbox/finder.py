@@ -1,0 +1,56 @@
+"""Finds the files that an interpreter needs for its standard library. Runs in a bare one, as the launcher does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+NOT_FOR_PROGRAMS = {"_tkinter", "nis", "_curses", "_curses_panel", "readline", "ossaudiodev"}
+"""Modules that need a screen, a terminal, a sound card or a network; the libraries of some are many."""
+
+
+class Library(ctypes.Structure):
+    """`struct dl_phdr_info` of the C library, as far as it matters here."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+Visitor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Library), ctypes.c_size_t, ctypes.c_void_p)
+
+
+def start() -> None:
+    """Print, as JSON, the folders of the standard library and the libraries that its modules need."""
+    paths = [path for path in sys.path if Path(path).exists()]
+    warnings.simplefilter("ignore")
+    for folder in paths:
+        load_extensions(Path(folder))
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libgcc_s.so.1")  # loaded when a thread ends
+    print(json.dumps({"paths": paths, "libraries": libraries()}))
+
+
+def load_extensions(folder: Path) -> None:
+    """Import the compiled modules of a folder."""
+    for file in folder.glob("*.so"):
+        name = file.name.partition(".")[0]
+        if name not in NOT_FOR_PROGRAMS:
+            with contextlib.suppress(ImportError):
+                __import__(name)
+
+
+def libraries() -> list[str]:
+    """The paths of all libraries that are loaded, by the names that the loader found them by."""
+    names: list[str] = []
+
+    def visit(library: Any, _size: int, _data: object) -> int:
+        names.append(os.fsdecode(library.contents.name))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(Visitor(visit), None)
+    return [name for name in names if name.startswith("/")]

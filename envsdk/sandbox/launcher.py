@@ -1,0 +1,289 @@
+"""Confines a program, starts it, and says how it ended. Runs in a process of its own, before the program.
+
+It is sent to a bare interpreter as compiled code: it knows the standard library alone, and imports little of it,
+because its imports are part of the time of every run. It reports to a pipe: `started`, `exit STATUS`, or `error WHAT`.
+
+In namespaces there are three processes: this one, outside; process 1 inside, with which all others inside end; and the
+program. Otherwise there are two. A signal to end (SIGTERM) to the first ends all.
+"""
+
+# pathlib takes long to import:
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from .job import Instruction, Job, Root
+else:
+    import _signal as signal  # what `signal` makes enums of, which would take a sixth of the time of a run
+
+NOBODY = 65534
+OWN_PID = -1  # as in job.py, which is not there when this runs
+
+# Constants of Linux: linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h, linux/landlock.h.
+NEW_USER = 0x10000000
+NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mounts, UTS, IPC, processes, network
+NO_SETUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+UNMOUNT_LAZILY = 2
+MOUNT_SETATTR, HERE, ALL_BENEATH, READ_ONLY = 442, -100, 0x8000, 0x1
+PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, NO_NEW_PRIVILEGES, SECCOMP_FILTER = 1, 4, 22, 38, 2
+CAPABILITIES_VERSION = 0x20080522
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
+FILES_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}  # rights that each version of Landlock knows
+NETWORK_VERSION, TCP = 4, 0x3
+SCOPE_VERSION, SIGNALS_AND_ABSTRACT_SOCKETS = 6, 0x3
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+def start(job: Job) -> None:
+    """Run the program of a job, and end with it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it does not hear how a child ends, nor do its children
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody to hand it on to
+    os.set_inheritable(job["control"], False)
+    guarded(outside, job)
+
+
+def guarded(function: Callable[[Job], None], job: Job) -> None:
+    """Do something, report it if it fails, and end the process in any case."""
+    try:
+        function(job)
+    except BaseException as error:
+        report(job, f"error {type(error).__name__}: {error}")
+        os._exit(1)
+    os._exit(0)
+
+
+def report(job: Job, line: str) -> None:
+    """Tell who started this."""
+    os.write(job["control"], f"{line}\n".encode(errors="replace"))
+
+
+def forked(function: Callable[[Job], None], job: Job) -> int:
+    """Do something in another process."""
+    child = os.fork()
+    if child == 0:
+        guarded(function, job)
+    return child
+
+
+# The processes.
+
+
+def outside(job: Job) -> None:
+    """The first process: make the namespaces, and see to it that everything ends."""
+    os.umask(0o022)
+    be_first_to_go()
+    if job["root"] is not None:
+        enter_namespaces(job["root"], job["code"])
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != job["parent"]:
+        return  # it is dead already
+    child = forked(first_inside if job["root"] else program, job)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(child, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # while nobody has waited for it, the number is its own
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if job["root"] is None:
+        os.killpg(child, signal.SIGKILL)  # what it started, if it could
+    _, status = os.waitpid(child, 0)
+    if job["root"] is None:
+        report(job, f"exit {os.waitstatus_to_exitcode(status)}")
+
+
+def first_inside(job: Job) -> None:
+    """Process 1 of the namespace: wait for the program. When this ends, the kernel ends all others inside."""
+    end_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no signal from inside means anything to process 1
+    child = forked(program, job)
+    ended, status = os.wait()
+    while ended != child:
+        ended, status = os.wait()
+    report(job, f"exit {os.waitstatus_to_exitcode(status)}")
+
+
+def program(job: Job) -> None:
+    """Become the program."""
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.chdir(job["folder"])
+    end_with_parent(signal.SIGKILL)
+    if job["filter"] is not None:
+        call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        drop_capabilities()
+    if job["rules"] is not None:
+        restrict_files(job["rules"])
+    instructions = packed(job["filter"] or [])
+    report(job, "started")
+    for name, soft, hard in job["limits"]:
+        limit(getattr(resource, name), soft, hard)
+    if instructions:
+        restrict_system_calls(instructions)
+    os.execve(job["arguments"][0], job["arguments"], {})
+
+
+def end_with_parent(how: int) -> None:
+    """Get a signal when the process that started this one ends (in Linux)."""
+    if hasattr(libc, "prctl"):
+        call("prctl", PARENT_DEATH_SIGNAL, int(how), 0, 0, 0)
+
+
+def be_first_to_go() -> None:
+    """If the machine's memory runs out, let the kernel take this before who started it."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass  # it is a courtesy
+
+
+# Namespaces.
+
+
+def enter_namespaces(root: Root, code: bytes) -> None:
+    """Leave the machine's files, network, processes and names, and become a user without rights.
+
+    As root, the user is another one then, so that it is not exempt from the limit of processes. The user namespace
+    inside the others counts processes for this program alone, and owns none of the others.
+    """
+    process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        call("unshare", NEW_NAMESPACES)
+    else:
+        call("unshare", NEW_USER | NEW_NAMESPACES)
+        map_user(process, user, user, group, group)
+    build_root(root, code)
+    call("sethostname", b"sandbox", 7)
+    if user == 0:
+        user = group = NOBODY
+        os.setgroups([])
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+        call("prctl", DUMPABLE, 1, 0, 0, 0)  # or its own files in /proc were root's
+    call("unshare", NEW_USER)
+    map_user(process, NOBODY, user, NOBODY, group)
+
+
+def map_user(process: int, user: int, outer_user: int, group: int, outer_group: int) -> None:
+    """Say whom the one user of the new user namespace is outside."""
+    lines = {"setgroups": "deny", "uid_map": f"{user} {outer_user} 1", "gid_map": f"{group} {outer_group} 1"}
+    for name, line in lines.items():
+        file = os.open(name, os.O_WRONLY, dir_fd=process)
+        os.write(file, line.encode())
+        os.close(file)
+
+
+def build_root(root: Root, code: bytes) -> None:
+    """Put together what the program sees, and let go of everything else."""
+    call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
+    mount_memory(root["staging"], "mode=755,size=1m")
+    os.chdir(root["staging"])
+    os.mkdir(".old")
+    call("syscall", root["pivot_root"], b".", b".old")
+    os.chdir("/")
+    os.mkdir("/.empty")
+    for source, target in root["mounts"]:
+        bind(f"/.old{source}", target)
+    for folder in root["hidden"]:
+        call("mount", b"/.empty", folder.encode(), None, BIND, None)
+    call("umount2", b"/.old", UNMOUNT_LAZILY)
+    os.rmdir("/.old")
+    os.mkdir("/tmp")
+    if os.path.isdir("/dev"):
+        os.symlink("/tmp", "/dev/shm")
+    set_read_only("/", ALL_BENEATH, is_read_only=True)
+    mount_memory("/tmp", root["disk"])
+    with open("/tmp/main.py", "wb") as file:
+        file.write(code)
+
+
+def bind(source: str, target: str) -> None:
+    """Show a file or a folder somewhere else."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    call("mount", source.encode(), target.encode(), None, BIND | RECURSIVE, None)
+
+
+def mount_memory(folder: str, options: str) -> None:
+    """Put an empty file system in the place of a folder."""
+    call("mount", b"tmpfs", folder.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, options.encode())
+
+
+def set_read_only(folder: str, which: int, *, is_read_only: bool) -> None:
+    """Let nobody write, nor become somebody else by what is executed."""
+    attributes = struct.pack("=QQQQ", (READ_ONLY * is_read_only) | NO_SETUID, 0, 0, 0)
+    call("syscall", MOUNT_SETATTR, HERE, folder.encode(), which, attributes, len(attributes))
+
+
+# What a process may do.
+
+
+def restrict_files(rules: list[tuple[str, int]]) -> None:
+    """Allow what the rules say, and nothing else that Landlock knows of."""
+    version = call("syscall", CREATE_RULESET, None, 0, 1)
+    if version < 3:
+        raise OSError(f"Landlock is of version {version}; before version 3 (Linux 6.2) it lets files be emptied")
+    handled = FILES_BY_VERSION[max(known for known in FILES_BY_VERSION if known <= version)]
+    network = TCP if version >= NETWORK_VERSION else 0
+    scoped = SIGNALS_AND_ABSTRACT_SOCKETS if version >= SCOPE_VERSION else 0
+    ruleset = call("syscall", CREATE_RULESET, struct.pack("=QQQ", handled, network, scoped), 24, 0)
+    for path, rights in rules:
+        file = os.open(path, os.O_PATH)
+        call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights & handled, file), 0)
+        os.close(file)
+    call("syscall", RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def limit(which: int, soft: int, hard: int) -> None:
+    """Set a limit; one that is lower already stays."""
+    lowest = [value for value in resource.getrlimit(which) if value != resource.RLIM_INFINITY]
+    resource.setrlimit(which, (min([soft, *lowest]), min([hard, *lowest])))
+
+
+def drop_capabilities() -> None:
+    """Be nobody special, even as root; without new privileges they do not come back."""
+    call("capset", struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
+
+
+def packed(instructions: list[Instruction]) -> bytes:
+    """A filter in the kernel's form, about this very process."""
+    myself = os.getpid()
+    return b"".join(
+        struct.pack("=HBBI", code, then, otherwise, myself if value == OWN_PID else value)
+        for code, then, otherwise, value in instructions
+    )
+
+
+def restrict_system_calls(instructions: bytes) -> None:
+    """Have the kernel ask the filter from now on."""
+    address = ctypes.cast(ctypes.c_char_p(instructions), ctypes.c_void_p).value or 0
+    call("prctl", SECCOMP, SECCOMP_FILTER, struct.pack("@HP", len(instructions) // 8, address), 0, 0)
+
+
+def call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of C.
+
+    Raises:
+        OSError: If it fails; it names the function.
+    """
+    result = getattr(libc, name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        called = f"{name} {arguments[0]}" if name == "syscall" else name
+        raise OSError(number, f"{called}: {os.strerror(number)}")
+    return result

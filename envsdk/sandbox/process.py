@@ -1,0 +1,234 @@
+"""A run of a program, as seen from outside: the launcher's process, what is written to it, what is read, its end."""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeAlias, cast
+
+from ..errors import SandboxError, SandboxUnavailable
+from .interpreter import command, sent
+from .job import Job
+from .limits import Isolation, SandboxLimits
+from .output import Output
+from .result import Limit, SandboxResult, limit_in
+
+_Process: TypeAlias = "subprocess.Popen[bytes]"
+_START_S = 60.0
+"""How long it may take until the program runs: a loaded machine is slow."""
+_STOP_S = 10.0
+"""How long it may take until nothing is left of a program that was stopped."""
+_LOOK_S = 0.1
+"""How often the clock and the disk are looked at while a program is silent."""
+_CHUNK = 2**16
+_MAX_CHUNKS_IN_PIPE = 16
+_MAX_OUTPUT = 16
+"""So many times what is kept of the output may be written before the program is stopped."""
+_CPU_SIGNAL, _KILL_SIGNAL = -24, -9
+
+
+class Run:
+    """One run of a program.
+
+    Args:
+        job: What the launcher is told.
+        stdin: What the program reads.
+        limits: What it may use.
+        isolation: What keeps it apart; for the result.
+        unwanted: Set by somebody who does not want it any more.
+    """
+
+    def __init__(
+        self, job: Job, stdin: bytes, limits: SandboxLimits, isolation: Isolation, unwanted: threading.Event
+    ) -> None:
+        self._job, self._stdin, self._unwanted = job, stdin, unwanted
+        self._limits = limits
+        self._isolation: Isolation = isolation
+        self._stdout, self._stderr = Output(limits.output_kib * 1024), Output(limits.output_kib * 1024)
+        self._reports = b""
+        self._limit: Limit | None = None
+        self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0: not yet
+
+    def wait(self) -> SandboxResult:
+        """Run the program to its end.
+
+        Raises:
+            SandboxError: If it could not be run or stopped, or nobody knows how it ended.
+        """
+        try:
+            status = self._run()
+        except OSError as error:
+            raise SandboxError(f"the program could not be run: {error}") from error
+        return self._result(status)
+
+    def _run(self) -> int:
+        reports, write_end = os.pipe()
+        with os.fdopen(reports, "rb", 0) as file:
+            try:
+                process = self._start(write_end)
+            finally:
+                os.close(write_end)
+            with process:
+                try:
+                    self._talk(process, file)
+                finally:
+                    _end(process)
+        return process.returncode
+
+    def _start(self, control: int) -> _Process:
+        self._job["control"] = control
+        self._began_at = time.monotonic()
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command(),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            pass_fds=[control],
+            env={},
+            start_new_session=True,
+        )
+
+    def _talk(self, process: _Process, reports: IO[bytes]) -> None:
+        """Write and read until the launcher has ended, which is when nothing is left of the program."""
+        stdin, stdout, stderr = (cast("IO[bytes]", file) for file in (process.stdin, process.stdout, process.stderr))
+        data = memoryview(sent("launcher", self._job) + self._stdin)
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdin, selectors.EVENT_WRITE, _Writer(stdin, data))
+            for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add), (reports, self._hear)):
+                selector.register(file, selectors.EVENT_READ, partial(_read, file, take))
+            while reports in {key.fileobj for key in selector.get_map().values()}:
+                for key, _ in selector.select(_LOOK_S):
+                    if not key.data():
+                        selector.unregister(key.fileobj)
+                        cast("IO[bytes]", key.fileobj).close()
+                self._look(process, time.monotonic())
+        for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
+            _read_the_rest(file, take)
+
+    def _hear(self, data: bytes) -> None:
+        self._reports += data
+        if not self._started_at and b"started\n" in self._reports:
+            self._started_at = time.monotonic()
+
+    def _look(self, process: _Process, now: float) -> None:
+        """Stop a program that goes too far."""
+        if self._stopped_at:
+            if now > self._stopped_at + _STOP_S:
+                raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s")
+            return
+        self._limit = self._exceeded(now)
+        if self._limit or self._unwanted.is_set():
+            self._stopped_at = now
+            process.terminate()
+
+    def _exceeded(self, now: float) -> Limit | None:
+        """The limit that the program has reached, of those that are looked at from outside."""
+        if not self._started_at:
+            if now > self._began_at + _START_S:
+                raise SandboxError(f"the program did not start within {_START_S:g} s")
+            return None
+        if now > self._started_at + self._limits.timeout_s:
+            return "time"
+        if max(self._stdout.size, self._stderr.size) > _MAX_OUTPUT * self._limits.output_kib * 1024:
+            return "output"
+        if self._job["root"] is None and now > self._looked_at + _LOOK_S:
+            self._looked_at = now
+            if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
+                return "disk"
+        return None
+
+    def _result(self, status: int) -> SandboxResult:
+        """What came of it, by what the launcher said.
+
+        Raises:
+            SandboxUnavailable: If the program could not be confined.
+            SandboxError: If it is not known how it ended.
+        """
+        seconds = time.monotonic() - self._started_at
+        words = self._reports.decode(errors="replace").split("\n")
+        errors = [line.removeprefix("error ") for line in words if line.startswith("error ")]
+        ends = [int(line.removeprefix("exit ")) for line in words if line.startswith("exit ")]
+        if errors:
+            raise SandboxUnavailable(f"the program could not be confined: {errors[0]}")
+        if not self._stopped_at and not (self._started_at and ends):
+            said = self._stderr.text()[-1000:]
+            raise SandboxError(f"the launcher ended with status {status} and did not say how the program ended. {said}")
+        exit_status = None if self._stopped_at else ends[0]
+        stderr = self._stderr.text()
+        return SandboxResult(
+            stdout=self._stdout.text(),
+            stderr=stderr,
+            exit_status=exit_status,
+            limit=self._limit or self._limit_of(exit_status, stderr, seconds),
+            stdout_cut=self._stdout.is_cut,
+            stderr_cut=self._stderr.is_cut,
+            seconds=seconds,
+            limits=self._limits,
+            isolation=self._isolation,
+        )
+
+    def _limit_of(self, exit_status: int | None, stderr: str, seconds: float) -> Limit | None:
+        """The limit that ended a program, by how it ended."""
+        if exit_status == _CPU_SIGNAL or (exit_status == _KILL_SIGNAL and seconds > self._limits.cpu_s):
+            return "cpu"
+        return limit_in(stderr) if exit_status == 1 else None
+
+
+class _Writer:
+    """Writes what there is room for, each time it is called; False when there is no more, or nobody to read it."""
+
+    def __init__(self, file: IO[bytes], data: memoryview) -> None:
+        os.set_blocking(file.fileno(), False)
+        self._file, self._left = file, data
+
+    def __call__(self) -> bool:
+        try:
+            self._left = self._left[os.write(self._file.fileno(), self._left[:_CHUNK]) :]
+        except BrokenPipeError:
+            return False
+        return bool(self._left)
+
+
+def _read(file: IO[bytes], take: Callable[[bytes], None]) -> bool:
+    """Read what there is; False when there will be no more."""
+    data = os.read(file.fileno(), _CHUNK)
+    take(data)
+    return bool(data)
+
+
+def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
+    """Read what is still in the pipe, without waiting: without isolation, somebody may hold its other end."""
+    if file.closed:
+        return
+    os.set_blocking(file.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(_MAX_CHUNKS_IN_PIPE):
+            if not _read(file, take):
+                return
+
+
+def _end(process: _Process) -> None:
+    """See to it that the launcher ends, and with it the program."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s") from error
+
+
+def _disk_usage(folder: str) -> int:
+    """The bytes that the files of a folder take up, an empty one a page; what vanishes meanwhile counts nothing."""
+    size = 0
+    for entry in Path(folder).iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            size += max(entry.lstat().st_blocks * 512, 4096)
+    return size

@@ -1,0 +1,20 @@
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def processes_with() -> Callable[[str], list[int]]:
+    """Finds the processes of this machine whose command line has a word."""
+
+    def find(word: str) -> list[int]:
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if word in file.read_bytes().decode(errors="replace"):
+                    found.append(int(file.parent.name))
+        return found
+
+    return find
