@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,11 +10,10 @@ from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..renderer import Renderer
 from . import parity
+from .reports import Check, CheckReport, Failure, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-Verdict: TypeAlias = Literal["PASS", "FAIL", "NOT POSSIBLE"]
 
 TOOL: ToolSchema = {
     "type": "function",
@@ -28,40 +26,13 @@ TOOL: ToolSchema = {
 _QUESTION = Message(role="user", content="What is the capital of France?")
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was checked."""
-
-    name: str
-    verdict: Verdict
-    detail: str = ""
-    """For a failure, what differs; for what is not possible, why the family cannot express it; for the past in a
-    template, what of it the template rewrites, if anything."""
-
-
-@dataclass(slots=True)
-class RendererReport:
+class RendererReport(CheckReport[Check]):
     """All checks of one renderer."""
 
-    renderer: str
-    checks: list[Check] = field(default_factory=list[Check])
-
     @property
-    def failed(self) -> list[Check]:
-        """The checks that failed."""
-        return [check for check in self.checks if check.verdict == "FAIL"]
-
-    def raise_if_failed(self) -> "RendererReport":
-        """Return the report itself, or raise an `AssertionError` that tells all failures."""
-        if self.failed:
-            raise AssertionError(
-                f"{self.renderer} fails:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in self.failed)
-            )
-        return self
-
-
-class _Failure(Exception):
-    """A check does not hold."""
+    def renderer(self) -> str:
+        """The renderer, and the tokenizer that it was checked on."""
+        return self.subject
 
 
 def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int = 0) -> RendererReport:
@@ -80,7 +51,7 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
     for name, check in _checks(renderer, random_replies, seed):
         try:
             report.checks.append(Check(name, "PASS", check() or ""))
-        except _Failure as failure:
+        except Failure as failure:
             report.checks.append(Check(name, "FAIL", str(failure)))
         except RenderError as error:
             report.checks.append(Check(name, "NOT POSSIBLE", str(error)))
@@ -146,13 +117,13 @@ def _prompt(renderer: Renderer, reply: Message) -> "NDArray[np.int32]":
 
 def _stop_tokens(renderer: Renderer) -> None:
     if not renderer.stop_token_ids:
-        raise _Failure("there is none")
+        raise Failure("there is none")
     for token in renderer.stop_token_ids:
         if not 0 <= token < renderer.tokenizer.vocab_size:
-            raise _Failure(f"{token} is not in the vocabulary")
+            raise Failure(f"{token} is not in the vocabulary")
     last = int(renderer.reply(REPLIES["text"])[-1])
     if last not in renderer.stop_token_ids:
-        raise _Failure(f"a reply ends with {_shown(renderer, [last])}, which is none")
+        raise Failure(f"a reply ends with {_shown(renderer, [last])}, which is none")
 
 
 def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
@@ -190,11 +161,11 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
     expected = (reply.content, [(call.name, call.arguments) for call in reply.tool_calls])
     found = (read.content, [(call.name, call.arguments) for call in read.tool_calls])
     if found != expected or read.errors:
-        raise _Failure(f"{expected} was written and {found} was read, with the errors {read.errors}")
+        raise Failure(f"{expected} was written and {found} was read, with the errors {read.errors}")
     if reply.reasoning and not read.reasoning:
         raise RenderError("the family has no reasoning, or its generation prompt has closed it")
     if (read.reasoning or "") != (reply.reasoning or ""):
-        raise _Failure(f"the reasoning {reply.reasoning!r} was written and {read.reasoning!r} was read")
+        raise Failure(f"the reasoning {reply.reasoning!r} was written and {read.reasoning!r} was read")
 
 
 def _tail(renderer: Renderer) -> "NDArray[np.int32]":
@@ -218,10 +189,10 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
         closing = _scaffold(renderer, renderer.closing(part, following[0]))
         ends_with = ends_with or delta[len(closing) :].tolist()
         if delta.tolist() != [*closing, *ends_with]:
-            raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
+            raise Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
         is_ended = np.isin(part, renderer.stop_token_ids).any()
         if not is_odd and not is_ended and renderer.parse(np.concatenate([part, closing])).open_block is not None:
-            raise _Failure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
+            raise Failure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
 
 
 def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
@@ -299,7 +270,7 @@ def _injection(
         tokens = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
-        raise _Failure(f"with control tokens in the text there are {len(found[0])}, without them {len(found[1])}")
+        raise Failure(f"with control tokens in the text there are {len(found[0])}, without them {len(found[1])}")
 
 
 def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
@@ -313,7 +284,7 @@ def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
             renderer.parse(tokens)
             renderer.extend(tokens, NEXT["user"])
         except Exception as error:
-            raise _Failure(f"{tokens.tolist()} raises {type(error).__name__}: {error}") from error
+            raise Failure(f"{tokens.tolist()} raises {type(error).__name__}: {error}") from error
 
 
 def _compare(renderer: Renderer, first: "NDArray[np.int32]", second: "NDArray[np.int32]", what: str) -> None:
@@ -324,7 +295,7 @@ def _compare(renderer: Renderer, first: "NDArray[np.int32]", second: "NDArray[np
     differs = first[:length] != second[:length]
     at = int(np.argmax(differs)) if differs.any() else length
     around = slice(max(0, at - 4), at + 8)
-    raise _Failure(
+    raise Failure(
         f"{what} differ at token {at}: {_shown(renderer, first[around])} and {_shown(renderer, second[around])}"
     )
 
