@@ -1,0 +1,69 @@
+"""Where the command line writes: the terminal, and folders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..records import write_jsonl
+from ..samples import Sample
+from ..trajectory import Trajectory
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def say(text: str = "", style: str | None = None) -> None:
+    """Print a text as it is: nothing in it is markup, and its lines are not wrapped."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print what went wrong."""
+    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_table(drawn: Table) -> None:
+    """Print a table; where the terminal is too narrow for it, its lines run over, and nothing is left out."""
+    needed = Measurement.get(console, console.options.update(max_width=1000), drawn).minimum
+    Console(width=max(console.width, needed)).print(drawn)
+
+
+def writable(folder: Path) -> Path:
+    """Make the folder, before any work is done for it.
+
+    Raises:
+        ConfigError: If nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".envsdk-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the output folder {str(folder)!r} cannot be written: {error}. Take another --out"
+        ) from error
+    return folder
+
+
+def write(
+    folder: Path, trajectories: Sequence[Trajectory], samples: Sequence[Sample], *, quietly: bool = False
+) -> None:
+    """Write trajectories and samples, and say where."""
+    write_jsonl(folder / "trajectories.jsonl", trajectories)
+    write_jsonl(folder / "samples.jsonl", samples)
+    if not quietly:
+        say(f"{len(trajectories)} trajectories and {len(samples)} samples are in {folder}/")
+
+
+def complain_of(trajectories: Sequence[Trajectory]) -> None:
+    """Print why episodes failed: the first few."""
+    failed = [trajectory for trajectory in trajectories if trajectory.error is not None]
+    for trajectory in failed[:5]:
+        complain(f"failed: {trajectory.id}: {trajectory.error}")
+    if len(failed) > 5:
+        complain(f"... and {len(failed) - 5} more")
