@@ -1,0 +1,394 @@
+"""Many messages, one after the other, and questions at the end: more to read than stays in sight."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.errors import ToolError
+from envsdk.tasks import Split, draw_in_split
+
+_SYSTEM = (
+    "You are shown messages, one at a time, and asked questions when you have seen the last one. Early messages may "
+    "be out of sight by then, and what you said, too. Notes stay: write down with write_note what may be asked, and "
+    "look at your notes with read_notes before you answer. A reply without a call shows the next message."
+)
+_QUESTIONS = "That was the last message. Answer each question with a line such as `1. 42`, in digits:"
+_ANSWER = re.compile(r"([0-9]{1,3})[.:)][ \t]*(-?[0-9]{1,15})")
+_NOTED = re.compile(r"(.+) ([=+]) (-?[0-9]+)")
+
+
+class LongNotesConfig(ToolEnvConfig):
+    """How much there is to read, and how much may be written down."""
+
+    split: Split = "train"
+    """No depot that messages of one split are about is in the other."""
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
+    """10, 20 or 40 messages of about 100, 160 or 215 words, with 2, 3 or 5 questions."""
+    max_note_chars: int = Field(default=400, ge=1)
+    """The longest note."""
+    max_notes_chars: int = Field(default=4000, ge=1)
+    """How long all notes may be together: far less than the messages are."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Fact(_Frozen):
+    """What a message says of something that may be asked."""
+
+    about: str = Field(pattern=r"^[^;\n]+$")
+    """What is asked for: `What is ...?`"""
+    value: int = Field(ge=-(10**9), le=10**9)
+    adds: bool = False
+    """Whether it adds to what was said before, or takes its place."""
+
+
+class Document(_Frozen):
+    """A message to read."""
+
+    text: str = Field(min_length=1)
+    facts: tuple[Fact, ...] = ()
+    """What it says that counts."""
+
+
+class LongNotesTask(_Frozen):
+    """What there is to read, and what is asked at the end."""
+
+    topic: str
+    """What questions will be about; it is told at the start."""
+    documents: tuple[Document, ...] = Field(min_length=1, max_length=1000)
+    questions: tuple[str, ...] = Field(min_length=1, max_length=100)
+    """Each is what a fact is about."""
+
+    @model_validator(mode="after")
+    def _can_be_answered(self) -> "LongNotesTask":
+        unknown = set(self.questions) - {fact.about for document in self.documents for fact in document.facts}
+        if unknown:
+            raise ValueError(f"no document has a fact about {min(unknown)!r:.80}")
+        return self
+
+    def answers(self) -> list[int]:
+        """The answers to the questions."""
+        known = put_together(fact for document in self.documents for fact in document.facts)
+        return [known[about] for about in self.questions]
+
+
+class LongNotes(ToolEnv):
+    """Read many messages, and answer questions about facts that are scattered over them.
+
+    Exercises: telling what matters from what does not, writing it down in time, and adding up what comes in parts. Each
+    message is a user's; `write_note` and `read_notes` are tools, and notes outlive every rewrite of the context. What
+    that context still shows at the end is the history policy's choice, and so is the break that an episode has:
+
+    - `keep`: no break. The context holds all messages: about 3,000, 6,500 or 15,000 of Qwen3's tokens in the three
+      difficulties. A smaller `Limits(max_context_tokens=...)` ends the episode before anything is asked; there is none
+      by default, so that every policy can be compared with this one.
+    - `strip`: `thinking_stripped`, at each message and at the questions, as the family's template has it.
+    - `compact`: `compaction`, every N steps.
+    - `budget`: `budget`, whenever the prompt would pass it. Old messages vanish; without notes their facts are lost. It
+      has to hold a message and the notes: 1,500 tokens do in the easy tasks, 2,500 in the hard ones.
+    - `summarize`: `summary`, and what is not in it is lost, unless it is in the notes.
+
+    Reward: `correct`, the share of the questions that are answered right. An answer is a line `1. 42`; a question with
+    two different answers has none. A task, if there is one, has a `topic`, `documents` with a `text` and its `facts`
+    (`{"about": "the gate code of Zorvan", "value": 4821}`; with `"adds": true` values add up), and `questions`, each
+    of them what a fact is about. With more than 90 documents it needs larger `limits`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = LongNotesConfig
+    Task: ClassVar[type[BaseModel] | None] = LongNotesTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=200)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def start(self) -> Turn:
+        """Say what will be asked."""
+        self.quest: LongNotesTask = self.task or random_task(self.np_random, self.config)
+        self.shown = 0
+        self.asked = False
+        self.notes: list[str] = []
+        count = len(self.quest.documents)
+        return Turn(f"{self.quest.topic} There are {count} messages. Say `next` for the first one.", system=_SYSTEM)
+
+    @tool
+    def write_note(self, text: str) -> str:
+        """Write a note. Notes stay, whatever else goes out of sight.
+
+        Args:
+            text: The note, as short as it can be.
+        """
+        config: LongNotesConfig = self.config
+        left = config.max_notes_chars - sum(map(len, self.notes))
+        if not text.strip():
+            raise ToolError("the note is empty")
+        if len(text) > config.max_note_chars:
+            raise ToolError(f"the note has {len(text)} characters; it may have {config.max_note_chars}")
+        if len(text) > left:
+            raise ToolError(f"the note has {len(text)} characters, and all notes together may have {left} more")
+        self.notes.append(text)
+        return f"Noted. All notes together may have {left - len(text)} more characters. Reply without a call to go on."
+
+    @tool
+    def read_notes(self) -> str:
+        """Read all your notes, in the order in which you wrote them, and the questions, if they were asked."""
+        notes = [f"Note {number}: {note}" for number, note in enumerate(self.notes, start=1)] or ["There is no note."]
+        return "\n".join([*notes, *([self._questions()] if self.asked else [])])
+
+    def finish(self, reply: Message) -> Turn:
+        """Show the next message, or ask, or score the answers."""
+        if self.asked:
+            return self._score(reply)
+        documents = self.quest.documents
+        if self.shown == len(documents):
+            self.asked = True
+            return Turn(self._questions())
+        self.shown += 1
+        return Turn(f"Message {self.shown} of {len(documents)}\n\n{documents[self.shown - 1].text}")
+
+    def reference_reply(self) -> Message | str:
+        """Note the facts of each message while it is in sight; answer with what the notes say."""
+        is_message = self.messages()[-1].role == "user"
+        if self.asked:
+            return (
+                Message.calling("read_notes", reasoning="What did I write down?")
+                if is_message
+                else self._answer_from_notes()
+            )
+        facts = self.quest.documents[self.shown - 1].facts if self.shown else ()
+        if facts and is_message:
+            return Message.calling(
+                "write_note", {"text": "; ".join(map(_as_note, facts))}, reasoning="This may be asked."
+            )
+        return Message(role="assistant", reasoning="There is nothing to write down now.", content="next")
+
+    def null_reply(self) -> str:
+        """Go on, and answer nothing."""
+        return "next"
+
+    def _questions(self) -> str:
+        questions = (f"{number}. What is {about}?" for number, about in enumerate(self.quest.questions, start=1))
+        return "\n".join([_QUESTIONS, *questions])
+
+    def _score(self, reply: Message) -> Turn:
+        said, answers = read_answers(reply.content), self.quest.answers()
+        right = sum(said.get(number) == answer for number, answer in enumerate(answers, start=1))
+        return Turn(
+            f"{right} of {len(answers)} answers are right.",
+            reward={"correct": right / len(answers)},
+            metrics={"notes": len(self.notes), "note_chars": sum(map(len, self.notes))},
+            terminated=True,
+        )
+
+    def _answer_from_notes(self) -> Message:
+        """Answer with what the last message says, which holds the notes."""
+        known = put_together(_facts_in(self.messages()[-1].content))
+        answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
+        return Message(role="assistant", reasoning="It is all in the notes.", content="\n".join(answers))
+
+
+def put_together(facts: Iterable[Fact]) -> dict[str, int]:
+    """What is known after all facts, in their order: some add up, others take the place of those before them."""
+    known: dict[str, int] = {}
+    for fact in facts:
+        known[fact.about] = fact.value + (known.get(fact.about, 0) if fact.adds else 0)
+    return known
+
+
+def read_answers(content: str) -> dict[int, int]:
+    """The answers of a reply, by the numbers of their questions; a question with different answers has none."""
+    found: dict[int, set[int]] = {}
+    for line in content.split("\n"):
+        match = _ANSWER.fullmatch(line.strip())
+        if match:
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    return {number: min(values) for number, values in found.items() if len(values) == 1}
+
+
+def _as_note(fact: Fact) -> str:
+    return f"{fact.about} {'+' if fact.adds else '='} {fact.value}"
+
+
+def _facts_in(notes: str) -> list[Fact]:
+    """The facts that the reference policy wrote down."""
+    parts = [part for line in notes.split("\n") for part in re.sub(r"\ANote [0-9]+: ", "", line).split("; ")]
+    matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
+    return [Fact(about=match[1], value=int(match[3]), adds=match[2] == "+") for match in matches]
+
+
+# Random tasks: the post of an office that looks after depots.
+
+
+class _Size(NamedTuple):
+    documents: int
+    sentences: int
+    depots: int
+    questions: int
+
+
+_SIZES = {"easy": _Size(10, 4, 3, 2), "medium": _Size(20, 7, 5, 3), "hard": _Size(40, 10, 8, 5)}
+_TOPIC = (
+    "You keep the books of some depots. You will be asked for the gate code of a depot, which is the one that was said "
+    "to be valid last, and for its crate count, which is how many crates it received according to all messages "
+    "together; crates that it expects, sends or has room for do not count."
+)
+_CODES = (
+    "The gate code of {depot} is {number} from today.",
+    "Please take note that the gate of {depot} opens with the code {number} now, and with no other.",
+    "After the trouble with the lock, {depot} has {number} as its new gate code.",
+)
+_CRATES = (
+    "{depot} received {number} crates in good order.",
+    "The early train brought {number} crates to {depot}, and all of them were taken in.",
+    "Another {number} crates reached {depot} by boat.",
+)
+_BESIDE_THE_POINT = (
+    "{depot} expects {number} crates in the spring.",
+    "Somebody has asked whether {depot} has room for {number} crates.",
+    "From {depot} {number} crates went to the coast.",
+    "The gate of {depot} has been painted, which took {number} hours.",
+    "In the old days, before any of us, the gate code of {depot} was {number}.",
+    "At {depot} they have counted {number} sparrows under the roof.",
+)
+_WHO = (
+    "The harbour master",
+    "My cousin from the mill",
+    "The new clerk",
+    "The cook of the second shift",
+    "Our neighbour across the yard",
+    "The night watch",
+    "The driver of the grey van",
+    "A lady from the ministry",
+    "The apprentice",
+    "The man who winds the clocks",
+    "The inspector of scales",
+    "The widow who rents us the shed",
+    "A student of bridges",
+    "The conductor of the brass band",
+    "The lock keeper",
+    "The printer of our forms",
+)
+_DID_WHAT = (
+    "has asked three times for a longer rope, and nobody has one to spare.",
+    "wants to know who left the lamp burning in the cellar on Sunday.",
+    "thinks that the rain will last until the end of the week, if not longer.",
+    "sends kind regards, and a basket of pears that has already been eaten.",
+    "has lost a glove near the stairs, brown, for the left hand.",
+    "would like to move the long table to the window, where there is more light.",
+    "complained about the noise of the pump, which starts at four in the morning.",
+    "has found a better way to fold the blue covers, and will show it to everybody.",
+    "was stuck on the bridge for two hours, because a cow would not leave it.",
+    "promises to bring back the ladder as soon as the gutters are clean.",
+    "is of the opinion that tea should be served before the meeting and not after it.",
+    "repaired the bell, but it now rings twice when it should ring once.",
+    "reads the newspaper aloud, which half of the office enjoys and the other half does not.",
+    "has planted beans along the fence, and asks that nobody park there.",
+    "told the story of the great flood again, and it was longer than last time.",
+    "will be away for the wedding of a sister, and leaves the keys with the porter.",
+    "needs a new pair of boots before the snow comes, size eleven.",
+    "has drawn a map of the yard on which nothing is where it should be.",
+    "believes that the cat belongs to the bakery, though it sleeps here.",
+    "forgot the umbrella in the waiting room, and it has not been seen since.",
+    "bought too much glue, and offers some of it to whoever has a use for it.",
+    "cannot sleep since the owl has moved into the tower, but does not want it to leave.",
+    "asks whether the calendar on the wall is the one of last year, as it seems.",
+    "won the second prize for a marrow, and says that the first was not deserved.",
+    "has begun to learn the flute, and practises where it echoes most.",
+    "put the scissors back into the wrong drawer, which led to a long search.",
+    "saw a fox near the compost early in the morning, and so did the fox.",
+    "prefers the green ink, though it fades when the sun shines on it.",
+    "carried the piano up with six others, only to learn that it belongs downstairs.",
+    "hopes that the soup will be hot for once when the whistle blows at noon.",
+)
+_FILLERS = tuple(f"{who} {did}" for who in _WHO for did in _DID_WHAT)
+_SYLLABLES = (
+    *("bar", "bel", "cor", "dan", "del", "fen", "gar", "hol", "jas", "kel", "lor", "mar", "nim", "or", "pel", "quin"),
+    *("ros", "sel", "tam", "ul", "ver", "wen", "yor", "zan"),
+)
+_CODE_RANGE, _CRATE_RANGE = (1000, 10_000), (2, 60)
+
+
+class _Draws:
+    """Random choices, many drawn at a time."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._left: list[float] = []
+
+    def below(self, stop: int) -> int:
+        """A whole number from 0 on, below `stop`."""
+        if not self._left:
+            self._left = self._rng.random(512).tolist()
+        return int(self._left.pop() * stop)
+
+    def pick(self, items: Sequence[str]) -> str:
+        """One of the items."""
+        return items[self.below(len(items))]
+
+    def many(self, items: Sequence[str], count: int) -> list[str]:
+        """So many of the items, the same ones perhaps twice."""
+        return [items[int(draw * len(items))] for draw in self._rng.random(count).tolist()]
+
+    def some(self, items: Iterable[str], count: int) -> list[str]:
+        """So many of the items, each once."""
+        left = list(items)
+        return [left.pop(self.below(len(left))) for _ in range(count)]
+
+
+class _Told(NamedTuple):
+    sentence: str
+    fact: Fact
+
+
+def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesTask:
+    """Messages and questions of that difficulty and split."""
+    size, draws = _SIZES[config.difficulty], _Draws(rng)
+    depots = _depots(draws, size.depots, config.split)
+    told, abouts = list[list[_Told]](), dict[str, None]()
+    while len(abouts) < size.questions:
+        told = [_news(draws, depots) for _ in range(size.documents)]
+        abouts = {item.fact.about: None for news in told for item in news}
+    documents = tuple(_document(draws, depots, size.sentences, news) for news in told)
+    return LongNotesTask(topic=_TOPIC, documents=documents, questions=tuple(draws.some(abouts, size.questions)))
+
+
+def _depots(draws: _Draws, count: int, split: Split) -> list[str]:
+    """Names that are of the split, each by itself: so no depot is in both."""
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names[draw_in_split(split, lambda: "".join(draws.pick(_SYLLABLES) for _ in range(3)).title())] = None
+    return list(names)
+
+
+def _news(draws: _Draws, depots: Sequence[str]) -> list[_Told]:
+    """What a message says that counts: up to two facts, of different depots."""
+    return [_told(draws, depot) for depot in draws.some(depots, draws.below(3))]
+
+
+def _told(draws: _Draws, depot: str) -> _Told:
+    if draws.below(2):
+        code = _CODE_RANGE[0] + draws.below(_CODE_RANGE[1] - _CODE_RANGE[0])
+        fact = Fact(about=f"the gate code of {depot}", value=code)
+        return _Told(draws.pick(_CODES).format(depot=depot, number=code), fact)
+    crates = _CRATE_RANGE[0] + draws.below(_CRATE_RANGE[1] - _CRATE_RANGE[0])
+    fact = Fact(about=f"the crate count of {depot}", value=crates, adds=True)
+    return _Told(draws.pick(_CRATES).format(depot=depot, number=crates), fact)
+
+
+def _document(draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[_Told]) -> Document:
+    """A message in which what counts is hidden among other things."""
+    text = draws.many(_FILLERS, sentences)
+    beside = [_beside_the_point(draws, draws.pick(depots)) for _ in range(1 + draws.below(2))]
+    for sentence in (*beside, *(item.sentence for item in news)):
+        text.insert(draws.below(len(text) + 1), sentence)
+    return Document(text=" ".join(text), facts=tuple(item.fact for item in news))
+
+
+def _beside_the_point(draws: _Draws, depot: str) -> str:
+    """A sentence that looks as if it counted."""
+    sentence = draws.pick(_BESIDE_THE_POINT)
+    low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
+    return sentence.format(depot=depot, number=low + draws.below(high - low))
