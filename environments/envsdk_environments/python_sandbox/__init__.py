@@ -1,0 +1,104 @@
+"""Small problems that take a program to solve, and a sandbox to run it in."""
+
+from functools import partial
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.sandbox import Isolation, SandboxLimits, arun_python, check_isolation
+from envsdk.tasks import Split
+
+from .problems import Difficulty, Problem, random_problem
+
+_SYSTEM = (
+    "Solve the problem with programs. A program may take {timeout_s:g} seconds and {memory_mib} MiB of memory. When "
+    "you know the answer, give it as one number, without a call."
+)
+
+
+class PythonSandboxConfig(ToolEnvConfig):
+    """How hard the problems are, and what programs may do."""
+
+    split: Split = "train"
+    """No problem of one split is one of the other."""
+    difficulty: Difficulty = "medium"
+    """`easy` takes a loop, `medium` an algorithm that everybody knows, `hard` one that has to be thought of."""
+    sandbox_limits: SandboxLimits = SandboxLimits(timeout_s=5, cpu_s=5, memory_mib=256, output_kib=8)
+    isolation: Isolation = "auto"
+    """What keeps programs apart from the machine."""
+
+
+class PythonSandboxTask(BaseModel):
+    """A problem with its answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    question: str = Field(min_length=1)
+    answer: str = Field(pattern=r"^\S*[^\s.]$")
+    """A number, or one word."""
+    solution: str | None = None
+    """A program that prints the answer, for the reference policy; without it, that just knows the answer."""
+
+
+class PythonSandbox(ToolEnv):
+    """Answer a question about numbers or data that nobody computes by hand, by writing and running Python programs.
+
+    Exercises: writing programs, reading what they print, and mending them. Reward: `correct`, 1 if the last word of the
+    answer is the right number. A program that fails, or reaches a limit, is told so. If programs cannot be run at all,
+    the episode ends as an error. A task, if there is one, is `{"question": "What is 2 to the 100th power?", "answer":
+    "1267650600228229401496703205376", "solution": "print(2**100)"}`.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = PythonSandboxConfig
+    Task: ClassVar[type[BaseModel] | None] = PythonSandboxTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=12, max_tool_calls=20)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    told_exceptions: ClassVar[tuple[type[Exception], ...]] = ()  # none is the model's fault
+
+    def start(self) -> Turn:
+        """Ask the question, if programs can be run here."""
+        config: PythonSandboxConfig = self.config
+        check_isolation(config.isolation)
+        self.problem = (
+            _of_task(self.task) if self.task else random_problem(self.np_random, config.difficulty, config.split)
+        )
+        return Turn(self.problem.question, system=_SYSTEM.format(**config.sandbox_limits.model_dump()))
+
+    @tool
+    async def run_python(self, code: str) -> str:
+        """Run a Python program and get what it prints, and its errors.
+
+        Each call starts afresh: no variables and no files of an earlier call are left. There is the standard library,
+        but no other package, no network and no input.
+
+        Args:
+            code: The whole program. What is to be seen has to be printed.
+        """
+        config: PythonSandboxConfig = self.config
+        result = await arun_python(code, limits=config.sandbox_limits, isolation=config.isolation)
+        return result.report()
+
+    def finish(self, reply: Message) -> Turn:
+        """Say whether it is the answer."""
+        words, answer = reply.content.split(), self.problem.answer()
+        is_right = bool(words) and words[-1].rstrip(".") == answer
+        verdict = "Right." if is_right else f"No, it is {answer}."
+        return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+
+    def reference_reply(self) -> Message:
+        """Write a program, run it, and answer with what it printed."""
+        last = self.messages()[-1]
+        if last.role == "tool":
+            return Message(role="assistant", reasoning="That is it.", content=last.content)
+        if self.problem.solution is None:
+            return Message(role="assistant", content=self.problem.answer())
+        return Message.calling("run_python", {"code": self.problem.solution}, reasoning="A program can find that.")
+
+    def null_reply(self) -> str:
+        """Decline."""
+        return "I do not know."
+
+
+def _of_task(task: PythonSandboxTask) -> Problem:
+    return Problem(task.question, task.solution, partial(str, task.answer))
