@@ -1,0 +1,155 @@
+"""Questions about a made-up world that take several searches."""
+
+import re
+import unicodedata
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.errors import TaskError, ToolError
+from envsdk.tasks import Split
+
+from .index import FullTextSearchUnavailable, Index, Page, check_full_text_search, get_index
+from .questions import CorpusSearchTask, Difficulty, get_questions
+
+__all__ = ["CorpusSearch", "CorpusSearchConfig", "CorpusSearchTask", "FullTextSearchUnavailable"]
+
+MAX_QUERY_CHARS = 500
+_SYSTEM = (
+    "You answer a question about a made-up world, of which you know nothing. Search its encyclopedia, and read the "
+    "articles that lead from what the question names to the answer. When you know it, give it as one name, without a "
+    "call."
+)
+
+
+class CorpusSearchConfig(ToolEnvConfig):
+    """How hard the questions are."""
+
+    split: Split = "train"
+    """No answer of one split is an answer of the other."""
+    difficulty: Difficulty = "medium"
+    """`easy`: two articles lead to the answer; `medium`: three; `hard`: four."""
+
+
+class CorpusSearch(ToolEnv):
+    """Answer a question about a made-up world by searching its encyclopedia of more than 5,000 articles.
+
+    Exercises: taking a question apart, searching, reading, and going on from what was read. A question is such as
+    "Which town is now the home of the mentor of the author of the poem Quiet Library?"; the same people and places are
+    named in many articles that do not matter.
+
+    Reward: `correct`, 1 if the answer ends with the right name, whose upper and lower case do not matter. Metrics:
+    `searches` and `reads`, and at the end `found`, the share of the articles on the way to the answer that were read.
+
+    A task, if there is one, is `{"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path":
+    ["Quiet Library"]}`. The articles are always the same.
+
+    Raises:
+        FullTextSearchUnavailable: If the sqlite of this Python has no FTS5.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = CorpusSearchConfig
+    Task: ClassVar[type[BaseModel] | None] = CorpusSearchTask
+    default_limits: ClassVar[Limits] = Limits(max_steps=32)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        check_full_text_search()
+        if options.get("tasks") is None:
+            self.tasks = get_questions(self.config.difficulty, self.config.split)
+
+    def start(self) -> Turn:
+        """Ask the question."""
+        self.quest: CorpusSearchTask = self.task
+        missing = [title for title in self.quest.path if self._index.text(title) is None]
+        if missing:
+            raise TaskError(f"there is no article {missing[0]!r}, which the path of the task names")
+        self.read_titles: set[str] = set()
+        return Turn(self.quest.question, system=_SYSTEM)
+
+    @tool
+    def search(self, query: str, page: Annotated[int, Field(ge=1, le=1_000)] = 1) -> str:
+        """Find articles by words in them, the best first, each with a sentence that has such words.
+
+        Args:
+            query: One or more words, such as a name. Words that are in very many articles find nothing.
+            page: Which part of what was found.
+        """
+        if len(query) > MAX_QUERY_CHARS:
+            raise ToolError(f"the query has {len(query):,} characters; give a few words, at most {MAX_QUERY_CHARS}")
+        return _as_text(self._index.search(query, page), page)
+
+    @tool
+    def read(self, title: str) -> str:
+        """Read an article.
+
+        Args:
+            title: Its title.
+        """
+        text = self._index.text(title)
+        if text is None:
+            raise ToolError(f"there is no article {title!r:.80}; search for a title")
+        self.read_titles.add(title.strip().casefold())
+        return text
+
+    def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+        """Hand over the results, and count."""
+        names = [call.name for call in reply.tool_calls]
+        return Turn(results, metrics={"searches": names.count("search"), "reads": names.count("read")})
+
+    def finish(self, reply: Message) -> Turn:
+        """Say whether it is the answer."""
+        is_right = _ends_with(reply.content, self.quest.answer)
+        verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
+        metrics = {"found": self._found()} if self.quest.path else {}
+        return Turn(verdict, reward={"correct": float(is_right)}, metrics=metrics, terminated=True)
+
+    def reference_reply(self) -> Message:
+        """Search for what was read of last, read it, and answer when an article names the answer."""
+        told = [message.content for message in self.messages() if message.role == "tool"]
+        path, step = self.quest.path, len(told) // 2
+        if len(told) % 2:
+            is_found = f"- {path[step]}: " in told[-1]
+            return (
+                Message.calling("read", {"title": path[step]}, reasoning="That is the article.")
+                if is_found
+                else _give_up()
+            )
+        known = told[-1] if told else self.quest.question
+        wanted = path[step] if step < len(path) else self.quest.answer
+        if wanted not in known:
+            return _give_up()
+        if step < len(path):
+            return Message.calling("search", {"query": wanted}, reasoning=f"I have to know more about {wanted}.")
+        return Message(role="assistant", reasoning="That was the last step.", content=wanted)
+
+    def null_reply(self) -> str:
+        """Decline."""
+        return "I do not know."
+
+    @property
+    def _index(self) -> Index:
+        return get_index()  # it belongs to the process; the environment holds nothing of it
+
+    def _found(self) -> float:
+        titles = {title.casefold() for title in self.quest.path}
+        return len(titles & self.read_titles) / len(titles)
+
+
+def _as_text(page: Page, number: int) -> str:
+    if not page.hits:
+        return "Nothing was found." if number == 1 else "Nothing more was found."
+    lines = [f"- {hit.title}: {hit.snippet}" for hit in page.hits]
+    return "\n".join([*lines, f"There is more on page {number + 1}."] if page.has_more else lines)
+
+
+def _ends_with(text: str, name: str) -> bool:
+    """Whether the last words of a text are a name."""
+    words, wanted = (re.findall(r"[^\W_]+", unicodedata.normalize("NFC", one).casefold()) for one in (text, name))
+    return bool(wanted) and words[-len(wanted) :] == wanted
+
+
+def _give_up() -> Message:
+    return Message(role="assistant", reasoning="What I need was not there.", content="I do not know.")

@@ -1,0 +1,174 @@
+"""A made-up world: who and what there is, how they are related, and an article about each.
+
+It is made once per process and is always the same: out of the words of `world.json` and a fixed seed.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["person", "town", "region", "company", "school", "work"]
+_SEED = 20_240_601
+_ASIDE_SHARE = 0.6
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Relation(_Frozen):
+    """What leads from an entity, the source, to one other, the target."""
+
+    source: Kind
+    target: Kind
+    share: float
+    """How many entities have it."""
+    phrase: str
+    """What somebody calls the target who knows the source alone."""
+    question: str
+    sentences: tuple[str, ...]
+    """How the source's article says it: `{s}` is the source, `{t}` the target."""
+
+
+class _Aside(_Frozen):
+    """A sentence that mentions somebody else and answers no question."""
+
+    target: Kind
+    sentence: str
+
+
+class _Words(_Frozen):
+    """What names and sentences are made of."""
+
+    counts: dict[Kind, int]
+    relations: tuple[Relation, ...]
+    mentions: dict[Kind, str]
+    """How questions call an entity."""
+    openings: dict[Kind, tuple[str, ...]]
+    nouns: dict[Kind, tuple[str, ...]]
+    """What entities are, make, or are known for."""
+    asides: dict[Kind, tuple[_Aside, ...]]
+    onsets: tuple[str, ...]
+    vowels: tuple[str, ...]
+    surname_ends: tuple[str, ...]
+    town_ends: tuple[str, ...]
+    region_ends: tuple[str, ...]
+    company_ends: tuple[str, ...]
+    school_ends: tuple[str, ...]
+    work_starts: tuple[str, ...]
+    work_ends: tuple[str, ...]
+
+
+class World(NamedTuple):
+    """All entities, by number."""
+
+    names: tuple[str, ...]
+    members: Mapping[Kind, range]
+    mentions: tuple[str, ...]
+    """How questions call each."""
+    relations: tuple[Relation, ...]
+    targets: "NDArray[np.int32]"
+    """Where each relation leads from each entity, or the number behind the last, which leads there again."""
+    articles: tuple[tuple[str, ...], ...]
+    """The sentences of each article; its title is the name."""
+
+
+@cache
+def get_world() -> World:
+    """The world; made when it is first asked for."""
+    words = _Words.model_validate_json(Path(__file__).with_name("world.json").read_bytes())
+    return _Maker(words, random.Random(_SEED)).make()
+
+
+class _Maker:
+    def __init__(self, words: _Words, rng: random.Random) -> None:
+        self.words = words
+        self.random = rng.random  # the one method whose numbers are the same in every version of Python
+
+    def make(self) -> World:
+        words = self.words
+        names = tuple(self._draw_names())
+        ends = np.cumsum(list(words.counts.values())).tolist()
+        members: dict[Kind, range] = {
+            kind: range(end - count, end) for (kind, count), end in zip(words.counts.items(), ends, strict=True)
+        }
+        kinds: list[Kind] = [kind for kind, numbers in members.items() for _ in numbers]
+        nouns = [self._one_of(words.nouns[kind]) for kind in kinds]
+        targets = np.array(
+            [self._draw_targets(relation, members, len(names)) for relation in words.relations], np.int32
+        )
+        mentions = [
+            words.mentions[kind].format(name=name, noun=noun)
+            for kind, name, noun in zip(kinds, names, nouns, strict=True)
+        ]
+        articles = self._write(names, members, nouns, targets)
+        return World(names, members, tuple(mentions), words.relations, targets, tuple(articles))
+
+    def _draw_names(self) -> Iterator[str]:
+        """Names for all entities, no two the same."""
+        makers: Mapping[Kind, Callable[[], str]] = {
+            "person": lambda: f"{self._syllables(2)} {self._one_of(surnames)}",
+            "town": lambda: self._syllables(2) + self._one_of(self.words.town_ends),
+            "region": lambda: self._syllables(2) + self._one_of(self.words.region_ends),
+            "company": lambda: f"{self._syllables(3)} {self._one_of(self.words.company_ends)}",
+            "school": lambda: f"{self._syllables(3)} {self._one_of(self.words.school_ends)}",
+            "work": lambda: f"{self._one_of(self.words.work_starts)} {self._one_of(self.words.work_ends)}",
+        }
+        surnames = [self._syllables(2) + self._one_of(self.words.surname_ends) for _ in range(400)]
+        for kind, count in self.words.counts.items():
+            names: dict[str, None] = {}
+            while len(names) < count:
+                names[makers[kind]()] = None
+            yield from names
+
+    def _draw_targets(self, relation: Relation, members: Mapping[Kind, range], nowhere: int) -> list[int]:
+        """Where a relation leads from each entity, and from nowhere."""
+        targets = [nowhere] * (nowhere + 1)
+        choices = members[relation.target]
+        for source in members[relation.source]:
+            target = self._one_of(choices)
+            if target != source and self.random() < relation.share:
+                targets[source] = target
+        return targets
+
+    def _write(
+        self, names: Sequence[str], members: Mapping[Kind, range], nouns: Sequence[str], targets: "NDArray[np.int32]"
+    ) -> Iterator[tuple[str, ...]]:
+        """An article about each entity: what it is, then its relations and asides, in any order."""
+        for kind, numbers in members.items():
+            own = [
+                (relation.sentences, column)
+                for relation, column in zip(self.words.relations, targets.tolist(), strict=True)
+                if relation.source == kind
+            ]
+            asides = self.words.asides[kind]
+            for number in numbers:
+                name = names[number]
+                rest = [
+                    self._one_of(sentences).format(s=name, t=names[column[number]])
+                    for sentences, column in own
+                    if column[number] < len(names)
+                ]
+                rest += [
+                    aside.sentence.format(s=name, t=names[self._one_of(members[aside.target])])
+                    for aside in asides
+                    if self.random() < _ASIDE_SHARE
+                ]
+                year = 1500 + int(self.random() * 450)
+                opening = self._one_of(self.words.openings[kind]).format(s=name, noun=nouns[number], year=year)
+                yield opening, *sorted(rest, key=lambda _: self.random())
+
+    def _one_of(self, choices: Sequence[T]) -> T:
+        return choices[int(self.random() * len(choices))]
+
+    def _syllables(self, count: int) -> str:
+        return "".join(self._one_of(self.words.onsets) + self._one_of(self.words.vowels) for _ in range(count)).title()
