@@ -3,8 +3,21 @@
 from envsdk import register_env
 
 register_env("envsdk/Calculator-v0", "envsdk_environments.calculator:Calculator")
+register_env("envsdk/ChainArithmetic-v0", "envsdk_environments.chain_arithmetic:ChainArithmetic")
+register_env("envsdk/CorpusSearch-v0", "envsdk_environments.corpus_search:CorpusSearch")
 register_env("envsdk/Delegate-v0", "envsdk_environments.delegate:Delegate")
 register_env("envsdk/GuessNumber-v0", "envsdk_environments.guess_number:GuessNumber")
 register_env("envsdk/KuhnPoker-v0", "envsdk_environments.kuhn_poker:KuhnPoker")
+register_env("envsdk/LongNotes-v0", "envsdk_environments.long_notes:LongNotes")
 register_env("envsdk/MathChat-v0", "envsdk_environments.math_chat:MathChat")
+register_env("envsdk/PythonSandbox-v0", "envsdk_environments.python_sandbox:PythonSandbox")
+register_env("envsdk/RetailDesk-v0", "envsdk_environments.retail_desk:RetailDesk")
+register_env(
+    "envsdk/RetailDeskLLMUser-v0",
+    "envsdk_environments.retail_desk:RetailDesk",
+    kwargs={"user": "policy"},
+    nondeterministic=True,
+)
 register_env("envsdk/SearchInline-v0", "envsdk_environments.search_inline:SearchInline")
+register_env("envsdk/SqlAnalyst-v0", "envsdk_environments.sql_analyst:SqlAnalyst")
+register_env("envsdk/WordGuess-v0", "envsdk_environments.word_game:WordGuess")

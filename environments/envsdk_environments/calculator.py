@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from envsdk import EnvConfig, Limits, Message, ToolCall, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.errors import ToolError
+from envsdk.tasks import Split, draw_in_split
 
 MAX_CHARS = 200
 """The longest expression; so the size of every number and the depth of every bracket are bounded, too."""
@@ -22,6 +23,8 @@ class CalculatorConfig(ToolEnvConfig):
 
     operands: int = Field(default=5, ge=2, le=12)
     max_number: int = Field(default=999, ge=2, le=10**6)
+    split: Split = "train"
+    """No expression of one split is in the other."""
 
 
 class CalculatorTask(BaseModel):
@@ -52,11 +55,12 @@ class Calculator(ToolEnv):
     Config: ClassVar[type[EnvConfig]] = CalculatorConfig
     Task: ClassVar[type[BaseModel] | None] = CalculatorTask
     default_limits: ClassVar[Limits] = Limits(max_steps=24)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
         """Ask for the value of an expression."""
         config: CalculatorConfig = self.config
-        self.expression = self.task.expression if self.task else _random(self.np_random, config)
+        self.expression = self.task.expression if self.task else self._draw(config)
         self.value, self.operations = evaluate(self.expression)
         self.computed = 0
         return Turn(
@@ -84,6 +88,9 @@ class Calculator(ToolEnv):
         verdict = "Right." if is_right else f"No, it is {self.value}."
         return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
 
+    def _draw(self, config: CalculatorConfig) -> str:
+        return draw_in_split(config.split, lambda: _random(self.np_random, config))
+
     def reference_reply(self) -> Message:
         """Compute one operation after the other, then answer."""
         if self.computed == len(self.operations):
@@ -92,8 +99,7 @@ class Calculator(ToolEnv):
                 role="assistant", reasoning="That is all.", content=results[-1] if results else self.expression
             )
         operation = self.operations[self.computed]
-        call = ToolCall(name="calculate", arguments={"expression": operation})
-        return Message(role="assistant", reasoning=f"Now {operation}.", tool_calls=(call,))
+        return Message.calling("calculate", {"expression": operation}, reasoning=f"Now {operation}.")
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[str]]:

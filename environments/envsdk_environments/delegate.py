@@ -16,7 +16,6 @@ from envsdk import (
     Limits,
     Message,
     StopReason,
-    ToolCall,
     ToolEnv,
     ToolEnvConfig,
     Turn,
@@ -175,10 +174,10 @@ class Researcher(ToolEnv):
         titles = list(dict.fromkeys(title for lead in self.task.leads for title in lead.titles))[: self.max_articles]
         replies = _replies(self.messages())
         if titles and not replies:
-            return _call("Where does it stand?", "search", words=titles[0])
+            return Message.calling("search", {"words": titles[0]}, reasoning="Where does it stand?")
         if replies <= len(titles) and titles:
             title = titles[replies - 1]
-            return _call(f"I read about {title}.", "read", title=title)
+            return Message.calling("read", {"title": title}, reasoning=f"I read about {title}.")
         known = [lead.answer for lead in self.task.leads if _names(_told(self.messages()), lead.value)]
         return Message(role="assistant", reasoning="That is all.", content=" ".join(known) or "I do not know.")
 
@@ -200,6 +199,7 @@ class Delegate(ToolEnv):
     Config: ClassVar[type[EnvConfig]] = DelegateConfig
     Task: ClassVar[type[BaseModel] | None] = DelegateTask
     default_limits: ClassVar[Limits] = Limits(max_steps=128)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, CORRECT + FOUND)
 
     def start(self) -> Turn:
         """Ask the question."""
@@ -235,7 +235,7 @@ class Delegate(ToolEnv):
         replies, told = _replies(self.messages()), _told(self.messages())
         if replies < len(self.quest.rounds):
             questions = [lead.question for lead in self.quest.rounds[replies]]
-            return _call("Somebody has to look that up.", "delegate", questions=questions)
+            return Message.calling("delegate", {"questions": questions}, reasoning="Somebody has to look that up.")
         knows_all = all(_names(told, lead.value) for lead in self.quest.leads)
         answer = self.quest.answer if knows_all else "I do not know."
         return Message(role="assistant", reasoning="Now I put it together.", content=answer)
@@ -286,10 +286,6 @@ def _told(messages: Sequence[Message]) -> str:
 
 def _replies(messages: Sequence[Message]) -> int:
     return sum(message.role == "assistant" for message in messages)
-
-
-def _call(reasoning: str, name: str, **arguments: Any) -> Message:
-    return Message(role="assistant", reasoning=reasoning, tool_calls=(ToolCall(name=name, arguments=arguments),))
 
 
 # Worlds.

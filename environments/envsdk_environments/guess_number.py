@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn, errors
+from envsdk.tasks import Split, draw_in_split
 
 
 class GuessNumberConfig(EnvConfig):
@@ -12,6 +13,8 @@ class GuessNumberConfig(EnvConfig):
 
     low: int = 1
     high: int = 100
+    split: Split = "train"
+    """A number of one split is never thought of in the other; those of `tasks` are not asked."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> "GuessNumberConfig":
@@ -38,6 +41,8 @@ class GuessNumber(Env):
     Config: ClassVar[type[EnvConfig]] = GuessNumberConfig
     Task: ClassVar[type[BaseModel] | None] = GuessNumberTask
     default_limits: ClassVar[Limits] = Limits(max_steps=10)
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    n_tasks: ClassVar[int | None] = 100
 
     def start(self) -> Turn:
         """Think of a number."""
@@ -45,7 +50,7 @@ class GuessNumber(Env):
         low, high = self.low, self.high = config.low, config.high
         if self.task and not low <= self.task.secret <= high:
             raise errors.TaskError(f"the secret {self.task.secret} is not from {low} to {high}")
-        self.secret = self.task.secret if self.task else int(self.np_random.integers(low, high + 1))
+        self.secret = self.task.secret if self.task else draw_in_split(config.split, self._draw)
         return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:
@@ -61,6 +66,9 @@ class GuessNumber(Env):
             return Turn("Higher.")
         self.high = min(self.high, guess - 1)
         return Turn("Lower.")
+
+    def _draw(self) -> int:
+        return int(self.np_random.integers(self.low, self.high + 1))
 
     def reference_reply(self) -> str:
         """Halve what is left."""

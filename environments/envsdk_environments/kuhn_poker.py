@@ -95,6 +95,7 @@ class KuhnPoker(Env):
     Task: ClassVar[type[BaseModel] | None] = KuhnPokerTask
     # A player who is cut off has made no legal move; that may not save it from losing.
     default_limits: ClassVar[Limits] = Limits(end_on_cut=False)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
         """Deal the first hand."""

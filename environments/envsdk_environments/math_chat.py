@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
+from envsdk.tasks import Split, draw_in_split
 
 
 class MathChatConfig(EnvConfig):
@@ -13,6 +14,8 @@ class MathChatConfig(EnvConfig):
 
     questions: int = Field(default=6, ge=1)
     max_number: int = Field(default=99, ge=2)
+    split: Split = "train"
+    """No conversation of one split is in the other."""
 
 
 class MathChatTask(BaseModel):
@@ -41,10 +44,13 @@ class MathChat(Env):
     Config: ClassVar[type[EnvConfig]] = MathChatConfig
     Task: ClassVar[type[BaseModel] | None] = MathChatTask
     default_limits: ClassVar[Limits] = Limits()
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
         """Ask the first question."""
-        self.chat: MathChatTask = self.task or self._random_task()
+        self.chat: MathChatTask = self.task or draw_in_split(
+            self.config.split, self._random_task, lambda chat: " ".join(chat.questions)
+        )
         self.asked = 0
         return Turn(self.chat.questions[0], system="Think, then answer with the number alone.")
 

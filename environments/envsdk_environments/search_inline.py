@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
+from envsdk.tasks import Split, draw_in_split
 
 _TAGS = re.compile(r"<search>(?P<search>.*?)</search>|<answer>(?P<answer>.*?)</answer>", re.DOTALL)
 _STOP = ("</search>", "</answer>")
@@ -29,6 +30,8 @@ class SearchInlineConfig(EnvConfig):
 
     people: int = Field(default=8, ge=1, le=1000)
     hops: int = Field(default=2, ge=1, le=len(_QUESTIONS))
+    split: Split = "train"
+    """No question of one split is in the other."""
 
 
 class Fact(BaseModel):
@@ -62,11 +65,12 @@ class SearchInline(Env):
     Config: ClassVar[type[EnvConfig]] = SearchInlineConfig
     Task: ClassVar[type[BaseModel] | None] = SearchInlineTask
     default_limits: ClassVar[Limits] = Limits(max_steps=12)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
         """Ask the question."""
         config: SearchInlineConfig = self.config
-        self.quest: SearchInlineTask = self.task or _random(self.np_random, config)
+        self.quest: SearchInlineTask = self.task or self._draw(config)
         self.searches = 0
         return Turn(self.quest.question, system=_SYSTEM, stop=_STOP)
 
@@ -82,6 +86,9 @@ class SearchInline(Env):
         self.searches += 1
         found = self.search(match["search"])
         return Turn(f"\n<information>{found}</information>\n", continues=True, stop=_STOP, metrics={"searches": 1})
+
+    def _draw(self, config: SearchInlineConfig) -> SearchInlineTask:
+        return draw_in_split(config.split, lambda: _random(self.np_random, config), lambda quest: quest.question)
 
     def search(self, words: str) -> str:
         """The facts whose subject is among the words."""
