@@ -42,7 +42,7 @@ _MODULE_OF = {
     "tree_batch": "tree",
     "sft_samples": "sft",
 }
-_SUBPACKAGES = ("history", "rollouts", "credit", "diagnostics", "testing", "errors")
+_SUBPACKAGES = ("history", "rollouts", "trainers", "credit", "rewards", "sandbox", "diagnostics", "testing", "errors")
 
 __all__ = [*_MODULE_OF, *_SUBPACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -51,8 +51,11 @@ if TYPE_CHECKING:
     from . import diagnostics as diagnostics
     from . import errors as errors
     from . import history as history
+    from . import rewards as rewards
     from . import rollouts as rollouts
+    from . import sandbox as sandbox
     from . import testing as testing
+    from . import trainers as trainers
     from .action import Action as Action
     from .action import Break as Break
     from .action import Observation as Observation

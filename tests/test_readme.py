@@ -13,7 +13,7 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_readmes_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 14
+    assert len(blocks) == 17
     scope: dict[str, object] = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, str(README), "exec"), scope)

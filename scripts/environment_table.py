@@ -1,0 +1,99 @@
+"""The README's list of environments, made from the registry: `python scripts/environment_table.py --write`.
+
+A row says what an environment exercises, its tools, the reasons of the breaks of its reference episodes (in brackets
+those that other history policies add), and what the reference and the null policy score.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+import envsdk
+from envsdk import Trajectory
+from envsdk.catalogue import Entry, describe
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"
+HEAD = "| environment | exercises | tools | breaks | reference | null |\n|---|---|---|---|---|---|\n"
+SEEDS = range(4)
+HISTORIES: dict[str, list[Any]] = {
+    "envsdk/LongNotes-v0": [
+        {"name": "compact", "every": 5},
+        {"name": "budget", "max_tokens": 2500},
+        {"name": "summarize", "threshold": 2500},
+    ]
+}
+"""Beside `strip`: those that an environment is about."""
+
+
+def table() -> str:
+    """The table, in Markdown."""
+    return HEAD + "".join(row(describe(name)) for name in envsdk.list_envs() if name.startswith("envsdk/"))
+
+
+def row(entry: Entry) -> str:
+    """The row of an environment.
+
+    Raises:
+        RuntimeError: If this machine cannot make it.
+    """
+    if entry.problem is not None:
+        raise RuntimeError(f"{entry.id}: {entry.problem}")
+    kept = play(entry.id, "reference", "keep")
+    others = [play(entry.id, "reference", history) for history in ("strip", *HISTORIES.get(entry.id, ()))]
+    breaks = ", ".join(reasons(kept)) or "none"
+    more = [reason for other in others for reason in reasons(other) if reason not in reasons(kept)]
+    cells = (
+        f"`{entry.id}`" + (" (not the same each time)" if gymnasium.spec(entry.id).nondeterministic else ""),
+        entry.exercises,
+        ", ".join(f"`{tool}`" for tool in entry.tools) or "none",
+        f"{breaks} ({', '.join(more)})" if more else breaks,
+        score(kept),
+        score(play(entry.id, "null", "keep")),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def play(name: str, policy: str, history: Any) -> list[Trajectory]:
+    """A few episodes."""
+    return envsdk.rollouts.gather(lambda: envsdk.make(name, history=history), policy, seeds=SEEDS)
+
+
+def reasons(trajectories: Sequence[Trajectory]) -> list[str]:
+    """Why contexts changed, each reason once."""
+    return sorted({broken.reason for trajectory in trajectories for broken in trajectory.breaks})
+
+
+def score(trajectories: Sequence[Trajectory]) -> str:
+    """What all of them score."""
+    scores = {round(trajectory.reward, 9) for trajectory in trajectories}
+    return " to ".join(f"{value:g}" for value in sorted(scores))
+
+
+def replaced(text: str) -> str:
+    """The README with the table of now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+def main() -> int:
+    """Check the README, or write it."""
+    parser = argparse.ArgumentParser(description="Check that the README lists the environments as they are.")
+    parser.add_argument("--write", action="store_true", help="write the list instead")
+    text = README.read_text(encoding="utf-8")
+    new = replaced(text)
+    if parser.parse_args().write:
+        README.write_text(new, encoding="utf-8")
+    elif new != text:
+        print("the list of environments in README.md is not up to date: python scripts/environment_table.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
