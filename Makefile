@@ -22,7 +22,7 @@ test-peers: | .venv/pyvenv.cfg
 
 # With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
 test-torch: $(TORCH)
-	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/torch
+	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
 
 lint: $(LINT)
 	$(BIN)/ruff format --check .
@@ -60,6 +60,6 @@ $(LINT): $(TEST)
 	$(PYTHON) -m venv .venvs/torch
 
 $(TORCH): pyproject.toml tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
-	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]'
+	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch,examples]'
 	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@
