@@ -7,7 +7,9 @@ import importlib.metadata
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
@@ -81,6 +83,14 @@ def gpt_oss_tokenizer() -> Tokenizer:
         return load_tokenizer(tiktoken.Encoding(**openai_public.o200k_harmony()))
     finally:
         openai_public.load_tiktoken_bpe = original
+
+
+FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": qwen3_folder()},
+    "harmony": lambda: {"renderer": "harmony", "tokenizer": gpt_oss_tokenizer()},
+    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": qwen3_folder()},
+}
+"""The options of an environment that is played with a family's renderer and its real tokenizer."""
 
 
 @functools.cache

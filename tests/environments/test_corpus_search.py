@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 from envsdk_environments.corpus_search import CorpusSearch, FullTextSearchUnavailable, index
 from envsdk_environments.corpus_search.index import Index, check_full_text_search, get_index
 from envsdk_environments.corpus_search.questions import HOPS, get_questions
 from envsdk_environments.corpus_search.world import World, get_world
 from hypothesis import example, given
 from hypothesis import strategies as st
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, ToolCall, errors
@@ -25,11 +25,6 @@ from envsdk.tasks import pick
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 SPLITS = ["train", "test"]
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
 DIGEST = "2f1e53fdca0390aa76a7e48d7e7c58491a2aef55f25551a3815222c7c289387a"
 TASK = {"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path": ["Quiet Library"]}

@@ -4,18 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 from envsdk_environments.delegate import Article, Delegate, Researcher, ResearcherTask
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Action, Limits, Message, ToolCall, Trajectory, errors
 from envsdk.rollouts import RandomPolicy, ReplyPolicy, gather
 
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
 
 

@@ -2,20 +2,15 @@ import itertools
 from typing import Any
 
 import pytest
-import real_models
 from envsdk_environments.kuhn_poker import LEGAL, OPTIMAL, PLAYERS, KuhnPoker, first_players_gain
 from hypothesis import given
 from hypothesis import strategies as st
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, Trajectory, errors
 from envsdk.rollouts import RandomPolicy, gather
 
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 DEALS = list(itertools.permutations(range(3), 2))
 FIRST, SECOND = [(), ("check", "bet")], [("check",), ("bet",)]
 """After which moves the first player acts, and the second."""

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 from envsdk_environments.long_notes import Fact, LongNotes, put_together, random_task, read_answers
 from hypothesis import given
 from hypothesis import strategies as st
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Env, Limits, Message, ToolCall, Trajectory, errors
@@ -18,11 +18,6 @@ BUDGET = {"name": "budget", "max_tokens": 1500}
 SUMMARIZE = {"name": "summarize", "threshold": 1500}
 COMPACT = {"name": "compact", "every": 5}
 HISTORIES = ["keep", "strip", COMPACT, BUDGET, SUMMARIZE]
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 CODES = (
     r"The gate code of (?P<depot>\w+) is (?P<number>\d+) from today\.",
     r"Please take note that the gate of (?P<depot>\w+) opens with the code (?P<number>\d+) now",

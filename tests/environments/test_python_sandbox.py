@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 from envsdk_environments import python_sandbox
 from envsdk_environments.python_sandbox import PythonSandbox, problems
 from envsdk_environments.python_sandbox.problems import KINDS, random_problem
 from hypothesis import given
 from hypothesis import strategies as st
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, errors, sandbox
@@ -24,11 +24,6 @@ from envsdk.rollouts import gather
 from envsdk.sandbox import SandboxError
 
 DIFFICULTIES, SPLITS = ("easy", "medium", "hard"), ("train", "test")
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 POWER = {"question": "What is 2 to the 100th power?", "answer": str(2**100), "solution": "print(2**100)"}
 
 

@@ -3,23 +3,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 import soundness
 from envsdk_environments.retail_desk import RetailDesk, RetailDeskTask
 from envsdk_environments.retail_desk.customer import ANSWERS_PER_WISH, ScriptedCustomer
 from envsdk_environments.retail_desk.figures import figures
 from envsdk_environments.retail_desk.generator import draw_task
 from envsdk_environments.retail_desk.tasks import arguments_of
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, ToolCall, Trajectory, errors
 from envsdk.rollouts import RandomPolicy, ReplyPolicy, gather
 
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 LLM_USER = "envsdk/RetailDeskLLMUser-v0"
 
 

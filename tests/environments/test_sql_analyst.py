@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real_models
 from envsdk_environments.sql_analyst import SqlAnalyst, guarded
 from envsdk_environments.sql_analyst.domains import TRADES, draw_names, make_database
 from envsdk_environments.sql_analyst.growth import _RESERVED, growth
@@ -13,6 +12,7 @@ from envsdk_environments.sql_analyst.questions import draw_question
 from envsdk_environments.sql_analyst.results import is_same
 from hypothesis import given
 from hypothesis import strategies as st
+from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, ToolCall, errors
@@ -21,11 +21,6 @@ from envsdk.tasks import split_of
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 LIMITS = QueryLimits(500_000, 1_000)
-FAMILIES = {
-    "qwen3": lambda: {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()},
-    "harmony": lambda: {"renderer": "harmony", "tokenizer": real_models.gpt_oss_tokenizer()},
-    "fixed_base": lambda: {"renderer": "fixed_base", "tokenizer": real_models.qwen3_folder()},
-}
 HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
 SCRIPT = """
 CREATE TABLE pets (id INTEGER PRIMARY KEY, name TEXT, age REAL);
