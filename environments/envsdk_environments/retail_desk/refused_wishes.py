@@ -1,11 +1,12 @@
 """Makes up wishes that the policy does not grant, and those that a human has to see to."""
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import date, timedelta
 from typing import Any
 
 from . import forms, wishes
 from .forms import Builder, change
-from .records import Topic
+from .records import Item, Order, Topic
 from .tasks import Action, Detail, Fact, Wish
 from .world import World
 
@@ -19,30 +20,12 @@ _PROTESTS = (
 
 def cancel_shipped(world: World) -> Wish:
     """Want to cancel an order that has left."""
-    order = world.add_order("shipped")
-    return _refused(
-        world,
-        forms.cancel_wish(world, order),
-        forms.expected(order),
-        forms.tracking(order),
-        kind="cancel_shipped",
-        question="On which day will it come, and what is its tracking code?",
-        refusal="The order has left already, so it is not possible to cancel it.",
-    )
+    return _has_left(world, forms.cancel_wish, kind="cancel_shipped", what="cancel it")
 
 
 def address_shipped(world: World) -> Wish:
     """Want to send an order elsewhere that has left."""
-    order = world.add_order("shipped")
-    return _refused(
-        world,
-        forms.address_wish(world, order),
-        forms.expected(order),
-        forms.tracking(order),
-        kind="address_shipped",
-        question="On which day will it come, and what is its tracking code?",
-        refusal="The order has left already, so it is not possible to send it elsewhere.",
-    )
+    return _has_left(world, forms.address_wish, kind="address_shipped", what="send it elsewhere")
 
 
 def return_late(world: World) -> Wish:
@@ -50,15 +33,9 @@ def return_late(world: World) -> Wish:
     delivered_on = forms.too_late(world, world.policy.last_return)
     order = world.add_order("delivered", delivered_on=delivered_on)
     item = order.items[0]
-    return _refused(
-        world,
-        forms.return_wish(world, order, item),
-        forms.day(world.policy.last_return(world.customer, delivered_on), "The last day on which it was possible"),
-        forms.amount(item.cents, "The price that was paid for it"),
-        kind="return_late",
-        question="Until which day was it possible, and what did I pay for it?",
-        refusal="The time in which it could be returned is over, so that is not possible.",
-    )
+    wish = forms.return_wish(world, order, item)
+    last_day = world.policy.last_return(world.customer, delivered_on)
+    return _too_late(world, wish, item, last_day, kind="return_late", done="returned")
 
 
 def return_final(world: World) -> Wish:
@@ -82,15 +59,9 @@ def exchange_late(world: World) -> Wish:
     order = world.add_order("delivered", delivered_on=delivered_on)
     item = order.items[0]
     variants = [variant for variant in world.product_of(item).variants if variant.id != item.variant_id]
-    return _refused(
-        world,
-        forms.exchange_wish(world, order, item, world.dice.choice(variants)),
-        forms.day(world.policy.last_exchange(world.customer, delivered_on), "The last day on which it was possible"),
-        forms.amount(item.cents, "The price that was paid for it"),
-        kind="exchange_late",
-        question="Until which day was it possible, and what did I pay for it?",
-        refusal="The time in which it could be exchanged is over, so that is not possible.",
-    )
+    wish = forms.exchange_wish(world, order, item, world.dice.choice(variants))
+    last_day = world.policy.last_exchange(world.customer, delivered_on)
+    return _too_late(world, wish, item, last_day, kind="exchange_late", done="exchanged")
 
 
 def changed_before(world: World) -> Wish:
@@ -182,6 +153,33 @@ def complaint(world: World) -> Wish:
     """Somebody was rude."""
     request = "Somebody at your service desk was very rude to me, and I want to complain."
     return _for_a_human(world, "complaint", world.customer.id, kind="complaint", request=request)
+
+
+def _has_left(world: World, form: Callable[[World, Order], Wish], *, kind: str, what: str) -> Wish:
+    """A wish about an order that is on its way."""
+    order = world.add_order("shipped")
+    return _refused(
+        world,
+        form(world, order),
+        forms.expected(order),
+        forms.tracking(order),
+        kind=kind,
+        question="On which day will it come, and what is its tracking code?",
+        refusal=f"The order has left already, so it is not possible to {what}.",
+    )
+
+
+def _too_late(world: World, wish: Wish, item: Item, last_day: date, *, kind: str, done: str) -> Wish:
+    """A wish about an item that was delivered too long ago."""
+    return _refused(
+        world,
+        wish,
+        forms.day(last_day, "The last day on which it was possible"),
+        forms.amount(item.cents, "The price that was paid for it"),
+        kind=kind,
+        question="Until which day was it possible, and what did I pay for it?",
+        refusal=f"The time in which it could be {done} is over, so that is not possible.",
+    )
 
 
 def _refused(world: World, wish: Wish, *facts: Fact, **changes: object) -> Wish:
