@@ -94,6 +94,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether anybody said what it earned, by its metadata; see `Trajectory.is_scored`."""
+        return bool(self.metadata.get("is_scored", True))
+
     def validate(self) -> "Sample":
         """Refuse a sample that is not sound. Nothing is padded or repaired.
 

@@ -80,7 +80,7 @@ def group_advantages(
     samples = sound_samples(samples)
     for sample in samples:
         name, context = sample.trajectory_id, sample.context
-        if rewards is None and not sample.metadata.get("is_scored", True):
+        if rewards is None and not sample.is_scored:
             raise InvalidSample(
                 f"{name!r} ended without a reward in any turn, so it was not scored: leave it out, or give a turn that "
                 "earns nothing reward=0.0"

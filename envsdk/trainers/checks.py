@@ -49,7 +49,7 @@ def checked(
                 raise InvalidSample("it has no log-probabilities: the policy has to give them in its actions")
             if advantage and sample.advantage is None:
                 raise InvalidSample("it has no advantage: see envsdk.credit.group_advantages")
-            if scored and not sample.metadata.get("is_scored", True):
+            if scored and not sample.is_scored:
                 raise InvalidSample(
                     "no turn gave a reward, so it was not scored: leave it out, or give a turn that earns nothing "
                     "reward=0.0"

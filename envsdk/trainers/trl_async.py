@@ -263,7 +263,7 @@ def _comparable(trajectories: Iterable[Trajectory], baseline: Baseline) -> tuple
     Alone is, with `leave_one_out`, who has a role that no other episode has, or is the only one that did not fail.
     """
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
-    scored = [sample for sample in samples if sample.metadata["is_scored"]]
+    scored = [sample for sample in samples if sample.is_scored]
     if baseline != "leave_one_out":
         return scored, len(samples) - len(scored)
     owners = Counter(role for role, _ in {(sample.role, sample.trajectory_id) for sample in scored})

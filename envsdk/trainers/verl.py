@@ -81,7 +81,7 @@ def to_outputs(
                 "response_ids": sample.tokens[start:].tolist(),
                 "response_mask": sample.mask[start:].astype(int).tolist(),
                 "response_logprobs": None if given is None else given[start:].tolist(),
-                "reward_score": sample.reward if sample.metadata.get("is_scored", True) else None,
+                "reward_score": sample.reward if sample.is_scored else None,
                 "num_turns": 2 * len(sample.step_rewards),
                 "extra_fields": _extra_fields(sample, sample.trajectory_id, sample.stop_reason, dropped_share),
             }

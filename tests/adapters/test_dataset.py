@@ -135,6 +135,7 @@ def test_a_reward_is_a_number_or_several_with_names_or_none():
     assert play(env, options={"task": 0}).steps[0].rewards == {"right": 1.0, "weight": 0.5}
     unscored = play(env, options={"task": 1})
     assert unscored.status == "terminated" and not unscored.is_scored("main")
+    assert not any(sample.is_scored for sample in unscored.samples())
 
 
 def test_rows_need_no_answer():
