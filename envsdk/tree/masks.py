@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from ..errors import TreeTooLarge, TreeUnsupported
+from ..packages import load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,10 +124,7 @@ def _blocks(tree: Tree, window: int | None) -> "tuple[NDArray[np.bool_], NDArray
 
 
 def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise ImportError("masks as tensors need torch, which is not installed: pip install torch") from error
+    return load("torch", "masks as tensors need", "pip install torch")
 
 
 def model_inputs(tree: Tree, model: Any, *, max_dense_tokens: int) -> dict[str, Any]:
