@@ -45,8 +45,9 @@ def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = Non
             temperature 0, by which prime-rl's trainer divides.
     """
     sound = checked(samples, advantage=True)
-    for index, sample in enumerate(sound):
-        if not temperatures(sample).all():
+    hot = [temperatures(sample) for sample in sound]
+    for index, (sample, temperature) in enumerate(zip(sound, hot, strict=True)):
+        if not temperature.all():
             raise InvalidSample(
                 f"sample {index}, of trajectory {sample.trajectory_id!r}, was sampled at temperature 0, by which "
                 "prime-rl's trainer divides: sample at a positive one"
@@ -56,9 +57,9 @@ def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = Non
             token_ids=sample.tokens.tolist(),
             mask=sample.mask.tolist(),
             logprobs=logprobs(sample).tolist(),
-            temperatures=temperatures(sample).tolist(),
+            temperatures=temperature.tolist(),
             env_name=env_name or str(sample.metadata.get("env", "")),
             advantages=advantages(sample).tolist(),
         )
-        for sample in sound
+        for sample, temperature in zip(sound, hot, strict=True)
     ]
