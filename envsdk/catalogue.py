@@ -1,4 +1,4 @@
-"""What there is to know of each environment without playing it: what `envsdk list` prints."""
+"""What there is to know of each environment without playing it: what `envsdk list` prints, and the demo asks."""
 
 import inspect
 import math

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 import envsdk
 from envsdk import Trajectory
 from envsdk.catalogue import Entry, describe
@@ -48,7 +46,7 @@ def row(entry: Entry) -> str:
     breaks = ", ".join(reasons(kept)) or "none"
     more = [reason for other in others for reason in reasons(other) if reason not in reasons(kept)]
     cells = (
-        f"`{entry.id}`" + (" (not the same each time)" if gymnasium.spec(entry.id).nondeterministic else ""),
+        f"`{entry.id}`" + (" (not the same each time)" if entry.nondeterministic else ""),
         entry.exercises,
         ", ".join(f"`{tool}`" for tool in entry.tools) or "none",
         f"{breaks} ({', '.join(more)})" if more else breaks,

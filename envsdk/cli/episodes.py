@@ -7,12 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import gymnasium
 import typer
 from rich.progress import Progress
 
+from ..catalogue import describe
 from ..env import Env
-from ..errors import ConfigError, EnvsdkError
+from ..errors import ConfigError
 from ..records import read_jsonl
 from ..registry import list_envs, make
 from ..report import Report, conversation, summary, table
@@ -121,13 +121,8 @@ def demo(
 
 def _reason_to_skip(env: str) -> str | None:
     """Why the demo leaves an environment out, on one line; None if it does not."""
-    if gymnasium.spec(env).nondeterministic:
-        return "it is not the same each time"
-    try:
-        make(env).close()
-    except (EnvsdkError, ImportError) as error:
-        return " ".join(str(error).split())
-    return None
+    entry = describe(env)
+    return "it is not the same each time" if entry.nondeterministic else entry.problem
 
 
 def _short(env: str) -> str:
