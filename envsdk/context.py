@@ -98,7 +98,7 @@ class Context:
     def parse_reply(self) -> Message:
         """Read what was sampled since the generation prompt, as a message."""
         view, tokens = self._view, self._view.tokens.view
-        return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body])
+        return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
 
     def add_reply(self, message: Message) -> None:
         """Take the reply into the record and the view."""

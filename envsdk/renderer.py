@@ -171,13 +171,15 @@ class Renderer(ABC):
         """Whether nothing before this message can change any more, once it is shown (Qwen3: a user query)."""
 
     @abstractmethod
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read a reply. Accepts any tokens; what is wrong with them is in `Message.errors`.
 
         Args:
             tokens: What was sampled, shape (n,).
             prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is read
                 as the beginning of the reply.
+            tools: JSON schemas of the tools that the model has. A family that writes the values of a call as bare text
+                reads each of them by the type that its parameter has; without a schema they are text.
         """
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:

@@ -112,7 +112,7 @@ class ChatML(Renderer):
             raise RenderError(f"the reply cannot go on with reasoning: {self.name!r} has no think block")
         return super().continuation(reply, addition)
 
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
         reply = HermesReply(self.call_text, self.read_call, self.before_first_call)
         started = self.behind_opening(prompt_tail)

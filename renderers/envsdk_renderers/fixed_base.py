@@ -479,14 +479,14 @@ class FixedBase(Renderer):
         stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
         return {name for stop in stops for name in (stop.written, *stop.sampled)}
 
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read a reply by its format, or as the tokenizer's own response template says; see `Renderer.parse`."""
         started = self.behind_opening(prompt_tail)
         begun = self.split(started).segments if len(started) else []
         sampled = self.split(tokens)
         if self._own_reader is not None:
             return self._own_reader.read(self.opening, [*begun, *sampled.segments], sampled, self.stop_tokens)
-        return self._format.read([*begun, *sampled.segments], sampled)
+        return self._format.read([*begun, *sampled.segments], sampled, tools)
 
     # What a template does not say.
 

@@ -195,9 +195,9 @@ class GLM45(ThinkingChatML):
         """A reply's texts stand without whitespace around them."""
         return text.strip()
 
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """See `Renderer.parse`; a text without a think block begins on a line of its own."""
-        message = super().parse(tokens, prompt_tail=prompt_tail)
+        message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
         is_bare = message.reasoning is None and message.content.startswith("\n")
         return message.model_copy(update={"content": message.content[1:]}) if is_bare else message
 

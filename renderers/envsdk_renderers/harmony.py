@@ -277,7 +277,7 @@ class Harmony(Renderer):
 
     # Reading.
 
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """See `Renderer.parse`: the messages of a reply become one."""
         started = self.behind_opening(prompt_tail)
         ids = np.concatenate([np.asarray(started, dtype=np.int32), np.asarray(tokens, dtype=np.int32)])

@@ -5,18 +5,19 @@ A format reads a reply cut at the control tokens of its renderer. Others join th
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from envsdk.errors import unknown_name
-from envsdk.messages import Message, ToolCall
+from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.renderer import NOT_ENDED, Segment, SplitReply
 
 from . import json_calls, xml_calls
 from .hermes import HermesReply, parse_call
 
-Reader: TypeAlias = Callable[[Iterable[Segment], SplitReply], Message]
-"""Reads the segments of what the prompt began and of what was sampled; the latter also says how the reply ended."""
+Reader: TypeAlias = Callable[[Iterable[Segment], SplitReply, Sequence[ToolSchema]], Message]
+"""Reads the segments of what the prompt began and of what was sampled; the latter also specifies how the reply ended.
+The tools' schemas give the types of values that a format writes as bare text."""
 CallFinder: TypeAlias = Callable[[str], tuple[str, str, list[ToolCall]] | None]
 """Finds calls in a text: what stands before them, behind them, and the calls; None if there are none."""
 PLAIN = "plain"
@@ -54,7 +55,7 @@ def choose_format(rendered: str) -> str:
 
 
 def _read(tags: re.Pattern[str], write_call: Callable[[ToolCall], str], read_call: Callable[[str], ToolCall]) -> Reader:
-    def read(segments: Iterable[Segment], sampled: SplitReply) -> Message:
+    def read(segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
         reply = HermesReply(write_call, read_call, "\n")
         for control, text in _cut(segments, tags):
             reply.read(control, text)
@@ -67,8 +68,8 @@ def _read_text(find_calls: CallFinder) -> Reader:
     """Reads a think block, and calls in the text behind it."""
     read_think = _read(_THINK, _json_call, parse_call)
 
-    def read(segments: Iterable[Segment], sampled: SplitReply) -> Message:
-        message = read_think(segments, sampled)
+    def read(segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
+        message = read_think(segments, sampled, tools)
         found = find_calls(message.content)
         if found is None:
             return message
@@ -141,7 +142,7 @@ def _is_xml(rendered: str) -> bool:
     return bool(re.search(pattern, rendered, re.DOTALL))
 
 
-def _verbatim(segments: Iterable[Segment], sampled: SplitReply) -> Message:
+def _verbatim(segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
     errors = () if sampled.is_ended else (NOT_ENDED,)
     text = "".join(segment.control + segment.text for segment in segments)
     return Message(role="assistant", content=text, errors=errors)

@@ -134,7 +134,7 @@ class RoleColon(Renderer):
         end = np.asarray(reply, dtype=np.int32)[-len(_NEXT) :]
         return self.tokenizer.decode(end).endswith(_NEXT)
 
-    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = ()) -> Message:
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """The text up to the end, or up to where the next `User:` begins."""
         started = self.split(self.behind_opening(prompt_tail)).segments[0].text
         split = self.split(tokens)

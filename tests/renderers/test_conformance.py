@@ -81,22 +81,22 @@ class MatchesControlTokens(Qwen3):
 
 
 class RaisesOnJunk(Qwen3):
-    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
-        message = super().parse(tokens, prompt_tail=prompt_tail)
+    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
         if message.errors:
             raise ValueError(message.errors[0])
         return message
 
 
 class LosesReasoning(Qwen3):
-    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
-        message = super().parse(tokens, prompt_tail=prompt_tail)
+    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
         return message.model_copy(update={"reasoning": message.reasoning and "hm"})
 
 
 class LosesACall(Qwen3):
-    def parse(self, tokens: Any, *, prompt_tail: Any = ()) -> Message:
-        message = super().parse(tokens, prompt_tail=prompt_tail)
+    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
+        message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
         return message.model_copy(update={"tool_calls": message.tool_calls[:1]})
 
 
