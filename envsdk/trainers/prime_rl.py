@@ -1,6 +1,8 @@
 """prime-rl: samples as its `TrainingSample` records, whose streams all have the length of the sequence.
 
-Source: the public definition, `prime_rl.transport.types.TrainingSample`.
+Source: the public definition, `TrainingSample`. It has moved twice: it is in `prime_rl.transports.batch` now, was in
+`prime_rl.transports.rollouts` in August 2026, and in `prime_rl.transport` before. The fields that are set here have
+the same names and meanings in all three.
 """
 
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ CAPABILITY = Capability(
 
 
 class TrainingSample(TypedDict):
-    """The fields of prime-rl's struct: `prime_rl.transport.types.TrainingSample(**record)`."""
+    """The fields of prime-rl's struct: `prime_rl.transports.batch.types.TrainingSample(**record)`."""
 
     token_ids: list[int]
     mask: list[bool]

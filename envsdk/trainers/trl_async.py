@@ -11,6 +11,7 @@ The episodes run in a thread. TRL is imported when rows are made.
 """
 
 import asyncio
+import importlib.metadata
 import inspect
 import itertools
 import logging
@@ -26,7 +27,7 @@ import numpy as np
 from ..credit import Baseline, group_advantages
 from ..credit.baselines import check_baseline
 from ..env import Env
-from ..errors import ConfigError, EpisodeError, InvalidSample
+from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..rollouts.background import Background
 from ..rollouts.many import agather
 from ..rollouts.transformers_policy import TransformersPolicy
@@ -40,7 +41,10 @@ from .trl import read_prompt, refuse_failure_of_all
 
 _log = logging.getLogger(__name__)
 
-_TRL = "trl.experimental.async_grpo.async_rollout_worker"
+_TRIED = ("1.16.0",)
+"""The versions of TRL that this adapter was tried with."""
+_HOMES = ("trl.experimental.async_grpo", "trl.experimental.async_grpo.async_rollout_worker")
+"""Where `RolloutSample` may be: the public package, and the module that has it in the versions that were tried."""
 _STOP_S, _POLL_S, _CALL_S = 60, 0.05, 600
 
 CAPABILITY = Capability(
@@ -81,6 +85,28 @@ def to_fields(
         "group_id": group_id,
         "metrics": {"sample/reward": float(sample.reward)},
     }
+
+
+def _rollout_sample() -> Any:
+    """TRL's class of a row.
+
+    Raises:
+        MissingPackage: If TRL is not installed, or has no such class; then it lists the versions that were tried.
+    """
+    for home in _HOMES:
+        try:
+            module = load(home, "trl")
+        except MissingPackage as error:
+            if getattr(error.__cause__, "name", None) != _HOMES[1]:  # TRL itself, or something that it needs
+                raise
+            break
+        if hasattr(module, "RolloutSample"):
+            return module.RolloutSample
+    raise MissingPackage(
+        f"TRL {importlib.metadata.version('trl')} has no RolloutSample in {' or '.join(_HOMES)}, which "
+        f"{CAPABILITY.trainer} takes its rows as. Tried versions of TRL: {', '.join(_TRIED)}; for example "
+        f"pip install trl=={_TRIED[-1]}"
+    )
 
 
 def group_metrics(trajectories: Iterable[Trajectory], rows: int) -> dict[str, Any]:
@@ -159,7 +185,7 @@ class RolloutWorker:
         if self._background is not None and self._background.error is not None:
             self.stop()
         if self._background is None:
-            load(_TRL, "trl")
+            _rollout_sample()
             self._alive_at, self._failed_groups = time.monotonic(), 0
             self._background = Background(self._play(), "envsdk-rollouts")
 
@@ -240,7 +266,7 @@ class RolloutWorker:
     def _rows(
         self, trajectories: Sequence[Trajectory], samples: Sequence[Sample], group_id: int, version: int
     ) -> list[Any]:
-        rollout_sample: Any = load(_TRL, "trl").RolloutSample
+        rollout_sample = _rollout_sample()
         contexts = {trajectory.id: trajectory.contexts for trajectory in trajectories}
         rows: list[Any] = []
         for sample in samples:

@@ -1,11 +1,13 @@
 """What TRL's trainers get: rows of samples, prompts that name episodes, and nothing that is not sound."""
 
 import asyncio
+import importlib.metadata
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +17,7 @@ from trainers.episodes import refuses_every_defect
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
 from envsdk.credit import group_advantages
-from envsdk.errors import ConfigError, EpisodeError, InvalidSample, SingleSampleOnly
+from envsdk.errors import ConfigError, EpisodeError, InvalidSample, MissingPackage, SingleSampleOnly
 from envsdk.trainers.trl import RolloutFunc, prompt_of, read_prompt, reward_func, scored, to_batch, to_row
 from envsdk.trainers.trl_async import LocalWeights, RolloutWorker, group_metrics, to_fields
 
@@ -306,3 +308,56 @@ def test_a_worker_refuses_what_it_cannot_play() -> None:
     with pytest.raises(EpisodeError, match="the rollouts are not running"):
         worker.check_health(60)
     worker.stop()
+
+
+# TRL's own class of a row.
+
+
+def install_trl(monkeypatch: pytest.MonkeyPatch, version: str, **homes: Any) -> None:
+    """As if TRL were installed in a version that has these modules in `trl.experimental.async_grpo`."""
+    for name in ("trl", "trl.experimental", "trl.experimental.async_grpo"):
+        package = ModuleType(name)
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, name, package)
+    for name, value in homes.items():
+        if name == "public":
+            sys.modules["trl.experimental.async_grpo"].RolloutSample = value  # type: ignore[attr-defined]
+        else:
+            module = ModuleType(name)
+            module.RolloutSample = value  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, f"trl.experimental.async_grpo.{name}", module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+
+
+def a_row_of(worker: RolloutWorker) -> Any:
+    trajectory = play("envsdk/GuessNumber-v0")
+    samples = [replace(sample, advantage=0.5) for sample in trajectory.samples()]
+    return worker._rows([trajectory], samples, 0, 0)[0]
+
+
+@pytest.fixture
+def worker() -> RolloutWorker:
+    return RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v0", 0)}], lambda *_, **__: Action([1]))
+
+
+@pytest.mark.parametrize("home", ["public", "async_rollout_worker"])
+def test_a_row_is_made_of_trl_s_class_wherever_that_version_has_it(
+    monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker, home: str
+):
+    install_trl(monkeypatch, "1.16.0", **{home: SimpleNamespace})
+    assert a_row_of(worker).advantage == 0.5
+
+
+def test_a_trl_without_that_class_is_refused_with_the_versions_that_work(
+    monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker
+):
+    install_trl(monkeypatch, "1.18.0")
+    for use in (worker.start, lambda: a_row_of(worker)):
+        with pytest.raises(MissingPackage, match=r"TRL 1\.18\.0 has no RolloutSample.* versions of TRL: 1\.16\.0"):
+            use()
+
+
+def test_without_trl_the_page_is_named(monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(MissingPackage, match=r"see docs/trainers/trl\.md"):
+        a_row_of(worker)
