@@ -5,7 +5,6 @@ import copy
 import inspect
 import logging
 import math
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -19,6 +18,7 @@ from .action import Action, Observation
 from .agent import Agent
 from .episode import Call, Children, Episode, Method, Play, Result
 from .errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
+from .event_loops import in_event_loop, run
 from .handoff import Handoff, HandoffResult
 from .history import HistoryPolicy, get_history
 from .limits import Limits
@@ -28,7 +28,7 @@ from .renderer import Renderer
 from .spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, check_task, find, load_tasks, pick
 from .tokenizers import Tokenizer
-from .tools import rebound
+from .tools import is_async, rebound
 from .trajectory import Trajectory
 from .turn import Turn
 
@@ -81,6 +81,8 @@ class Env(gymnasium.Env[Observation, Any]):
     first, and the reference policy the second."""
     n_tasks: ClassVar[int | None] = None
     """How many different tasks seeds give, where those are few (the whole space of them); None: another one each."""
+    _may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond", "resume")
+    """The methods of authors that are awaited if they return something to wait for."""
 
     task: Any
     """The current task, if there are tasks."""
@@ -110,7 +112,6 @@ class Env(gymnasium.Env[Observation, Any]):
         self.task = None
         self._agent: Agent | None = None
         self._episodes = 0
-        self._runner: asyncio.Runner | None = None
         if self.renderer.renders_whole:  # measured: what it cannot say is refused here, and not in the first episode
             self.renderer.check_tools(self.default_tools())
 
@@ -307,9 +308,6 @@ class Env(gymnasium.Env[Observation, Any]):
     def close(self) -> None:
         """Free what the environment holds, and its sub-agents. It may be called again."""
         errors = self._close_children()
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
         if errors:
             raise errors[0]
 
@@ -326,7 +324,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runner": None}  # an event loop cannot be copied; another is made when it is needed
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -343,8 +341,8 @@ class Env(gymnasium.Env[Observation, Any]):
         return self._agent
 
     def _waits(self) -> bool:
-        """Whether `start` or `respond` has to be waited for."""
-        return any(inspect.iscoroutinefunction(method) for method in (self.start, self.respond, self.resume))
+        """Whether a method of the author has to be waited for."""
+        return any(is_async(getattr(self, name)) for name in self._may_be_async)
 
     def _needs_loop(self) -> bool:
         """Whether a step may have to wait for something."""
@@ -497,11 +495,7 @@ class Env(gymnasium.Env[Observation, Any]):
             return value  # pyright: ignore[reportReturnType]
         if not self._needs_loop() and inspect.iscoroutine(value):
             return _run_at_once(value)
-        root = self._agent.episode.root.env if self._agent is not None else self  # all agents share an event loop
-        if root._runner is None:
-            root._runner = asyncio.Runner()
-            weakref.finalize(root, root._runner.get_loop().close)  # where nobody calls close()
-        return root._runner.run(_not_cancelled(value))
+        return run(_not_cancelled(value))
 
     def _refuse_event_loop(self) -> None:
         """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
@@ -516,15 +510,6 @@ class Env(gymnasium.Env[Observation, Any]):
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
-
-
-def in_event_loop() -> bool:
-    """Whether an event loop is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,7 @@ from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
 from .limits import StopReason
 from .messages import Message, ToolCall, ToolSchema, check_json
-from .tools import Tool, as_tool
+from .tools import Tool, as_tool, is_async
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class ToolEnv(Env):
     """
 
     Config: ClassVar[type[EnvConfig]] = ToolEnvConfig
+    _may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
     tools: "Sequence[Tool | Callable[..., Any]]" = ()
     """Tools that are no methods; functions are made tools. It may be set in `__init__`."""
     told_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
@@ -195,9 +196,9 @@ class ToolEnv(Env):
 
     def _waits(self) -> bool:
         """Whether anything has to be waited for; if not, `step` needs no event loop."""
-        hooks = (self.start, self.finish, self.after_tools, self.on_bad_reply)
+        hooks = (getattr(self, name) for name in self._may_be_async)
         is_own = type(self).respond is ToolEnv.respond
-        if not is_own or self.config.concurrent_tools or any(map(inspect.iscoroutinefunction, hooks)):
+        if not is_own or self.config.concurrent_tools or any(map(is_async, hooks)):
             return True
         tools = self._tools() if self._functions is None else self._functions
         return any(tool.is_async or self._timeout_s(tool) is not None for tool in tools.values())

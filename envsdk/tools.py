@@ -73,8 +73,7 @@ class Tool:
     @property
     def is_async(self) -> bool:
         """Whether the function is `async def`."""
-        function = _plain_function(self.function)
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
+        return is_async(self.function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, unchecked, as if it were no tool."""
@@ -97,6 +96,12 @@ class Tool:
         if owner is not None:
             return getattr, (owner, function.__name__)
         return _imported, (function.__module__, function.__qualname__)
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a function is `async def`, or a plain one that wraps one that is."""
+    plain = _plain_function(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(inspect.unwrap(plain))
 
 
 def rebound(function: Any, memo: dict[int, Any]) -> Any:

@@ -3,24 +3,37 @@
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from envsdk import Env, Message
 
 README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_the_readmes_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 17
+    assert len(BLOCKS) == 17
     scope: dict[str, object] = {"__name__": "readme"}
-    for block in blocks:
+    for block in BLOCKS:
         exec(compile(block, str(README), "exec"), scope)
     assert len(scope["samples"]) == 1
     assert all(trajectory.reward == 1.0 for trajectory in scope["many"])
     answer_after_a_call(scope["Shop"]())
     think_once_more(scope["Careful"]())
+
+
+def test_the_readmes_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(folder, str(tmp_path / folder))
+    cells = [nbformat.v4.new_code_cell(block) for block in BLOCKS]
+    last = "assert len(samples) == 1 and all(trajectory.reward == 1.0 for trajectory in many)"
+    notebook = nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell(last)])
+    NotebookClient(
+        notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=60
+    ).execute()
 
 
 def answer_after_a_call(env: Env) -> None:

@@ -4,18 +4,22 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ..env import Env, is_being_cancelled
 from ..errors import ConfigError
+from ..event_loops import run
+from ..registry import make
+from ..tools import is_async
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy
-from .simple import arollout, refuse_event_loop
+from .simple import arollout, refuse_no_env
 
 _log = logging.getLogger(__name__)
 
 
 async def agather(
-    make_env: Callable[[], Env],
+    make_env: Callable[[], Env] | str,
     policy: PolicyLike = "random",
     *,
     seeds: Sequence[int],
@@ -25,7 +29,8 @@ async def agather(
     """Roll out an episode for each seed, inside an event loop.
 
     Args:
-        make_env: Makes an environment; it is called once for each of the episodes that run at a time.
+        make_env: Makes an environment, such as its class; or the id of a registered one. It is called once for each of
+            the episodes that run at a time.
         policy: A policy, or the name of one.
         seeds: One episode each. Episodes of the same seed are of the same task and form a group: they share their
             `group_id`, `name/seed`, and are called `name/seed`, `name/seed#1`, ...
@@ -37,11 +42,18 @@ async def agather(
         steps that it had.
 
     Raises:
-        UnknownName: If there is no policy of that name.
+        UnknownName: If there is no environment or policy of that name.
+        ConfigError: For arguments of another kind.
     """
     if max_concurrency < 1:
         raise ConfigError(f"max_concurrency is {max_concurrency}; expected at least 1")
-    envs = [make_env() for _ in range(min(max_concurrency, len(seeds)))]
+    if not (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):
+        instead = f"range({seeds})" if isinstance(seeds, int) else "list(seeds)"
+        raise ConfigError(f"seeds is {seeds!r:.80}; expected a sequence of them, such as {instead}")
+    if on_end is not None and is_async(on_end):
+        raise ConfigError("on_end is `async def`; expected a plain function: nobody awaits it")
+    make_one = _maker(make_env)
+    envs = [make_one() for _ in range(min(max_concurrency, len(seeds)))]
     if len({id(env) for env in envs}) < len(envs):
         raise ConfigError("make_env returned the same environment twice; episodes that run side by side need their own")
     for env in envs[:1]:
@@ -52,21 +64,35 @@ async def agather(
     return [trajectory for trajectory in results if trajectory is not None]
 
 
+def _maker(make_env: object) -> Callable[[], Env]:
+    if isinstance(make_env, str):
+        return partial(make, make_env)
+    if isinstance(make_env, Env) or not callable(make_env):
+        given = f"the environment {make_env!r}" if isinstance(make_env, Env) else f"{make_env!r:.80}"
+        raise ConfigError(
+            f"gather() got {given}; give it what makes one, for each of the episodes that run at a time: its class, "
+            "its id, or a function such as `lambda: MyEnv(history='strip')`"
+        )
+
+    def make_one() -> Env:
+        env: object = make_env()
+        refuse_no_env(env, "gather(), from make_env,")
+        assert isinstance(env, Env)
+        return env
+
+    return make_one
+
+
 def gather(
-    make_env: Callable[[], Env],
+    make_env: Callable[[], Env] | str,
     policy: PolicyLike = "random",
     *,
     seeds: Sequence[int],
     max_concurrency: int = 16,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Roll out an episode for each seed; see `agather`.
-
-    Raises:
-        EpisodeError: Inside an event loop (a notebook has one): there, `await envsdk.rollouts.agather(...)`.
-    """
-    refuse_event_loop("envsdk.rollouts.agather")
-    return asyncio.run(agather(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))
+    """Roll out an episode for each seed; see `agather`. It waits where `rollout` does."""
+    return run(agather(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))
 
 
 def _numbered(seeds: Sequence[int]) -> Iterator[tuple[int, int, str]]:

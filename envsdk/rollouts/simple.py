@@ -1,28 +1,43 @@
 """One episode from start to end."""
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..action import Action, Observation
 from ..agent import Agent
-from ..env import Env, in_event_loop
+from ..env import Env
 from ..episode import Result
-from ..errors import ConfigError, EpisodeError, PolicyError
+from ..errors import ConfigError, PolicyError
+from ..event_loops import run
 from ..handoff import HandoffResult
+from ..registry import make
 from ..trajectory import Trajectory
 from .policies import PolicyLike, find_policy, request_of
 
 
-def refuse_event_loop(instead: str) -> None:
-    """Raise an `EpisodeError` inside an event loop, where `asyncio.run` does not work."""
-    if in_event_loop():
-        raise EpisodeError(f"inside an event loop (a notebook has one), call `await {instead}(...)`")
+def refuse_no_env(env: object, function: str) -> None:
+    """Refuse what is not an environment, with what to give instead.
+
+    Raises:
+        ConfigError: If it is not one.
+    """
+    if isinstance(env, Env):
+        return
+    inner = getattr(env, "unwrapped", None)
+    if isinstance(env, type) and issubclass(env, Env):
+        given, instead = f"the class {env.__name__}", f"an object of it, {env.__name__}()"
+    elif isinstance(inner, Env):
+        given, instead = "a wrapper of gymnasium", "what it wraps: env.unwrapped"
+    else:
+        given, instead = f"{env!r:.80}", "an environment, or the id of a registered one"
+    raise ConfigError(f"{function} got {given}; give it {instead}")
 
 
 async def arollout(
-    env: Env,
+    env: Env | str,
     policy: PolicyLike = "random",
     *,
     seed: int | None = None,
@@ -32,7 +47,7 @@ async def arollout(
     """Roll out one episode, inside an event loop; sub-agents that were handed over to in a list go on side by side.
 
     Args:
-        env: The environment; it is reset.
+        env: The environment, which is reset; or the id of one, which is made for this episode, and closed.
         policy: A policy (see `envsdk.rollouts.Policy`), or `"random"`, `"reference"` or `"null"`; or one for each role,
             as a mapping.
         seed: The same seed and the same policy give the same bytes.
@@ -44,9 +59,15 @@ async def arollout(
 
     Raises:
         EpisodeError: With `reset=False`, if no action is due.
+        UnknownName: If there is no environment or policy of that name.
+        ConfigError: If `env` is not an environment.
         PolicyError: If the policy returns no `Action`.
         Exception: Whatever the environment or the policy raises; `env.fail(error)` then has what there is.
     """
+    if isinstance(env, str):
+        with contextlib.closing(make(env)) as made:
+            return await arollout(made, policy, seed=seed, options=options, reset=reset)
+    refuse_no_env(env, "rollout()")
     ask = find_policy(policy, env, seed)
     if reset:
         observation, info = await env.areset(seed=seed, options=options)
@@ -121,7 +142,7 @@ class _Player:
 
 
 def rollout(
-    env: Env,
+    env: Env | str,
     policy: PolicyLike = "random",
     *,
     seed: int | None = None,
@@ -130,8 +151,8 @@ def rollout(
 ) -> Trajectory:
     """Roll out one episode; see `arollout`.
 
-    Raises:
-        EpisodeError: Inside an event loop (a notebook has one): there, `await envsdk.arollout(...)`.
+    It waits in an event loop that is kept for the next call, so a policy's or an environment's client that is bound to
+    a loop serves all of them. That loop runs in the caller's thread; where one is running there already (a notebook has
+    one), in another thread that is kept, and the caller's loop stands still until the episode is over.
     """
-    refuse_event_loop("envsdk.arollout")
-    return asyncio.run(arollout(env, policy, seed=seed, options=options, reset=reset))
+    return run(arollout(env, policy, seed=seed, options=options, reset=reset))

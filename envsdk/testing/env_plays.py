@@ -11,6 +11,7 @@ import numpy as np
 
 from ..action import Action
 from ..env import Env
+from ..event_loops import run
 from ..rollouts import arollout
 from ..rollouts.policies import find_policy, request_of
 from ..trajectory import Trajectory
@@ -195,11 +196,7 @@ def roll_out(env: Env, policy: str, seed: int) -> Trajectory:
         await asyncio.sleep(0)  # where others wait, they go on
         return ask(*arguments, **options)
 
-    async def play() -> None:  # it returns nothing, since asyncio writes out what a task returns where it ends a loop
-        await arollout(env, sample, seed=seed)
-
-    asyncio.run(play())
-    return ended(env)
+    return run(arollout(env, sample, seed=seed))
 
 
 def sampler(env: Env, policy: str, seed: int) -> Callable[[], Action]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..env import in_event_loop
 from ..errors import ConfigError, unknown_name
+from ..event_loops import in_event_loop
 from . import env_attacks, env_determinism, env_lifecycle, env_rewards, env_soundness, env_tasks, env_tools
 from .env_differences import told
 from .env_plays import ENDS, NoEnd, PlayFailed, Plays, closed

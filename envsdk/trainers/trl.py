@@ -11,22 +11,21 @@ GRPOTrainer hands out each prompt `num_generations` times, takes one row for eac
 rows. See `trl_async` for the trainer that takes several rows of a rollout. TRL itself is not imported.
 """
 
-import asyncio
 import functools
 import inspect
 import json
 import logging
 import operator
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..env import Env, in_event_loop
+from ..env import Env
 from ..errors import ConfigError, EpisodeError
+from ..event_loops import run
 from ..rollouts.many import agather
 from ..rollouts.policies import PolicyLike
 from ..rollouts.transformers_policy import TransformersPolicy
@@ -278,10 +277,7 @@ class RolloutFunc:
         return batch
 
     def _play(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        if not in_event_loop():
-            return asyncio.run(self._aplay(episodes, policy))
-        with ThreadPoolExecutor(1) as thread:  # a notebook's own loop is busy with the trainer
-            return thread.submit(asyncio.run, self._aplay(episodes, policy)).result()
+        return run(self._aplay(episodes, policy))
 
     async def _aplay(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
         played: dict[int, Trajectory] = {}

@@ -13,7 +13,7 @@ import pytest
 from adapters import scoring
 
 import envsdk
-from envsdk import Env, Message, Trajectory
+from envsdk import Env, Message, Trajectory, event_loops
 from envsdk.adapters.dataset import Dataset
 from envsdk.errors import ConfigError, TaskError, TurnError
 from envsdk.rollouts import ReplyPolicy, gather
@@ -190,14 +190,15 @@ def test_a_trajectory_says_which_function_scored(score: Any, name: str):
     assert env.episode.config["score"] == said
 
 
-def test_outside_an_event_loop_a_plain_function_needs_none_and_an_async_one_gets_its_own():
+def test_a_plain_function_needs_no_event_loop_and_an_async_one_does(monkeypatch: pytest.MonkeyPatch):
     for score, needs in ((scoring.exact, False), (scoring.slowly, True)):
+        monkeypatch.setattr(event_loops._thread, "kept", None)
         env = Dataset(tasks=ROWS, score=score)
         _, info = env.reset(seed=0)
         asked = {"context": "main", "max_tokens": info["max_tokens"], "stop": ()}
         result = env.step(ReplyPolicy(env, lambda player: player.reference_reply())(env.prompt(), **asked))
         assert result.terminated and result.reward >= 1.0
-        assert (env._runner is not None) == needs
+        assert (event_loops._thread.kept is not None) == needs
         env.close()
 
 

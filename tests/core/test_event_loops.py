@@ -1,0 +1,371 @@
+"""Where `rollout`, `gather` and `step` wait: one event loop for all calls, in a notebook as in a program."""
+
+import asyncio
+import contextvars
+import gc
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import envsdk
+from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
+from envsdk.rollouts import gather
+
+
+class Says(Env):
+    """Ends with the first reply."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+
+async def in_a_loop(function: Callable[[], Any]) -> Any:
+    """Call a plain function where an event loop is running, as the cells of a notebook are."""
+    return function()
+
+
+def outside(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def inside(function: Callable[[], Any]) -> Any:
+    return asyncio.run(in_a_loop(function))
+
+
+EVERYWHERE = pytest.mark.parametrize("where", [outside, inside])
+
+
+class Client:
+    """Bound to the event loop of its first use, as clients of HTTP are."""
+
+    def __init__(self) -> None:
+        self.loops: set[asyncio.AbstractEventLoop] = set()
+
+    async def __call__(self, prompt: Any, **_: Any) -> Action:
+        self.loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return Action([5])
+
+
+@EVERYWHERE
+def test_a_client_that_is_bound_to_its_loop_serves_all_rollouts_and_gathers(where: Callable[..., Any]) -> None:
+    client = Client()
+
+    def play() -> None:
+        for seed in range(3):
+            assert envsdk.rollout(Says(), client, seed=seed).reward == 1.0
+        gather(Says, client, seeds=range(3))
+
+    where(play)
+    assert len(client.loops) == 1
+
+
+def test_an_environment_that_is_stepped_waits_in_the_loop_of_the_rollouts() -> None:
+    seen = []
+
+    class Waits(Says):
+        async def respond(self, reply: Message) -> Turn:
+            seen.append(asyncio.get_running_loop())
+            return Turn(terminated=True)
+
+    env = Waits()
+    env.reset(seed=0)
+    env.step([5])
+    envsdk.rollout(env, "null", seed=0)
+    env.close()
+    envsdk.rollout(env, "null", seed=0)
+    assert len(set(map(id, seen))) == 1
+
+
+@EVERYWHERE
+def test_what_an_environment_makes_is_used_in_the_thread_that_made_it(where: Callable[..., Any]) -> None:
+    class Desk(Says):
+        def start(self) -> Turn:
+            self.connection = sqlite3.connect(":memory:")
+            return Turn("Go.")
+
+        def respond(self, reply: Message) -> Turn:
+            (one,) = self.connection.execute("select 1").fetchone()
+            self.connection.close()
+            return Turn(reward=one, terminated=True)
+
+    assert where(lambda: [envsdk.rollout(Desk(), "null", seed=seed).reward for seed in range(2)]) == [1.0, 1.0]
+    assert [one.reward for one in where(lambda: gather(Desk, "null", seeds=range(2)))] == [1.0, 1.0]
+
+
+class Connected(Says):
+    """Has a connection that its maker's thread alone may use."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.connection = sqlite3.connect(":memory:")
+
+    def start(self) -> Turn:
+        self.connection.execute("select 1")
+        return Turn("Go.")
+
+    def close(self) -> None:
+        self.connection.close()
+        super().close()
+
+
+def test_where_no_loop_is_running_everything_stays_in_the_callers_thread() -> None:
+    env = Connected()
+    assert envsdk.rollout(env, "null", seed=0).reward == 1.0
+    env.close()
+
+
+def test_an_error_of_the_other_thread_names_the_way_to_stay_in_this_one() -> None:
+    env = Connected()
+    with pytest.raises(sqlite3.ProgrammingError) as caught:
+        inside(lambda: envsdk.rollout(env, "null", seed=0))
+    assert any("await envsdk.arollout" in note for note in caught.value.__notes__)
+    assert asyncio.run(envsdk.arollout(env, "null", seed=0)).reward == 1.0
+    env.close()
+
+
+@EVERYWHERE
+def test_a_tool_may_roll_out_another_environment(where: Callable[..., Any]) -> None:
+    class Asks(ToolEnv):
+        def start(self) -> Turn:
+            return Turn("Go.")
+
+        @tool
+        def ask(self, depth: int) -> float:
+            """Ask another one."""
+            return envsdk.rollout(Nested(depth=depth), "reference", seed=0).reward if depth else 1.0
+
+        def finish(self, reply: Message) -> Turn:
+            return Turn(reward=float(self.messages()[-2].content), terminated=True)
+
+    class Nested(Asks):
+        def __init__(self, depth: int = 3) -> None:
+            super().__init__()
+            self.depth = depth
+
+        def reference_reply(self) -> Message | str:
+            if len(self.messages()) > 1:
+                return "Done."
+            call = {"name": "ask", "arguments": {"depth": self.depth - 1}}
+            return Message(role="assistant", tool_calls=[call])
+
+    assert where(lambda: envsdk.rollout(Nested(), "reference", seed=0).reward) == 1.0
+
+
+@EVERYWHERE
+def test_context_variables_of_the_caller_are_there_in_every_call(where: Callable[..., Any]) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    seen = []
+
+    def policy(prompt: Any, **_: Any) -> Action:
+        seen.append(variable.get())
+        variable.set(99)
+        return Action([5])
+
+    def play() -> None:
+        for value in (1, 2):
+            variable.set(value)
+            envsdk.rollout(Says(), policy, seed=0)
+
+    where(play)
+    assert seen == [1, 2]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+def test_what_an_author_raises_comes_out_with_its_traceback(where: Callable[..., Any], kind: type) -> None:
+    class Raises(Says):
+        def respond(self, reply: Message) -> Turn:
+            raise kind("no answer")
+
+    def play() -> None:
+        with pytest.raises(kind, match="no answer") as caught:
+            envsdk.rollout(Raises(), "null", seed=0)
+        assert caught.traceback[-1].name == "respond"
+        assert envsdk.rollout(Says(), "null", seed=0).reward == 1.0
+
+    where(play)
+
+
+@EVERYWHERE
+def test_an_interrupt_ends_the_episode_and_the_next_one_runs(where: Callable[..., Any]) -> None:
+    ended = []
+
+    async def policy(prompt: Any, **_: Any) -> Action:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    def play() -> float:
+        with pytest.raises(KeyboardInterrupt):
+            envsdk.rollout(Says(), policy, seed=0)
+        assert ended == [True]
+        return envsdk.rollout(Says(), "null", seed=0).reward
+
+    if where is inside:  # as in a notebook, whose loop leaves interrupts to Python
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(in_a_loop(play)) == 1.0
+        loop.close()
+    else:
+        assert play() == 1.0
+
+
+def test_threads_have_loops_of_their_own_that_end_with_them() -> None:
+    clients = [Client() for _ in range(4)]
+    threads = [threading.Thread(target=envsdk.rollout, args=(Says(), client), kwargs={"seed": 0}) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del thread, threads
+    gc.collect()
+    loops = [loop for client in clients for loop in client.loops]
+    assert len(set(map(id, loops))) == 4
+    assert all(loop.is_closed() for loop in loops)
+
+
+def test_step_of_an_environment_that_waits_still_needs_astep_where_a_loop_is_running() -> None:
+    class Waits(Says):
+        async def start(self) -> Turn:
+            return Turn("Go.")
+
+    with pytest.raises(errors.EpisodeError, match="astep"):
+        inside(lambda: Waits().reset(seed=0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
+    program = """
+        import asyncio, os
+        import envsdk
+        from envsdk import Action
+
+        async def policy(prompt, **_):
+            asyncio.get_running_loop().create_task(asyncio.sleep(60))  # left behind
+            await asyncio.sleep(0.001)
+            return Action([5])
+
+        def play():
+            return envsdk.rollout("envsdk/KuhnPoker-v0", policy, seed=0).status
+
+        async def inside():
+            return play()
+
+        play(), asyncio.run(inside())
+        child = os.fork()
+        print(play(), asyncio.run(inside()), flush=True)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            print(play(), asyncio.run(inside()), flush=True)
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.split()) == 6
+
+
+# Every method that an author may write as `async def`.
+
+
+class Every(ToolEnv):
+    """Comes through all hooks of a ToolEnv: a bad reply, a tool, a handoff, the end."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+        return Turn(results)
+
+    def on_bad_reply(self, reply: Message, corrections: list[Message], in_a_row: int) -> Turn:
+        return Turn(corrections)
+
+    def finish(self, reply: Message) -> Any:
+        return Handoff(Says())
+
+    def after_handoff(self, result: Any) -> Turn:
+        return Turn(reward=result.reward, terminated=True)
+
+
+class Two(Env):
+    """Comes through all hooks of an Env."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Any:
+        return Handoff(Says())
+
+    def resume(self, result: Any) -> Turn:
+        return Turn(reward=result.reward, terminated=True)
+
+
+def may_be_awaited(method: Any) -> bool:
+    return "Awaitable" in str(getattr(method, "__annotations__", {}).get("return"))
+
+
+HOOKS = [
+    (env, name)
+    for env, base in ((Two, Env), (Every, ToolEnv))
+    for name in dir(base)
+    if may_be_awaited(getattr(base, name)) or (base is Env and name in ("start", "respond", "resume"))
+]
+
+
+def waiting(env: type[Env], name: str) -> type[Env]:
+    plain: Any = getattr(env, name)
+
+    async def method(self: Any, *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return plain(self, *arguments)
+
+    def wrapper(self: Any, *arguments: Any) -> Awaitable[Any]:
+        return method(self, *arguments)
+
+    wrapper.__wrapped__ = method  # as functools.wraps leaves it
+    return type(env.__name__, (env,), {name: wrapper})
+
+
+def actions(env: Env) -> list[Any]:
+    look = Message(role="assistant", tool_calls=[{"name": "look"}])
+    nobody = Message(role="assistant", tool_calls=[{"name": "nobody"}])
+    replies = [nobody, look, "Done.", "Well."] if isinstance(env, Every) else ["Done.", "Well."]
+    messages = [Message(role="assistant", content=one) if isinstance(one, str) else one for one in replies]
+    return [env.renderer.reply(message) for message in messages]
+
+
+def test_the_table_of_hooks_has_them_all() -> None:
+    assert {name for _, name in HOOKS} == {
+        *("start", "respond", "resume"),
+        *("finish", "after_tools", "on_bad_reply", "after_handoff"),
+    }
+
+
+@pytest.mark.parametrize(("env", "name"), HOOKS)
+def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
+    made = waiting(env, name)()
+    made.reset(seed=0)
+    for action in actions(made):
+        result = made.step(action)
+    assert (result.terminated, result.reward) == (True, 2.0)
+
+    replies = iter(actions(made))
+    assert envsdk.rollout(made, lambda *_, **__: Action(next(replies)), seed=0).reward == 2.0
