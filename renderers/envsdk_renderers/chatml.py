@@ -5,7 +5,7 @@ their results are written in it, is said here once for all families that build o
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.emission import Emission
@@ -114,7 +114,7 @@ class ChatML(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
-        reply = HermesReply(self.call_text, self.read_call, self.before_first_call)
+        reply = HermesReply(self.call_text, self.call_reader(tools), self.before_first_call)
         started = self.behind_opening(prompt_tail)
         if len(started):
             for control, text in self.split(started).segments:
@@ -130,9 +130,9 @@ class ChatML(Renderer):
         arguments = call.arguments if is_verbatim else json_text(call.arguments, f"call of {call.name!r}")
         return f'\n{{"name": "{call.name}", "arguments": {arguments}}}\n'
 
-    def read_call(self, text: str) -> ToolCall:
-        """Read what stands between the tags of a call."""
-        return parse_call(text)
+    def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
+        """Return what reads the text between the tags of a call; the tools may give the types of its values."""
+        return parse_call
 
 
 class ToolChatML(ChatML):

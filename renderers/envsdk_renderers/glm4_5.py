@@ -5,24 +5,25 @@ token that opens the next message (`<|user|>`, `<|observation|>`), which therefo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.emission import Emission
-from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.renderer import TokenIds
 
+from .argument_types import ArgumentTypes
 from .chatml import json_text, with_reasoning
+from .glm_calls import read_call, read_texts, write_call
 from .thinking import ThinkingChatML
-from .xml_calls import read_value
+from .xml_calls import no_names
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 _OPENERS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|observation|>"}
-_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _TAGS = re.compile(r"(</?arg_(?:key|value)>)")
 
 
@@ -30,7 +31,7 @@ class GLM45(ThinkingChatML):
     """GLM-4.5's chat format. Its vocabulary is not at hand: it is held to the template on a stand-in.
 
     A reply that sampled another opener than that of the message that comes next is cut there, a `template` break.
-    Values in a call are text: numbers, booleans and null come back as the text that they are written as.
+    Values in a call are text, which `parse` reads by the tools' schemas; see `ArgumentTypes`.
 
     Args:
         tokenizer: A tokenizer with GLM-4.5's control tokens.
@@ -100,13 +101,12 @@ class GLM45(ThinkingChatML):
 
     def _emit_call(self, out: Emission, call: ToolCall) -> None:
         if call.raw is not None:  # as it was sampled; its tags are meant if that is how this call is read
-            read = self.read_call(call.raw)
-            is_it = (read.name, read.arguments) == (call.name, call.arguments) and read.error is None
+            is_it = _is_of(call.raw, call)
             for index, part in enumerate(_TAGS.split(call.raw)):
                 out.scaffold(part) if index % 2 and is_it else out.content(part)
             return
         if isinstance(call.arguments, str):
-            raise _no_names(call)
+            raise no_names(call)
         out.content(call.name)
         for key, value in call.arguments.items():
             out.scaffold("\n<arg_key>")
@@ -162,30 +162,12 @@ class GLM45(ThinkingChatML):
         return tail
 
     def call_text(self, call: ToolCall) -> str:
-        """What stands between the tags of a call."""
-        if isinstance(call.arguments, str):
-            raise _no_names(call)
-        lines = (
-            f"<arg_key>{key}</arg_key>\n<arg_value>{self.value_text(value)}</arg_value>\n"
-            for key, value in call.arguments.items()
-        )
-        return f"{call.name}\n{''.join(lines)}"
+        """See `glm_calls.write_call`."""
+        return write_call(call, self.value_text)
 
-    def read_call(self, text: str) -> ToolCall:
-        """Read a call. What cannot be read is a call with an error and the text as arguments."""
-        name, _, body = text.partition("<arg_key>")
-        body = "<arg_key>" * (len(text) > len(name)) + body
-        arguments: dict[str, Any] = {}
-        position = 0
-        while argument := _ARGUMENT.match(body, position):
-            arguments[argument[1]] = read_value(argument[2])
-            position = argument.end()
-        name = name.strip()
-        if not name or "\n" in name:
-            return ToolCall(name="", arguments=text, error="a tool call has no name")
-        if body[position:].strip():
-            return ToolCall(name="", arguments=text, error=f"a tool call of {name!r} has more than arguments")
-        return ToolCall(name=name, arguments=arguments)
+    def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
+        """See `glm_calls.read_call`."""
+        return partial(read_call, types=ArgumentTypes(tools))
 
     def value_text(self, value: Any) -> str:
         """A value of an argument: a text as it is, everything else as JSON."""
@@ -202,5 +184,7 @@ class GLM45(ThinkingChatML):
         return message.model_copy(update={"content": message.content[1:]}) if is_bare else message
 
 
-def _no_names(call: ToolCall) -> RenderError:
-    return RenderError(f"the call of {call.name!r} has a text as its arguments; the format needs them by name")
+def _is_of(raw: str, call: ToolCall) -> bool:
+    """Whether a text is a call of that tool with arguments of those names."""
+    read = read_texts(raw)
+    return read is not None and read[0] == call.name and list(dict(read[1])) == list(call.arguments)

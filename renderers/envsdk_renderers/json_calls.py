@@ -11,12 +11,9 @@ from pydantic import ValidationError
 
 from envsdk.messages import ToolCall
 
-from .xml_calls import read_value
-
 _DECODER = json.JSONDecoder()
 _BEGINS_A_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 _BETWEEN = re.compile(r"[\s;]*")
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[]*)\s*)?(?:\[ARGS\])?")
 
 
@@ -62,15 +59,6 @@ def read_mistral(text: str) -> tuple[str, list[ToolCall]]:
             break
         position += len(mark)
     return text[position:], calls or [_broken(text, "a tool call has no name")]
-
-
-def read_arg_tags(text: str) -> ToolCall:
-    """Read GLM's call: a name, and each argument between `<arg_key>` and `<arg_value>` tags."""
-    name, tag, behind = text.partition("<arg_key>")
-    name, arguments = name.strip(), tag + behind
-    if not name or "\n" in name or _ARGUMENT.sub("", arguments).strip():
-        return _broken(text, "a tool call is no name with <arg_key> and <arg_value>")
-    return _checked(name, {key: read_value(value) for key, value in _ARGUMENT.findall(arguments)}, text, None)
 
 
 def _decode(text: str, start: int, name: str | None = None, call_id: str | None = None) -> tuple[ToolCall, int]:

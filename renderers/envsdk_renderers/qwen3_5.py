@@ -4,7 +4,8 @@ Source of the rules: the official `chat_template` of Qwen/Qwen3.5-4B, and of Qwe
 not at hand; the renderers are held to the templates on that of Qwen3, which has all the control tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from envsdk.emission import Emission
@@ -12,6 +13,7 @@ from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.tokenizers import Tokenizer
 
+from .argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from .chatml import json_text
 from .thinking import ThinkingChatML, check_flag
 from .xml_calls import read_call, write_call
@@ -32,7 +34,7 @@ _INSTRUCTIONS = {
 class Qwen35(ThinkingChatML):
     """Qwen3.5's chat format: ChatML with a think block, and tool calls as XML; texts are trimmed.
 
-    Values in a call are text: numbers, booleans and null come back as the text that they are written as.
+    Values in a call are text, which `parse` reads by the tools' schemas; see `ArgumentTypes`.
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.
@@ -59,6 +61,8 @@ class Qwen35(ThinkingChatML):
 
     shows_empty_system: ClassVar[bool] = True
     """Whether a system message without text has a block, though nothing else stands in it."""
+    words: ClassVar[Mapping[str, Any]] = PYTHON_WORDS
+    """Values in a call that the template does not write as JSON."""
 
     @property
     def instructions(self) -> str:
@@ -106,9 +110,9 @@ class Qwen35(ThinkingChatML):
         """See `write_call`."""
         return write_call(call, self.value_text)
 
-    def read_call(self, text: str) -> ToolCall:
+    def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
         """See `xml_calls.read_call`."""
-        return read_call(text)
+        return partial(read_call, types=ArgumentTypes(tools, self.words))
 
     def value_text(self, value: Any) -> str:
         """A value of an argument: lists and objects as JSON, everything else as Python writes it."""
@@ -127,6 +131,7 @@ class Qwen36(Qwen35):
 
     name: ClassVar[str] = "qwen3.6"
     preserves_thinking_by_default: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, Any]] = JSON_WORDS
 
     def __init__(
         self,

@@ -6,18 +6,22 @@ A format reads a reply cut at the control tokens of its renderer. Others join th
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from envsdk.errors import unknown_name
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.renderer import NOT_ENDED, Segment, SplitReply
 
-from . import json_calls, xml_calls
+from . import glm_calls, json_calls, xml_calls
+from .argument_types import PYTHON_WORDS, ArgumentTypes
 from .hermes import HermesReply, parse_call
 
 Reader: TypeAlias = Callable[[Iterable[Segment], SplitReply, Sequence[ToolSchema]], Message]
 """Reads the segments of what the prompt began and of what was sampled; the latter also specifies how the reply ended.
 The tools' schemas give the types of values that a format writes as bare text."""
+CallReader: TypeAlias = Callable[[Sequence[ToolSchema]], Callable[[str], ToolCall]]
+"""Makes for the tools of an episode what reads the text between the tags of a call."""
 CallFinder: TypeAlias = Callable[[str], tuple[str, str, list[ToolCall]] | None]
 """Finds calls in a text: what stands before them, behind them, and the calls; None if there are none."""
 PLAIN = "plain"
@@ -54,9 +58,9 @@ def choose_format(rendered: str) -> str:
     return next(name for name, reply_format in reversed(FORMATS.items()) if reply_format.fits(rendered))
 
 
-def _read(tags: re.Pattern[str], write_call: Callable[[ToolCall], str], read_call: Callable[[str], ToolCall]) -> Reader:
+def _read(tags: re.Pattern[str], write_call: Callable[[ToolCall], str], reader: CallReader) -> Reader:
     def read(segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
-        reply = HermesReply(write_call, read_call, "\n")
+        reply = HermesReply(write_call, reader(tools), "\n")
         for control, text in _cut(segments, tags):
             reply.read(control, text)
         return reply.message(is_ended=sampled.is_ended, overrun=sampled.overrun)
@@ -66,7 +70,7 @@ def _read(tags: re.Pattern[str], write_call: Callable[[ToolCall], str], read_cal
 
 def _read_text(find_calls: CallFinder) -> Reader:
     """Reads a think block, and calls in the text behind it."""
-    read_think = _read(_THINK, _json_call, parse_call)
+    read_think = _read(_THINK, _json_call, _json_reader)
 
     def read(segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
         message = read_think(segments, sampled, tools)
@@ -94,29 +98,27 @@ def _mistral_calls(text: str) -> tuple[str, str, list[ToolCall]] | None:
     return (before, *json_calls.read_mistral(behind)) if mark else None
 
 
-def _glm_call(call: ToolCall) -> str:
-    def value(given: object) -> str:
-        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-
-    if not isinstance(call.arguments, dict):
-        return call.arguments
-    tags = [
-        f"<arg_key>{key}</arg_key>\n<arg_value>{value(given)}</arg_value>\n" for key, given in call.arguments.items()
-    ]
-    return f"{call.name}\n{''.join(tags)}"
-
-
 def _json_call(call: ToolCall) -> str:
     is_text = isinstance(call.arguments, str)
     arguments = call.arguments if is_text else json.dumps(call.arguments, ensure_ascii=False)
     return f'\n{{"name": "{call.name}", "arguments": {arguments}}}\n'
 
 
-def _xml_call(call: ToolCall) -> str:
-    def value(given: object) -> str:
-        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+def _bare_value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    return xml_calls.write_call(call, value) if isinstance(call.arguments, dict) else call.arguments
+
+def _json_reader(tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
+    return parse_call
+
+
+def _glm_reader(tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
+    return partial(glm_calls.read_call, types=ArgumentTypes(tools))
+
+
+def _xml_reader(tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
+    # Qwen3-Coder's and Nemotron's templates write Python's True, those of Qwen3.6 and later JSON's.
+    return partial(xml_calls.read_call, types=ArgumentTypes(tools, PYTHON_WORDS))
 
 
 def _cut(segments: Iterable[Segment], tags: re.Pattern[str]) -> Iterator[Segment]:
@@ -163,11 +165,15 @@ def _is_glm(rendered: str) -> bool:
 _IN_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 FORMATS: dict[str, ReplyFormat] = {
     "verbatim": ReplyFormat(_is_any, _verbatim),
-    PLAIN: ReplyFormat(_is_any, _read(_THINK, _json_call, parse_call), ("<think>", "</think>")),
+    PLAIN: ReplyFormat(_is_any, _read(_THINK, _json_call, _json_reader), ("<think>", "</think>")),
     "llama": ReplyFormat(_is_llama, _read_text(_llama_calls), ("<think>", "</think>", "<|python_tag|>")),
     "mistral": ReplyFormat(_is_mistral, _read_text(_mistral_calls), ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    "glm": ReplyFormat(_is_glm, _read(_TAGS, _glm_call, json_calls.read_arg_tags), _IN_TAGS),
-    "xml": ReplyFormat(_is_xml, _read(_TAGS, _xml_call, xml_calls.read_call), _IN_TAGS),
-    "hermes": ReplyFormat(_is_hermes, _read(_TAGS, _json_call, parse_call), _IN_TAGS),
+    "glm": ReplyFormat(
+        _is_glm, _read(_TAGS, partial(glm_calls.write_call, write_value=_bare_value), _glm_reader), _IN_TAGS
+    ),
+    "xml": ReplyFormat(
+        _is_xml, _read(_TAGS, partial(xml_calls.write_call, write_value=_bare_value), _xml_reader), _IN_TAGS
+    ),
+    "hermes": ReplyFormat(_is_hermes, _read(_TAGS, _json_call, _json_reader), _IN_TAGS),
 }
 """The formats by name. Whatever is not known is `plain`: a think block, and everything else is content."""

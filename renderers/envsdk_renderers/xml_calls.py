@@ -3,15 +3,18 @@
 Knows nothing about tokens; it gets what stands between the tags of a call.
 """
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 from envsdk.errors import RenderError
-from envsdk.messages import ToolCall, check_json
+from envsdk.messages import ToolCall
 
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+from .argument_types import ArgumentTypes
+
+_OPENING = re.compile(r"\s*+<parameter=([^>\n]*)>\n?")
+_CLOSING = "</parameter>"
+_FOLLOWING = re.compile(r"\s*+(?:<parameter=|\Z)")
 
 
 def write_call(call: ToolCall, write_value: Callable[[Any], str]) -> str:
@@ -21,37 +24,55 @@ def write_call(call: ToolCall, write_value: Callable[[Any], str]) -> str:
         RenderError: If the arguments are a text: the format has no place for one.
     """
     if isinstance(call.arguments, str):
-        raise RenderError(f"the call of {call.name!r} has a text as its arguments; the format needs them by name")
+        raise no_names(call)
     parameters = [f"<parameter={key}>\n{write_value(value)}\n</parameter>\n" for key, value in call.arguments.items()]
     return f"\n<function={call.name}>\n{''.join(parameters)}</function>\n"
 
 
-def read_call(text: str) -> ToolCall:
+def read_call(text: str, types: ArgumentTypes) -> ToolCall:
     """Read a call. What cannot be read is a call with an error and the text as arguments."""
     inner = text.strip().removeprefix("<function=").removesuffix("</function>")
     name, _, body = inner.partition(">")
     if text.strip() != f"<function={name}>{body}</function>" or not name or "\n" in name:
         return ToolCall(name="", arguments=text, error="a tool call is no <function=...> block")
-    arguments: dict[str, Any] = {}
-    position = 0
-    while parameter := _PARAMETER.match(body, position):
-        arguments[parameter[1]] = read_value(parameter[2])
-        position = parameter.end()
-    if body[position:].strip():
+    values, rest = read_values(body, _OPENING, _CLOSING, _FOLLOWING)
+    if rest.strip():
         return ToolCall(name="", arguments=text, error=f"a tool call of {name!r} has more than parameters")
-    return ToolCall(name=name, arguments=arguments)
+    return types.read(name, [(key, value.removesuffix("\n")) for key, value in values])
 
 
-def read_value(text: str) -> Any:
-    """Read a value: objects and lists of JSON as such, everything else as text.
+def read_values(
+    text: str, opening: re.Pattern[str], closing: str, following: re.Pattern[str]
+) -> tuple[list[tuple[str, str]], str]:
+    """Read values between tags, one after the other, in time linear in the length of the text.
 
-    The format does not tell the number 3 from the text "3"; a tool's own types do, and they convert from text.
+    A value may hold the closing tag: it ends at the first one that is followed by another value or by the end.
+
+    Args:
+        text: The text.
+        opening: What begins a value; its group is the value's name.
+        closing: What ends a value.
+        following: What is behind the end of a value.
+
+    Returns:
+        The names with the values, and what is left of the text.
     """
-    if text[:1] not in ("{", "["):
-        return text
-    try:
-        value: Any = json.loads(text)
-        check_json(value)
-    except (ValueError, RecursionError):
-        return text
-    return value
+    values: list[tuple[str, str]] = []
+    position = 0
+    while opened := opening.match(text, position):
+        end = text.find(closing, opened.end())
+        while end >= 0 and not following.match(text, end + len(closing)):
+            end = text.find(closing, end + len(closing))
+        if end < 0:
+            break
+        values.append((opened[1], text[opened.end() : end]))
+        position = end + len(closing)
+    return values, text[position:]
+
+
+def no_names(call: ToolCall) -> RenderError:
+    """The error of a call whose arguments are a text, in a format that writes them by name."""
+    return RenderError(
+        f"the call of {call.name!r} has a text as its arguments, {call.arguments!r:.80}; the format needs them by "
+        "name, so give a dict"
+    )

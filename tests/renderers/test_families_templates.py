@@ -1,163 +1,42 @@
 """Each family against its official chat template, which transformers runs, and what it promises beyond that."""
 
 import copy
-import importlib
 import json
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import real_models
 from conversations import Messages, Tools, random_conversation
+from families import (
+    CHATML,
+    FAMILIES,
+    STAND_INS,
+    WITH_TOOLS,
+    Family,
+    as_it_is,
+    prompt_tail,
+    vocabulary,
+    vocabulary_folder,
+    with_arguments_by_name,
+    with_reasoning_in_the_last_content,
+)
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, get_renderer, load_tokenizer
+from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, get_renderer
 from envsdk.errors import ConfigError, RenderError, TokenizerError
+from envsdk.messages import ToolSchema
 from envsdk.testing import check_renderer
-from envsdk.tokenizers import DATA, ChatTemplateSource, Tokenizer
+from envsdk.tokenizers import ChatTemplateSource, Tokenizer
 
 CONVERSATIONS = 620
 COMPARED_AT_LEAST = 500
 GENERATED = [random_conversation(rng) for rng in [Random(2508)] for _ in range(CONVERSATIONS)]
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-Adapt = Callable[[Messages, Tools], tuple[Messages, Tools]]
-
-
-# What of a random conversation a template can express at all.
-
-
-def as_it_is(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-    return [{**message, "content": message["content"] or ""} for message in messages], tools
-
-
-def without_tools(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-    kept = [{key: message[key] for key in message if key != "tool_calls"} for message in messages]
-    kept = [message for message in kept if message["role"] != "tool"] or [{"role": "user", "content": "u"}]
-    return as_it_is(kept, None)
-
-
-def with_reasoning_in_the_last_content(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-    """QwQ's template reads reasoning in the content; earlier reasoning it would drop there, too."""
-    messages, tools = as_it_is(messages, tools)
-    reasoning = messages[-1].get("reasoning_content")
-    if reasoning is not None:
-        content = messages[-1]["content"].lstrip("\n")
-        between = "" if messages[-1]["content"] == "" and messages[-1].get("tool_calls") else "\n"
-        inline = "<think>\n" + reasoning.strip("\n") + "\n</think>\n" + between + content
-        messages[-1] = {**messages[-1], "content": inline, "reasoning_content": reasoning}
-    return messages, tools
-
-
-def with_arguments_by_name(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-    """A conversation that begins with a query, with a system message only before it."""
-    messages, tools = as_it_is(messages, tools)
-    system = [message for message in messages[:1] if message["role"] == "system"]
-    rest = [message for message in messages if message["role"] != "system"]
-    query = [] if len(rest) % 3 == 0 and rest else [{"role": "user", "content": " query\n"}]
-    rest = json.loads(json.dumps(rest))
-    for call in (call for message in rest for call in message.get("tool_calls", ())):
-        arguments = call["function"]["arguments"]
-        call["function"]["arguments"] = {"a b": arguments} if isinstance(arguments, str) else arguments
-    return [*system, *query, *rest], tools
-
-
-@dataclass(frozen=True)
-class Family:
-    source: str
-    template: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary: str = "qwen3"
-    adapt: Adapt = as_it_is
-
-    def type(self) -> Any:
-        module, name = self.source.split(":")
-        return getattr(importlib.import_module(f"envsdk_renderers.{module}"), name)
-
-    def renderer(self, **options: Any) -> Any:
-        return self.type()(vocabulary(self.vocabulary), **self.options, **options)
-
-
-def with_a_system_message_only_at_the_beginning(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-    messages, tools = without_tools(messages, tools)
-    rest = [message for message in messages[1:] if message["role"] != "system"]
-    return [messages[0], *rest], tools
-
-
-LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
-GLM = (
-    *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink"),
-    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
-STAND_INS = {"glm": GLM, "llama-3": LLAMA, "deepseek-r1": DEEPSEEK}
-XML = {"adapt": with_arguments_by_name}
-DIRECT = {"enable_thinking": False}
-FAMILIES = {
-    "chatml": Family("chatml:ChatML", CHATML, adapt=without_tools),
-    "qwen2.5": Family("qwen2_5:Qwen25", "qwen2_5", vocabulary="qwen2.5"),
-    "instruct-2507": Family("qwen3:Qwen3Instruct2507", "qwen3_instruct_2507"),
-    "thinking-2507": Family("qwen3:Qwen3Thinking2507", "qwen3_thinking_2507"),
-    "qwq": Family("qwq:QwQ", "qwq_32b", adapt=with_reasoning_in_the_last_content),
-    "qwen3.5": Family("qwen3_5:Qwen35", "qwen3_5_think", **XML),
-    "qwen3.5 direct": Family("qwen3_5:Qwen35", "qwen3_5_nothink", DIRECT, **XML),
-    "qwen3.6": Family("qwen3_5:Qwen36", "qwen3_6", **XML),
-    "qwen3.6 preserving": Family("qwen3_5:Qwen36", "qwen3_6", {"preserve_thinking": True}, **XML),
-    "qwen3.8": Family("qwen3_5:Qwen38", "qwen3_8", **XML),
-    "qwen3.8 low": Family("qwen3_5:Qwen38", "qwen3_8", {"reasoning_effort": "low", "preserve_thinking": False}, **XML),
-    "llama-3": Family("llama3:Llama3", "llama3", vocabulary="llama-3", adapt=without_tools),
-    "deepseek-r1": Family(
-        "deepseek_r1:DeepSeekR1",
-        "deepseek_r1_distill",
-        vocabulary="deepseek-r1",
-        adapt=with_a_system_message_only_at_the_beginning,
-    ),
-    "glm-4.5": Family("glm4_5:GLM45", "glm4moe", vocabulary="glm", **XML),
-    "glm-4.5 direct": Family("glm4_5:GLM45", "glm4moe", DIRECT, vocabulary="glm", **XML),
-    "qwen3.8 direct": Family("qwen3_5:Qwen38", "qwen3_8", {"reasoning_effort": "medium", **DIRECT}, **XML),
-}
-
-
-WITH_TOOLS = {name: family for name, family in FAMILIES.items() if "tool" in family.type().roles}
-
-
-@cache
-def vocabulary_folder(name: str) -> Path:
-    """The real vocabulary; else the embedded one, with the control tokens that it lacks."""
-    shared = real_models.SHARED / "tokenizers" / name
-    if name == "qwen3":
-        return real_models.qwen3_folder()
-    if shared.is_dir():
-        return shared
-    specification = json.loads((DATA / "embedded.json").read_text(encoding="utf-8"))
-    added = specification["added_tokens"]
-    known = {token["content"] for token in added}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    missing = [content for content in STAND_INS.get(name, ()) if content not in known]
-    added += [
-        {"id": token, "content": content, **flags, "special": True} for token, content in enumerate(missing, 4096)
-    ]
-    folder = Path(tempfile.mkdtemp(prefix="envsdk-stand-in-"))
-    (folder / "tokenizer.json").write_text(json.dumps(specification), encoding="utf-8")
-    return folder
-
-
-@cache
-def vocabulary(name: str) -> Tokenizer:
-    tokenizer = copy.copy(load_tokenizer(vocabulary_folder(name)))
-    tokenizer.chat_template = None  # that of another family, where there is one
-    return tokenizer
 
 
 @cache
@@ -334,13 +213,27 @@ def test_no_name_of_a_control_token_becomes_one(renderer: Renderer) -> None:
 # Parsing.
 
 
-def value_given_back(renderer: Any, value: Any) -> Any:
-    """A value of an XML call comes back as text, unless it is a list or an object."""
-    text = renderer.value_text(value)
-    try:
-        return json.loads(text) if text[:1] in ("{", "[") else text
-    except ValueError:
-        return text
+JSON_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+def schemas_of(renderer: Any, message: Message) -> list[ToolSchema] | None:
+    """Tools whose parameters have the types that the calls give; None if two calls give different ones."""
+    types: dict[str, dict[str, str]] = {}
+    for call in message.tool_calls:
+        name, arguments = json.loads(normalized_call(renderer, call))
+        for key, value in arguments.items():
+            if types.setdefault(name, {}).setdefault(key, JSON_TYPES[type(value)]) != JSON_TYPES[type(value)]:
+                return None
+    schemas = {name: {key: {"type": kind} for key, kind in found.items()} for name, found in types.items()}
+    return [{"name": name, "parameters": {"properties": properties}} for name, properties in schemas.items()]
 
 
 def normalized_call(renderer: Any, call: ToolCall) -> str:
@@ -366,8 +259,6 @@ def normal_form(renderer: Any, message: Message) -> Message:
     if reasoning is not None:
         content, reasoning = content.lstrip("\n"), trimmed(normalize(reasoning)).strip("\n")
     calls = [json.loads(normalized_call(renderer, call)) for call in message.tool_calls]
-    if hasattr(renderer, "value_text"):
-        calls = [[name, {key: value_given_back(renderer, v) for key, v in given.items()}] for name, given in calls]
     calls = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
 
@@ -376,11 +267,6 @@ def without_raw(message: Message) -> Message:
     """A text that an XML call holds may be read as JSON that is spaced in another way."""
     calls = tuple(call.model_copy(update={"raw": None}) for call in message.tool_calls)
     return message.model_copy(update={"tool_calls": calls})
-
-
-def prompt_tail(renderer: Renderer) -> list[int]:
-    prompt = renderer.render([Message(role="user", content="u")], generation_prompt=True)
-    return prompt.tokens[prompt.starts[-1] :].tolist()
 
 
 def test_parsing_gives_back_what_a_reply_was_rendered_from(family: Family, renderer: Any) -> None:
@@ -394,8 +280,11 @@ def test_parsing_gives_back_what_a_reply_was_rendered_from(family: Family, rende
                 or not all(is_readable(renderer, c) for c in message.tool_calls)
             ):
                 continue
+            schemas = schemas_of(renderer, message)
+            if schemas is None:
+                continue
             expected = normal_form(renderer, message)
-            parsed = renderer.parse(renderer.reply(message), prompt_tail=tail)
+            parsed = renderer.parse(renderer.reply(message), prompt_tail=tail, tools=schemas)
             assert without_raw(parsed) == expected
             if message.content.strip("\n") or not message.tool_calls:  # mere newlines are read as those of a block
                 assert renderer.reply(parsed).tolist() == renderer.reply(message).tolist()

@@ -1,0 +1,228 @@
+"""Reads the values of a call that a model family writes as bare text, by the schema of the tool's parameters.
+
+XML (Qwen3.5 and later, Nemotron) and GLM write a string without quotes, so the text `12` may be the number or the
+string, and only the schema can tell. Knows nothing about tokens or tags.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from envsdk.messages import ToolCall, ToolSchema, check_json
+
+_ALL = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+_STRING = frozenset({"string"})
+_MAX_REPORTED = 3
+
+JSON_WORDS: Mapping[str, Any] = {}
+"""No other spelling than JSON's."""
+PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
+"""Python's spelling, which some templates write in place of JSON's; both are read."""
+
+
+class Admitted(NamedTuple):
+    """What a schema admits, as far as types and enumerated values tell."""
+
+    types: frozenset[str]
+    """The JSON types of which any value is admitted."""
+    values: frozenset[tuple[str, str]] = frozenset()
+    """The single values that are admitted besides, as (type, JSON text)."""
+
+    def __and__(self, other: "Admitted") -> "Admitted":
+        shared = {v for v in self.values if other.has(v)} | {v for v in other.values if self.has(v)}
+        return Admitted(self.types & other.types, frozenset(shared))
+
+    def __or__(self, other: "Admitted") -> "Admitted":
+        return Admitted(self.types | other.types, self.values | other.values)
+
+    def has(self, value: tuple[str, str]) -> bool:
+        """Whether a value, given as (type, JSON text), is admitted."""
+        return value[0] in self.types or value in self.values
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The JSON types of which at least one value is admitted."""
+        return self.types | {kind for kind, _ in self.values}
+
+
+_ANYTHING = Admitted(_ALL)
+_NOTHING = Admitted(frozenset())
+
+
+class ArgumentTypes:
+    """The types of the arguments of some tools.
+
+    How the text of a value is read depends on what the parameter's schema admits. `$ref`, `anyOf`, `oneOf`, `allOf`,
+    `enum`, `const` and lists of types are followed; what is inside arrays and objects, and bounds, are left to whoever
+    checks the arguments.
+
+    - Only strings: the text, verbatim.
+    - No string: the text parsed as JSON. If it is not JSON, the text and an error.
+    - Strings and something else (`string | null`, a parameter without a type): the text parsed as JSON if that gives
+      an admitted value other than a string and there is no whitespace around it, else the text, verbatim. So for
+      `string | null`, `null` is null and `12` is a string. The string `null` cannot be said there: the family writes it
+      as it writes null.
+    - No schema (an unknown tool or parameter), or a type that JSON Schema does not have: the text, verbatim.
+
+    The parsers of vLLM and SGLang differ: they read only the key `type` (a union is a string to them), take `null` for
+    None even in a string, and silently pass on what cannot be converted as a string, or as False.
+
+    Args:
+        tools: JSON schemas of the tools.
+        words: Values that the family spells in another way than JSON does.
+    """
+
+    def __init__(self, tools: Sequence[ToolSchema], words: Mapping[str, Any] = JSON_WORDS) -> None:
+        functions = [cast("Mapping[str, Any]", tool.get("function", tool)) for tool in tools]
+        self._parameters = {function["name"]: function.get("parameters") for function in functions}
+        self._words = words
+        self._admitted: dict[tuple[str, str], Admitted | None] = {}
+
+    def read(self, name: str, texts: Iterable[tuple[str, str]]) -> ToolCall:
+        """Make a call of the texts of its values.
+
+        Args:
+            name: The tool's name.
+            texts: The parameters with the text of each value.
+
+        Returns:
+            The call. It has an error if a value is not what its schema demands; the value is then its text.
+        """
+        arguments: dict[str, Any] = {}
+        errors: list[str] = []
+        for key, text in texts:
+            arguments[key], error = self._value(name, key, text)
+            if error is not None:
+                errors.append(error)
+        more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
+        error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
+        return ToolCall(name=name, arguments=arguments, error=error)
+
+    def _value(self, tool: str, key: str, text: str) -> tuple[Any, str | None]:
+        """Read a value; with an error, if there is no reading that its schema admits."""
+        if (tool, key) not in self._admitted:
+            self._admitted[tool, key] = _admitted_by(self._parameters.get(tool), key)
+        admitted = self._admitted[tool, key]
+        if admitted is None or admitted.kinds == _STRING:
+            return text, None
+        try:
+            value = self._parsed(text)
+        except (ValueError, RecursionError) as error:
+            if "string" in admitted.kinds:
+                return text, None
+            kinds = " or ".join(sorted(admitted.kinds))
+            return text, f"{tool}: the argument {key!r} is {text[:40]!r}, which is not JSON ({error}); expected {kinds}"
+        if "string" not in admitted.kinds:
+            return value, None
+        is_value = not isinstance(value, str) and text == text.strip() and admitted.has(_literal(value))
+        return (value if is_value else text), None
+
+    def _parsed(self, text: str) -> Any:
+        word = text.strip()
+        if word in self._words:
+            return self._words[word]
+        value: Any = json.loads(text)
+        check_json(value, 1)
+        return value
+
+
+def _admitted_by(parameters: Any, key: str) -> Admitted | None:
+    """What a parameter may be; None if its schema is missing or admits nothing at all."""
+    schema = _properties(parameters).get(key)
+    if schema is None:
+        return None
+    admitted = _admitted(schema, parameters, {})
+    return admitted if admitted.kinds else None
+
+
+def _properties(parameters: Any) -> Mapping[str, Any]:
+    properties: Any = cast("Any", parameters).get("properties") if isinstance(parameters, Mapping) else None
+    return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
+
+
+def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitted:
+    """What a schema admits.
+
+    Args:
+        schema: The schema.
+        root: The schema that its references point into.
+        references: What references are known to admit; one that is being followed admits nothing more by itself.
+    """
+    if not isinstance(schema, Mapping):
+        return _NOTHING if schema is False else _ANYTHING
+    fields = cast("Mapping[str, Any]", schema)
+    found = _of_type(fields.get("type"))
+    if "enum" in fields:
+        found &= Admitted(frozenset(), frozenset(map(_literal, _items(fields["enum"]))))
+    if "const" in fields:
+        found &= Admitted(frozenset(), frozenset({_literal(fields["const"])}))
+    if isinstance(fields.get("$ref"), str):
+        found &= _referenced(fields["$ref"], root, references)
+    for part in _items(fields.get("allOf")):
+        found &= _admitted(part, root, references)
+    for key in ("anyOf", "oneOf"):
+        if options := _items(fields.get(key)):
+            either = _NOTHING
+            for option in options:
+                either |= _admitted(option, root, references)
+            found &= either
+    return found
+
+
+def _of_type(declared: Any) -> Admitted:
+    names = frozenset([declared] if isinstance(declared, str) else filter(_is_text, _items(declared)))
+    if not names:
+        return _ANYTHING
+    known = names & _ALL or _STRING
+    return Admitted(frozenset({*known, "integer"}) if "number" in known else known)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _referenced(reference: str, root: Any, references: dict[str, Admitted]) -> Admitted:
+    if reference not in references:
+        references[reference] = _NOTHING
+        references[reference] = _admitted(_target(reference, root), root, references)
+    return references[reference]
+
+
+def _target(reference: str, root: Any) -> Any:
+    """What a reference such as `#/$defs/City` points to; what cannot be found may be anything."""
+    if not reference.startswith("#"):
+        return {}
+    target = root
+    for step in reference[1:].split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(target, Mapping) or key not in target:
+            return {}
+        target = cast("Mapping[str, Any]", target)[key]
+    return target
+
+
+def _items(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _literal(value: Any) -> tuple[str, str]:
+    """A value as its JSON type and its JSON text."""
+    return _type_of(value), json.dumps(value, sort_keys=True, default=repr)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"

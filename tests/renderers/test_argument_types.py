@@ -1,0 +1,225 @@
+"""Calls whose values are bare text: they are read by the schema of the tool, and what was written is read back."""
+
+import json
+from typing import Any
+
+import pytest
+from envsdk_renderers import glm_calls, xml_calls
+from envsdk_renderers.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
+from envsdk_renderers.fixed_base import FixedBase
+from families import FAMILIES, prompt_tail
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envsdk import Env, Message, ToolCall, Turn, load_tokenizer
+from envsdk.messages import ToolSchema
+
+STRING, INTEGER, NUMBER, NULL = ({"type": name} for name in ("string", "integer", "number", "null"))
+LIST, OBJECT, BOOLEAN = ({"type": name} for name in ("array", "object", "boolean"))
+
+
+def tool(defs: Any = None, **properties: Any) -> ToolSchema:
+    parameters = {"type": "object", "properties": properties, **({"$defs": defs} if defs else {})}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def read(schema: Any, text: str, words: Any = JSON_WORDS, defs: Any = None) -> tuple[Any, str | None]:
+    call = ArgumentTypes([tool(defs, a=schema)], words).read("f", [("a", text)])
+    assert isinstance(call.arguments, dict)
+    return call.arguments["a"], call.error
+
+
+TEXTS = ("", "12", "-1.5", "true", "null", '{"k": 1}', "[1, 2]", '"quoted"', " 12", "a\nb", "<parameter=x>", "NaN")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        STRING,
+        {"type": ["string"]},
+        {"type": "string", "enum": ["12", "null"]},
+        {"enum": ["a", "12"]},
+        {"const": "12"},
+        {"anyOf": [STRING, {"type": "string", "format": "date"}]},
+        {"allOf": [{"type": ["string", "null"]}, STRING]},
+        {"$ref": "#/$defs/Name"},
+        {"type": "str"},
+        False,
+    ],
+)
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_string_is_the_text_verbatim(schema: Any, text: str) -> None:
+    assert read(schema, text, PYTHON_WORDS, defs={"Name": STRING}) == (text, None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        INTEGER,
+        {"anyOf": [LIST, NULL]},
+        {"type": ["object", "null"]},
+        {"enum": [1, 2]},
+        {"const": None},
+        {"oneOf": [INTEGER, {"$ref": "#/$defs/Other"}]},
+        {"anyOf": [STRING, NULL], "enum": [None]},
+    ],
+)
+def test_anything_else_is_json_or_a_text_with_an_error(schema: Any) -> None:
+    defs = {"Other": {"anyOf": [BOOLEAN, {"$ref": "#/$defs/Other"}]}}
+    for text in ("12", "null", "true", '{"k": 1}', "[1, 2]", " 12\n", '"quoted"'):
+        assert read(schema, text, defs=defs) == (json.loads(text), None)
+    for text in ("", "twelve", "{", "NaN", "1e999", "[" * 70 + "]" * 70, "[" * 100_000, "9" * 5000, '"\\ud800"'):
+        value, error = read(schema, text, defs=defs)
+        assert value == text
+        assert error is not None and "the argument 'a' is" in error and "not JSON" in error
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [STRING, NULL]}, "null", None),
+        ({"anyOf": [STRING, NULL]}, "12", "12"),
+        ({"anyOf": [STRING, NULL]}, '{"k": 1}', '{"k": 1}'),
+        ({"type": ["string", "integer"]}, "12", 12),
+        ({"type": ["string", "integer"]}, " 12", " 12"),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"type": ["string", "number"]}, "12", 12),
+        ({"type": ["string", "object"]}, '{"k":1}', {"k": 1}),
+        ({"type": ["string", "object"]}, '{"k":', '{"k":'),
+        ({"enum": ["1", 2, None]}, "1", "1"),
+        ({"enum": ["1", 2, None]}, "2", 2),
+        ({"enum": ["1", 2, None]}, "null", None),
+        ({"anyOf": [{"const": "auto"}, INTEGER]}, "auto", "auto"),
+        ({"anyOf": [{"const": "auto"}, INTEGER]}, "3", 3),
+        ({"anyOf": [{"$ref": "#/$defs/Other"}, STRING]}, "true", True),
+        ({"anyOf": [{"$ref": "#/$defs/Other"}, STRING]}, "True", "True"),
+        ({"description": "Anything."}, "12", 12),
+        ({}, "[1]", [1]),
+        ({}, '"quoted"', '"quoted"'),
+        ({}, "twelve", "twelve"),
+        (True, "null", None),
+        ({"$ref": "#/$defs/Missing"}, "12", 12),
+        ({"$ref": "elsewhere.json"}, "12", 12),
+    ],
+)
+def test_a_union_with_string_takes_another_value_first(schema: Any, text: str, value: Any) -> None:
+    found, error = read(schema, text, defs={"Other": BOOLEAN})
+    assert (found, type(found), error) == (value, type(value), None)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_without_a_schema_a_value_is_text(text: str) -> None:
+    for tools in ([], [tool(b=INTEGER)], [{"name": "f"}], [{"name": "f", "parameters": {"properties": None}}]):
+        call = ArgumentTypes(tools).read("f", [("a", text)])
+        assert (call.arguments, call.error) == ({"a": text}, None)
+
+
+def test_pythons_words_are_values_where_a_template_writes_them() -> None:
+    assert read(BOOLEAN, "True", PYTHON_WORDS) == (True, None)
+    assert read({"anyOf": [LIST, NULL]}, "None", PYTHON_WORDS) == (None, None)
+    assert read(BOOLEAN, "True")[1] is not None
+    assert read(STRING, "None", PYTHON_WORDS) == ("None", None)
+
+
+def test_a_schema_that_refers_to_itself_in_many_ways_is_read_at_once() -> None:
+    defs = {f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{i + 1}"}] * 4} for i in range(200)} | {"D200": STRING}
+    assert read({"$ref": "#/$defs/D0"}, "12", defs=defs) == ("12", None)
+
+
+# What a family writes is read back.
+
+VALUE_TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.sampled_from(["12", "null", "True", "false", "1e5", '{"k": 1}', "[1, 2]", '"a"', "a\n", "\n\nb\n", "  ", ""]),
+    st.sampled_from(["</parameter>", "</parameter>\n", "<parameter=a>", "</function>", "</tool_call>", "<think>"]),
+    st.sampled_from(["<arg_key>", "</arg_value>", "</arg_value>\n<arg_value>", "<arg_value>", "</arg_key>"]),
+).filter(lambda text: "\r" not in text)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | VALUE_TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(VALUE_TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+TYPED: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "string": (STRING, VALUE_TEXTS),
+    "integer": (INTEGER, st.integers()),
+    "number": (NUMBER, NUMBERS | st.integers()),
+    "boolean": (BOOLEAN, st.booleans()),
+    "null": (NULL, st.none()),
+    "array": (LIST, st.lists(JSON, max_size=3)),
+    "object": (OBJECT, st.dictionaries(VALUE_TEXTS, JSON, max_size=3)),
+    "nullable": ({"anyOf": [LIST, NULL]}, st.none() | st.lists(JSON, max_size=3)),
+    "nullable_string": ({"anyOf": [STRING, NULL]}, st.none() | VALUE_TEXTS.filter(lambda t: t not in ("null", "None"))),
+    "choice": ({"enum": ["1", 2, None, "x"]}, st.sampled_from(["1", 2, None, "x"])),
+}
+EVERY_TYPE = tool(**{name: schema for name, (schema, _) in TYPED.items()})
+ARGUMENTS = st.fixed_dictionaries({}, optional={name: values for name, (_, values) in TYPED.items()})
+
+
+BARE = {
+    name: family.renderer() for name, family in FAMILIES.items() if name in ("qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5")
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+@given(arguments=ARGUMENTS)
+@settings(max_examples=20, deadline=None)
+def test_a_value_that_was_written_is_read_with_the_schema_as_the_same_value(name: str, arguments: Any) -> None:
+    renderer = BARE[name]
+    said = Message(role="assistant", reasoning="", tool_calls=(ToolCall(name="f", arguments=arguments),))
+    parsed = renderer.parse(renderer.reply(said), prompt_tail=prompt_tail(renderer), tools=[EVERY_TYPE])
+    (call,) = parsed.tool_calls
+    written = json.loads(renderer.tokenizer.normalize(json.dumps(arguments, ensure_ascii=False)))
+    assert (call.name, call.error) == ("f", None)
+    assert json.dumps(call.arguments) == json.dumps(written)
+
+
+@given(arguments=ARGUMENTS, is_python=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_a_format_writes_it_reads(arguments: Any, is_python: bool) -> None:
+    def python(value: Any) -> str:
+        return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+
+    def plain(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
+
+    call, types = ToolCall(name="f", arguments=arguments), ArgumentTypes([EVERY_TYPE], PYTHON_WORDS)
+    for module in (xml_calls, glm_calls):
+        found = module.read_call(module.write_call(call, python if is_python else plain), types)
+        assert (found.name, found.error, json.dumps(found.arguments)) == ("f", None, json.dumps(arguments))
+
+
+@pytest.mark.parametrize("name", ["xml", "glm"])
+def test_a_reply_format_reads_values_with_the_schemas(name: str) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", reply_format=name)
+    arguments = {"string": "12", "integer": 12, "nullable": None}
+    module = {"xml": xml_calls, "glm": glm_calls}[name]
+    said = module.write_call(
+        ToolCall(name="f", arguments=arguments), lambda v: v if isinstance(v, str) else json.dumps(v)
+    )
+    (call,) = renderer.parse(renderer.tokenizer.encode(f"<tool_call>{said}</tool_call>"), tools=[EVERY_TYPE]).tool_calls
+    assert call.arguments == arguments
+
+
+class Notes(Env):
+    """Has a tool that writes a file."""
+
+    def start(self) -> Turn:
+        return Turn("Write.", tools=[tool(text=STRING, tags={"anyOf": [LIST, NULL]})])
+
+    def respond(self, reply: Message) -> Turn:
+        self.calls = [(call.arguments, call.error) for call in reply.tool_calls]
+        return Turn("Thank you.", terminated=True)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_an_environments_tools_type_the_calls_of_its_replies(name: str) -> None:
+    env = Notes(renderer=BARE[name], tokenizer=BARE[name].tokenizer)
+    env.reset(seed=0)
+    arguments = {"text": '{"k": 1}', "tags": None}
+    call = ToolCall(name="f", arguments=arguments)
+    env.step(env.renderer.reply(Message(role="assistant", reasoning="", tool_calls=(call,))))
+    assert env.calls == [(arguments, None)]
