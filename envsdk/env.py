@@ -31,6 +31,7 @@ from .tokenizers import Tokenizer
 from .tools import is_async, rebound
 from .trajectory import Trajectory
 from .turn import Turn
+from .visible import visible
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -300,7 +301,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return self._running.episode.fail(error)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The conversation as text, if `render_mode` is `"ansi"`."""
+        """The conversation as text that is safe to print, if `render_mode` is `"ansi"`."""
         if self.render_mode is None:
             return None
         return "\n".join(_line(message) for message in self.messages())
@@ -550,4 +551,4 @@ def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any)
 def _line(message: Message) -> str:
     thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think> "
     calls = "".join(f" -> {call.name}({call.arguments})" for call in message.tool_calls)
-    return f"[{message.role}] {thinking}{message.content}{calls}"
+    return visible(f"[{message.role}] {thinking}{message.content}{calls}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .messages import Message
 from .samples import Sample
 from .trajectory import Step, Trajectory
+from .visible import on_one_line, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,9 +87,12 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     caption = "Tokens handed out, tokens trained as separate samples, tokens trained as a prefix tree."
-    drawn = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
+    drawn = Table(
+        title=Text(on_one_line(title), "italic"), caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False
+    )
     for label in labels:
         drawn.add_column("\n" + label, no_wrap=True)
     for column in (*_COLUMNS, *_TOKEN_COLUMNS):
@@ -97,7 +101,7 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequ
         else:
             drawn.add_column(column, justify="right", no_wrap=True)
     for names, report in rows:
-        drawn.add_row(*names, *_cells(report))
+        drawn.add_row(*(Text(visible(cell)) for cell in (*names, *_cells(report))))
     return drawn
 
 
@@ -119,19 +123,23 @@ def _wrapped(reason: str) -> str:
 
 
 def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
-    """A trajectory as a conversation: for each message a head (who, which step, reward, break) and what was said."""
+    """A trajectory as a conversation: for each message a head (who, which step, reward, break) and what was said.
+
+    Both are safe to print (`visible`); a head is a line for each step.
+    """
     end = trajectory.error or trajectory.stop_reason
-    yield f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}", ""
+    yield on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}"), ""
     for name, log in trajectory.contexts.items():
         numbered = [(n, step) for n, step in enumerate(trajectory.steps, start=1) if step.context == name]
         steps: dict[int | None, list[tuple[int, Step]]] = {}
         for n, step in numbered:
             steps.setdefault(step.reply, []).append((n, step))
         if log.parent is not None or log.reward is not None:
-            yield f"{name}: {_end_of(trajectory, name)}", ""
+            yield on_one_line(f"{name}: {_end_of(trajectory, name)}"), ""
         for index, message in enumerate(log.messages):
-            heads = [f"{name} · {message.role}{_step_head(n, step)}" for n, step in steps.get(index, ())]
-            yield "\n".join(heads) or f"{name} · {message.role}", _said(message)
+            who = f"{name} · {message.role}"
+            heads = [on_one_line(f"{who}{_step_head(n, step)}") for n, step in steps.get(index, ())]
+            yield "\n".join(heads) or on_one_line(who), _said(message)
 
 
 def _end_of(trajectory: Trajectory, name: str) -> str:
@@ -155,4 +163,4 @@ def _said(message: Message) -> str:
     thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think>\n"
     calls = "".join(f"\n-> {call.name}({call.arguments})" for call in message.tool_calls)
     errors = "".join(f"\n! {error}" for error in message.errors)
-    return f"{thinking}{message.content}{calls}{errors}"
+    return visible(f"{thinking}{message.content}{calls}{errors}")

@@ -1,6 +1,5 @@
 """`envsdk list`: the environments that there are, and what each is about."""
 
-import json
 import warnings
 from dataclasses import asdict
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 
 from ..catalogue import Entry, describe
 from ..registry import PluginWarning, list_envs
-from .output import complain, say
+from .output import complain, say, say_json
 
 
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print it as one line of JSON.")] = False) -> None:
@@ -20,7 +19,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print it as one 
     broken = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
     entries = [describe(name) for name in ids]
     if as_json:
-        typer.echo(json.dumps({"environments": [asdict(entry) for entry in entries], "broken_plugins": broken}))
+        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": broken})
         return
     for entry in entries:
         say(entry.id, style="bold")

@@ -1,6 +1,5 @@
 """`envsdk doctor` and `check`: whether a renderer, or an environment, does what every one must."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from ..registry import get_renderer
 from ..testing import Check, check_env, check_renderer
 from ..testing.reports import CheckReport
 from .options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
-from .output import say
+from .output import say, say_json
 
 _STYLES = {"PASS": "green", "FAIL": "red"}
 
@@ -28,7 +27,7 @@ def doctor(
     options = {"name": given} if isinstance(given, str) else dict(given)
     checked = get_renderer(options.pop("name", ""), tokenizer, **options)
     report = check_renderer(checked, random_replies=random_replies, seed=seed)
-    _print("renderer", report, as_json=as_json)
+    print_report("renderer", report, as_json=as_json)
 
 
 def check(
@@ -47,14 +46,14 @@ def check(
     report = check_env(subject, seeds=seeds, first_seed=seed, only=only)
     if isinstance(subject, Env):
         subject.close()
-    _print("environment", report, as_json=as_json)
+    print_report("environment", report, as_json=as_json)
 
 
-def _print(kind: str, report: CheckReport[Any], *, as_json: bool) -> None:
+def print_report(kind: str, report: CheckReport[Any], *, as_json: bool) -> None:
     """Print a report, and end with status 1 if something failed."""
     checks: list[Check] = report.checks
     if as_json:
-        typer.echo(json.dumps({kind: report.subject, "checks": [asdict(one) for one in checks]}))
+        say_json({kind: report.subject, "checks": [asdict(one) for one in checks]})
     else:
         for one in checks:
             say(str(one), style=_STYLES.get(one.verdict, "yellow"))

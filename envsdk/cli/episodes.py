@@ -1,6 +1,5 @@
 """`envsdk rollout`, `show` and `demo`: episodes, played and printed."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 
 from ..catalogue import describe
@@ -19,8 +19,9 @@ from ..report import Report, conversation, summary, table
 from ..rollouts import gather
 from ..samples import Sample
 from ..trajectory import Trajectory
+from ..visible import on_one_line
 from .options import NAMED, OPTION, SPECIFICATION, TOKENIZER, options_of, specification
-from .output import complain, complain_of, console, errors, show_table, writable, write
+from .output import complain, complain_of, errors, say, say_json, show_table, writable, write
 
 # What the demo shows beside `keep`: history policies that make a difference, with budgets that the episodes exceed.
 _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
@@ -54,11 +55,11 @@ def rollout(
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     report = Report.of(trajectories, samples)
     if as_json:
-        typer.echo(json.dumps({"environment": env, "history": history, "policy": policy, **asdict(report)}))
+        say_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
     else:
         show_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
         for line in summary(report):
-            console.print(line, markup=False, highlight=False)
+            say(on_one_line(line))
     complain_of(trajectories)
     if folder is not None:
         write(folder, trajectories, samples, quietly=as_json)
@@ -79,10 +80,15 @@ def show(
         raise ConfigError(f"{str(file)!r} cannot be read: {error}") from error
     if trajectory is None:
         raise ConfigError(f"{str(file)!r} has fewer than {number} trajectories")
+    print_trajectory(trajectory)
+
+
+def print_trajectory(trajectory: Trajectory) -> None:
+    """Print a trajectory as a conversation."""
     for head, said in conversation(trajectory):
-        console.print(head, style="bold", markup=False, highlight=False)
+        say(head, style="bold")
         if said:
-            console.print(said, markup=False, highlight=False)
+            say(said)
 
 
 def demo(
@@ -135,7 +141,7 @@ def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Ma
 
     finished: list[Trajectory] = []
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(env, total=len(seeds))
+        task = progress.add_task(escape(on_one_line(env)), total=len(seeds))
 
         def on_end(trajectory: Trajectory) -> None:
             finished.append(trajectory)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import ConfigError, unknown_name
 from ..event_loops import in_event_loop
+from ..visible import visible
 from . import env_attacks, env_determinism, env_lifecycle, env_rewards, env_soundness, env_tasks, env_tools
 from .env_differences import told
 from .env_plays import ENDS, NoEnd, PlayFailed, Plays, closed
@@ -31,7 +32,7 @@ class EnvCheck(Check):
     """How long it took."""
 
     def __str__(self) -> str:
-        return f"{Check.__str__(self)}{_with(self)}"
+        return f"{Check.__str__(self)}{visible(_with(self))}"
 
 
 class EnvReport(CheckReport[EnvCheck]):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
+from ..visible import visible
+
 Verdict: TypeAlias = Literal["PASS", "FAIL", "NOT POSSIBLE"]
 
 
@@ -17,7 +19,7 @@ class Check:
     rewrites, if anything."""
 
     def __str__(self) -> str:
-        return f"{self.verdict:12} {self.name}" + (f": {self.detail}" if self.detail else "")
+        return visible(f"{self.verdict:12} {self.name}" + (f": {self.detail}" if self.detail else ""))
 
 
 C = TypeVar("C", bound=Check)
@@ -40,7 +42,7 @@ class CheckReport(Generic[C]):
         """Return the report itself, or raise an `AssertionError` that tells all failures."""
         if self.failed:
             raise AssertionError(
-                f"{self.subject} fails:\n" + "\n".join(f"- {self.told(check)}" for check in self.failed)
+                visible(f"{self.subject} fails:\n" + "\n".join(f"- {self.told(check)}" for check in self.failed))
             )
         return self
 
@@ -50,7 +52,7 @@ class CheckReport(Generic[C]):
 
     def __str__(self) -> str:
         return "\n".join(
-            [*map(str, self.checks), f"{self.subject}: {len(self.failed)} of {len(self.checks)} checks fail"]
+            [*map(str, self.checks), visible(f"{self.subject}: {len(self.failed)} of {len(self.checks)} checks fail")]
         )
 
 
