@@ -144,6 +144,10 @@ class InvalidRecord(EnvsdkError, ValueError):
     """A stored trajectory or sample cannot be read: another schema, or damaged."""
 
 
+class StorageError(EnvsdkError, OSError):
+    """Records could not be written: the disk is full, or there is no permission. The message names what was kept."""
+
+
 def what_is_invalid(error: "ValidationError") -> str:
     """What a pydantic model refuses, on one line: each field with its reason and what was given."""
     return "; ".join(

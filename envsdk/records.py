@@ -1,15 +1,17 @@
 """Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
 
 import json
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
 
-from .errors import InvalidRecord
+from .errors import InvalidRecord, StorageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,12 +124,39 @@ def check_version(version: object) -> None:
 
 
 @contextmanager
+def storing(path: Path | str, unfinished: Path | None = None, count: int = 0) -> Generator[None]:
+    """Raise an error of the file system as what it means for a file of records.
+
+    Args:
+        path: The file.
+        unfinished: Where its first records are.
+        count: How many those are.
+
+    Raises:
+        StorageError: For every `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        kept = f" The first {count} records are in {str(unfinished)!r}." if count else ""
+        why = error.strerror or str(error)
+        raise StorageError(
+            error.errno, f"{str(path)!r} cannot be written: {why}.{kept} Free space there, or choose another place"
+        ) from error
+
+
+@contextmanager
 def whole_file(path: Path | str) -> Generator[Path]:
-    """A place to write a file in: it becomes `path` when it is finished, and is gone after an error."""
+    """A place to write a file in: it becomes `path` when it is finished, and is gone after an error.
+
+    Raises:
+        StorageError: If it cannot become `path`.
+    """
     unfinished = Path(f"{path}.unfinished")
     try:
         yield unfinished
-        unfinished.replace(path)
+        with storing(path):
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -137,16 +166,44 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
 
     Raises:
         InvalidRecord: If a record holds what cannot be written; it names which.
+        StorageError: If the file cannot be written. What was written so far stays in a file next to it, which the
+            message names.
     """
-    count = 0
-    with whole_file(path) as unfinished, unfinished.open("wb") as file:
+    unfinished, count = Path(f"{path}.unfinished"), 0
+    with storing(path):
+        file = unfinished.open("wb", buffering=0)
+    try:
         for record in records:
             try:
-                file.write(record.to_json() + b"\n")
+                line = record.to_json() + b"\n"
             except InvalidRecord as error:
                 raise InvalidRecord(f"record {count}: {error}") from error
+            with storing(path, unfinished, count):
+                _append(file, line)
             count += 1
+        with storing(path, unfinished, count):
+            os.fsync(file.fileno())
+            unfinished.replace(path)
+    except StorageError:
+        raise
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    finally:
+        file.close()
     return count
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Write all of a line, or nothing of it."""
+    start, left = file.tell(), memoryview(line)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):  # a device cannot be cut
+            file.truncate(start)
+        raise
 
 
 def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .action import Break
 from .arrays import Growing
-from .errors import InvalidRecord, InvalidSample
+from .errors import ConfigError, InvalidRecord, InvalidSample, unknown_name
 from .records import dump, fragment, load, pack, unpack
 from .trajectory import Part, Step, Trajectory
 
@@ -34,6 +34,7 @@ _ARRAYS: Mapping[str, Any] = {
     "policy_version": np.int32,
     "part_ids": np.int32,
 }
+_LOSSES: tuple[str, ...] = get_args(get_args(LossRule)[0])
 _LARGEST = float(np.finfo(np.float32).max)
 _OPTIONAL = ("logprobs", "advantage")  # of the arrays
 _SCALARS: Mapping[str, tuple[Any, str]] = {
@@ -279,6 +280,8 @@ def trained_steps(trajectory: Trajectory, loss: LossRule, *, include_failed: boo
 def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
     if callable(loss):
         return loss
+    if not isinstance(loss, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
     if loss == "all":
         return lambda step: True
     if loss == "last_step":
@@ -286,7 +289,7 @@ def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
         return lambda step: last[step.context] == id(step)
     if loss == "without_errors":
         return lambda step: not _reply_errors(trajectory, step)
-    raise ValueError(f"loss is {loss!r}; expected one of {get_args(get_args(LossRule)[0])} or a function of a Step")
+    raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step will do, too.")
 
 
 def _reply_errors(trajectory: Trajectory, step: Step) -> tuple[str, ...]:

@@ -173,18 +173,38 @@ class Trajectory:
         return sum(step.action_start - step.start for step in self.steps)
 
     def walk(self) -> Iterator[tuple[int, Step]]:
-        """The steps with their indices, each checked against those before it.
+        """The steps with their indices, each checked against the log of its context and those before it.
 
         Raises:
             UndeclaredBreak: If a step drops tokens and no break says so.
-            InvalidRecord: If a step keeps tokens that are not there, or `extends` is not what it must be.
+            InvalidRecord: If a step is in no context, points outside its log, keeps tokens that are not there, or
+                `extends` is not what it must be; or if a context's parent does not come before it.
         """
+        self._check_lineage()
         lengths: dict[str, int] = {}
+        ends = dict.fromkeys(self.contexts, 0)
         for index, step in enumerate(self.steps):
-            is_new = step.context not in lengths
-            _check_step(index, step, is_new, lengths.get(step.context, 0), lengths.get(step.base, 0))
+            try:
+                _check_range(index, step, ends, self.contexts)
+                is_new = step.context not in lengths
+                _check_step(index, step, is_new, lengths.get(step.context, 0), lengths.get(step.base, 0))
+            except (TypeError, AttributeError) as error:
+                raise InvalidRecord(f"step {index} is damaged: {type(error).__name__}: {error}") from error
             lengths[step.context] = step.keep + step.stop - step.start
             yield index, step
+
+    def _check_lineage(self) -> None:
+        """Each context comes after its parent, so that none is its own ancestor."""
+        known: set[str] = set()
+        for name, log in self.contexts.items():
+            if log.parent is not None and log.parent not in known:
+                why = "is not in the record"
+                if log.parent in self.contexts:
+                    why = "is itself" if log.parent == name else "comes after it"
+                raise InvalidRecord(
+                    f"context {name!r} has the parent {log.parent!r}, which {why}; expected one before it, or None"
+                )
+            known.add(name)
 
     def prompts(self) -> Iterator[Prompt]:
         """Replay the deltas: for each step the prompt that the policy saw, and its action. O(context) a step.
@@ -300,12 +320,30 @@ class Trajectory:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
         try:
-            _check_ranges(trajectory)
             for _ in trajectory.walk():
                 pass
         except TypeError as error:
             raise InvalidRecord(f"the trajectory is damaged: {error}") from error
         return trajectory
+
+
+def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping[str, ContextLog]) -> None:
+    """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
+    if step.context not in ends or step.base not in ends:
+        name = step.base if step.context in ends else step.context
+        raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
+    log = contexts[step.context]
+    stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
+    if any(type(number) is not int for number in (step.keep, *stops)):  # a slice would take what an index refuses
+        raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
+    if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
+        raise InvalidRecord(
+            f"step {index} points outside the log of its context {step.context!r}: it has the tokens {step.start} to "
+            f"{stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
+        )
+    if len(log.tokens) != len(log.logprobs):
+        raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
+    ends[step.context] = stops[-1]
 
 
 def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
@@ -366,17 +404,3 @@ def _load_step(record: dict[str, Any]) -> Step:
     record["parts"] = tuple(Part(**part) for part in record["parts"])
     record["broken"] = _load_break(record["broken"])
     return Step(**record)
-
-
-def _check_ranges(trajectory: Trajectory) -> None:
-    """Each step's ranges follow those of the step before it in its context, and lie in the log."""
-    ends = dict.fromkeys(trajectory.contexts, 0)
-    for index, step in enumerate(trajectory.steps):
-        stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
-        is_known = step.context in ends and step.base in ends
-        if not is_known or stops != sorted(stops) or step.start != ends[step.context]:
-            raise InvalidRecord(f"step {index} points outside the log of its context {step.context!r}")
-        ends[step.context] = stops[-1]
-    for name, end in ends.items():
-        if end > len(trajectory.contexts[name].tokens):
-            raise InvalidRecord(f"a step points outside the log of its context {name!r}")

@@ -85,6 +85,16 @@ def from_steps(
     """
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or not 0 <= vocab_size <= _ANY_ID:
         raise ConfigError(f"vocab_size is {vocab_size!r:.80}; expected an integer from 0 to 2**31 - 1")
+    for name, value, kinds in (
+        ("id", id, str),
+        ("env", env, str),
+        ("status", status, str),
+        ("tokenizer", tokenizer, str),
+        ("group_id", group_id, (str, type(None))),
+        ("error", error, (str, type(None))),
+    ):
+        if not isinstance(value, kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"{name} is {value!r:.80}; expected a text{'' if kinds is str else ' or None'}")
     if status not in get_args(Status):
         raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
     writer = _Writer(_read(steps, vocab_size or _ANY_ID))

@@ -11,7 +11,7 @@ import orjson
 
 from ..errors import InvalidRecord, InvalidSample
 from ..packages import load
-from ..records import SCHEMA_VERSION, check_version, fragment, pack, whole_file
+from ..records import SCHEMA_VERSION, check_version, fragment, pack, storing, whole_file
 from ..samples import Sample
 from .capability import Capability
 from .checks import checked
@@ -60,16 +60,21 @@ def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
 
     Raises:
         InvalidSample: If a sample is not sound, or holds what cannot be written; it names which.
+        StorageError: If the file cannot be written. Nothing of it is kept: its index comes last.
         ImportError: If pyarrow is not installed.
     """
     parquet, schema, count = _package("pyarrow.parquet"), _schema(), 0
-    with (
-        whole_file(path) as unfinished,
-        parquet.ParquetWriter(unfinished, schema, write_page_checksum=True) as writer,
-    ):
-        for table in _tables(samples):
-            writer.write_table(table)
-            count += table.num_rows
+    with whole_file(path) as unfinished:
+        with storing(path):
+            writer = parquet.ParquetWriter(unfinished, schema, write_page_checksum=True)
+        try:
+            for table in _tables(samples):
+                with storing(path):
+                    writer.write_table(table)
+                count += table.num_rows
+        finally:
+            with storing(path):
+                writer.close()
     return count
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..errors import InvalidSample, TreeTooLarge
+from ..errors import InvalidSample, TreeTooLarge, unknown_name
 from ..samples import LossRule, Sample
 from ..trajectory import Trajectory
 from .builder import TRAINING, TreeBuilder, TreeSample
@@ -101,11 +101,17 @@ class TreeBatch:
             Shape (N,), float32: 0.0 where mask is False.
 
         Raises:
-            ValueError: If there are more values or fewer.
+            InvalidSample: If there are more values or fewer, or they are no finite numbers.
         """
-        given = np.asarray(values, dtype=np.float32)
+        try:
+            given = np.asarray(values, dtype=np.float32)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InvalidSample(f"values are no numbers: {error}") from error
         if given.shape != (len(self.samples),):
-            raise ValueError(f"values has shape {given.shape}; there are {len(self.samples)} samples")
+            raise InvalidSample(f"values has shape {given.shape}; there are {len(self.samples)} samples")
+        if not np.isfinite(given).all():
+            at = int(np.argmin(np.isfinite(given)))
+            raise InvalidSample(f"values[{at}] is {given[at]}; expected numbers that are finite in float32")
         return np.where(self.mask, given[self.sample_ids], np.float32(0.0))
 
     def weights(self, reduction: Reduction = "sum") -> "NDArray[np.float32]":
@@ -119,13 +125,13 @@ class TreeBatch:
             Shape (N,), float32: 0.0 where mask is False.
 
         Raises:
-            ValueError: If there is no such reduction.
+            UnknownName: If there is no such reduction; it suggests one.
         """
         if reduction == "sum":
             return self.mask.astype(np.float32)
         if reduction == "sample_mean":
             return self.per_token([sample.loss_weight / sample.trained_tokens for sample in self.samples])
-        raise ValueError(f"reduction is {reduction!r}; expected one of {get_args(Reduction)}")
+        raise unknown_name("reduction", reduction, get_args(Reduction))
 
     def split(self, max_tokens: int) -> "list[TreeBatch]":
         """Cut the tree between branches into batches of at most `max_tokens` tokens.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ..errors import TreeTooLarge, TreeUnsupported
+from ..errors import ConfigError, TreeTooLarge, TreeUnsupported
 from ..packages import load
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _full_mask(tree: Tree, max_tokens: int) -> "NDArray[np.bool_]":
 
 def _check_window(window: int | None) -> None:
     if window is not None and window < 1:
-        raise ValueError(f"sliding_window is {window}; a query sees at least itself, which is a window of 1")
+        raise ConfigError(f"sliding_window is {window}; a query sees at least itself, which is a window of 1")
 
 
 def _is_near(tree: Tree, window: int) -> "NDArray[np.bool_]":

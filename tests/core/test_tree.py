@@ -23,7 +23,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from envsdk import Break, Handoff, Limits, Sample, Trajectory, get_renderer, load_tokenizer, rollout
-from envsdk.errors import EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported
+from envsdk.errors import ConfigError, EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported, UnknownName
 from envsdk.rollouts import RandomPolicy
 from envsdk.trajectory import ContextLog, Part, Step
 from envsdk.tree import TreeBatch, check_model, tree_batch
@@ -71,7 +71,7 @@ def random_trajectory(rng: Random, number: int = 0, pasts: Mapping[str, Sequence
     contexts = {
         name: ContextLog(
             rng.choice(["agent", "other"]),
-            rng.choice([None, *logs]),
+            rng.choice([None, *itertools.takewhile(lambda known: known != name, logs)]),  # noqa: B023 - used at once
             np.array(logs[name], np.int32),
             np.array(logprobs[name], np.float32),
             [],
@@ -685,16 +685,22 @@ def test_a_dense_mask_that_is_too_large_is_refused_with_its_size():
     small = tree_batch(record((0, [1], [2])))
     with pytest.raises(TreeTooLarge, match="max_tokens=1:"):
         small.dense_mask(max_tokens=1)
-    with pytest.raises(ValueError, match="at least itself"):
+    with pytest.raises(ConfigError, match="at least itself"):
         small.dense_mask(sliding_window=0)
 
 
 def test_values_for_another_number_of_samples_and_unknown_reductions_are_refused():
     tree = tree_batch(record((0, [1], [2])))
-    with pytest.raises(ValueError, match=r"values has shape \(2,\); there are 1 samples"):
-        tree.per_token([1.0, 2.0])
-    with pytest.raises(ValueError, match="expected one of"):
-        tree.weights("mean")  # pyright: ignore[reportArgumentType]
+    for values, message in (
+        ([1.0, 2.0], r"values has shape \(2,\); there are 1 samples"),
+        (["one"], "values are no numbers"),
+        ([[1.0], [1.0, 2.0]], "values are no numbers"),
+        ([float("nan")], r"values\[0\] is nan"),
+    ):
+        with pytest.raises(InvalidSample, match=message):
+            tree.per_token(values)
+    with pytest.raises(UnknownName, match="No reduction is named 'samplemean'"):
+        tree.weights("samplemean")  # pyright: ignore[reportArgumentType]
 
 
 # Models for which a tree is not exact.
