@@ -7,7 +7,7 @@ from .action import CheckedAction, check_action
 from .context import Context
 from .errors import EpisodeError, TurnError
 from .handoff import Handoff, Waiting
-from .limits import UNLIMITED, Limits, StopReason
+from .limits import MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from .messages import Message, check_calls
 from .renderer import NOT_ENDED
 from .trajectory import Part, Step
@@ -53,6 +53,8 @@ class Agent:
         self.returns = False  # a sub-agent spoke since: the next observation is a return
         self.unasked = False  # it ended before anybody was asked: the next step says so
         self.refused = False  # a limit kept it from handing over, since its last reply
+        self.handovers = 0  # how many in a row came to nothing, ...
+        self.steps_at_handover = 0  # ... because nobody replied since the one before
         self.closed = False  # whether its environment was closed
         self.is_summary = False  # it writes a summary for its parent's history policy, whose steps it does not count as
         self.stop_reason: StopReason | None = None
@@ -61,6 +63,8 @@ class Agent:
         self.steps = 0
         self.sampled = 0
         self.tool_calls = 0
+        self.cut: StopReason | None = None  # what cut its last reply, if its author did not ask for that
+        self.empty_aborts = 0  # how many interruptions in a row came without a token
         self._names: dict[str, int] = {}
 
     @property
@@ -148,10 +152,10 @@ class Agent:
         checked = check_action(action, context.renderer.tokenizer.vocab_size)
         self._act(step, checked)
         if checked.finish_reason == "abort":
-            if self.max_tokens():
+            if self.max_tokens() != 0 and self.empty_aborts < MAX_EMPTY_ABORTS:
                 return None
-            step.finish_reason = "length"  # there is no room for the rest
-        self.due = None
+            step.finish_reason = "length"  # there is no room for the rest, or none comes
+        self.due, self.cut = None, self._cut_by(step)
         message = check_calls(self._read_reply(step), context.tools)
         step.reply = len(context.messages)
         context.add_reply(message)
@@ -168,6 +172,8 @@ class Agent:
         stop = len(context.log_tokens)
         step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
         step.finish_reason = action.finish_reason
+        is_empty_abort = action.finish_reason == "abort" and not len(action.tokens)
+        self.empty_aborts = self.empty_aborts + 1 if is_empty_abort else 0
         if len(step.parts) == 1:
             self.refused = False
             self.record.append(step)
@@ -195,17 +201,32 @@ class Agent:
             if agent.is_summary:
                 steps = 0
 
-    def reason_to_stop(self, turn: Turn, step: Step) -> StopReason | None:
+    def reason_to_stop(self, turn: Turn) -> StopReason | None:
         """The first that holds, in this order: what the environment says comes before any limit."""
         if turn.terminated:
             return StopReason.TERMINATED
-        return StopReason.TRUNCATED if turn.truncated else self.limit_at(step)
+        return StopReason.TRUNCATED if turn.truncated else self.limit_now()
 
-    def limit_at(self, step: Step) -> StopReason | None:
-        """The limit that ends it behind a step, if one does: one of its own, or of those that handed over to it."""
-        if self.limits.end_on_cut and step.finish_reason == "length":
-            return StopReason.CUT
-        return next((reason for agent in self.lineage() if (reason := agent.limit_reached()) is not None), None)
+    def limit_now(self) -> StopReason | None:
+        """Return the limit that ends it after its last reply, if one does: its own, or that of an agent above it."""
+        if self.empty_aborts >= MAX_EMPTY_ABORTS:
+            return StopReason.ABORTED
+        if self.limits.end_on_cut and self.cut is not None:
+            return self.cut
+        reached = next((reason for agent in self.lineage() if (reason := agent.limit_reached()) is not None), None)
+        return StopReason.NO_END if reached is None and self.has_no_end() else reached
+
+    def _cut_by(self, step: Step) -> StopReason | None:
+        """Return what cut a reply, if it was cut and by something other than `Turn(max_tokens=)`."""
+        if step.finish_reason != "length" or self.turn_left(step) == 0:
+            return None  # its author expects it to be cut there
+        if self.sampled_left() == 0:
+            return StopReason.MAX_SAMPLED_TOKENS
+        return StopReason.MAX_CONTEXT_TOKENS if self.context_left() == 0 else StopReason.CUT
+
+    def has_no_end(self) -> bool:
+        """Return whether it had as many steps as an episode may have that nothing limits."""
+        return self.steps >= STEPS_WITHOUT_LIMIT and not any(agent.limits.bounds_steps for agent in self.lineage())
 
     def limit_reached(self) -> StopReason | None:
         """Which of its own limits is reached, if one is."""
@@ -217,18 +238,35 @@ class Agent:
         )
         return next((reason for reason, holds in reasons if holds), None)
 
-    def max_tokens(self) -> int:
-        """How many tokens the next reply may have: the smallest of what the turn and each limit leave."""
-        left = [UNLIMITED]
-        if self.turn.max_tokens is not None:
-            step = self.due  # a part of the reply may be there already
-            left.append(self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
-        if self.limits.max_context_tokens is not None:
-            left.append(self.limits.max_context_tokens - len(self.context))
-        for agent in self.lineage():
-            if agent.limits.max_sampled_tokens is not None:
-                left.append(agent.limits.max_sampled_tokens - agent.sampled)  # noqa: PERF401
-        return max(0, min(left))
+    def max_tokens(self) -> int | None:
+        """Return how many tokens the rest of the reply may have: the least of what the turn and each limit leave.
+
+        None if none of them limits it.
+        """
+        left = (self.turn_left(self.due), self.context_left(), self.sampled_left())
+        return min((count for count in left if count is not None), default=None)
+
+    def turn_left(self, step: Step | None) -> int | None:
+        """Return how many of its turn's `max_tokens` a step has left; of these, the parts of a reply share one."""
+        if self.turn.max_tokens is None:
+            return None
+        return max(0, self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
+
+    def context_left(self) -> int | None:
+        """Return for how many tokens its context has room."""
+        limit = self.limits.max_context_tokens
+        return None if limit is None else max(0, limit - len(self.context))
+
+    def sampled_left(self) -> int | None:
+        """Return how many tokens may still be sampled, by it and by those that handed over to it."""
+        left = [limit - agent.sampled for agent in self.lineage() if (limit := agent.limits.max_sampled_tokens)]
+        return max(0, min(left)) if left else None
+
+    def hands_over_for_nothing(self) -> bool:
+        """Count a handoff, and return whether too many in a row came without a reply in between."""
+        self.handovers = self.handovers + 1 if self.steps == self.steps_at_handover else 0
+        self.steps_at_handover = self.steps
+        return self.handovers > STEPS_WITHOUT_LIMIT
 
     def tool_calls_left(self, count: int) -> int:
         """How many of the last reply's `count` calls may be run: the limits less those of the replies before it."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -21,7 +21,7 @@ from .errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from .event_loops import in_event_loop, run
 from .handoff import Handoff, HandoffResult
 from .history import HistoryPolicy, get_history
-from .limits import Limits
+from .limits import Limits, plain_integer
 from .messages import Message, ToolSchema
 from .registry import get_renderer
 from .renderer import Renderer
@@ -58,8 +58,8 @@ class Env(gymnasium.Env[Observation, Any]):
             False}`), or an object. None is `qwen3`; as a sub-agent, its parent's.
         tokenizer: What `load_tokenizer` takes. A renderer that is an object brings its own.
         history: The history policy: its name, its name with options (`{"name": "compact", "every": 10}`), or an object.
-        limits: When an episode is cut off: `Limits`, or its fields as a mapping; by default the class's
-            `default_limits`.
+        limits: When an episode is cut off; by default the class's `default_limits`. A mapping changes the fields that
+            it names, and leaves the others as the class has them; a `Limits` replaces them all.
         tasks: Task data: a list, the path of a JSONL file, a Hugging Face data set.
         render_mode: `"ansi"` or None.
         **config: The environment's own options, the fields of its `Config`.
@@ -207,12 +207,18 @@ class Env(gymnasium.Env[Observation, Any]):
         """Begin an episode.
 
         Args:
-            seed: The same seed gives the same task and the same bytes. None goes on with the random state.
+            seed: An integer; the same seed gives the same task and the same bytes. None goes on with the random state.
             options: `task` (the index of a row, or the row itself) chooses the task; `episode_id` and `group_id` name
                 the episode and what it shares with others of the same task.
 
         Returns:
             The first observation and its `info`.
+
+        Raises:
+            ConfigError: If the seed is not an integer, or an option is unknown; like the others that name an argument,
+                it leaves a running episode as it was.
+            TaskError: If there is no such task, or it does not fit the task model.
+            EpisodeError: Inside an event loop, if a method of the environment has to be awaited.
         """
         self._refuse_event_loop()
         self._begin(seed, options)
@@ -361,9 +367,11 @@ class Env(gymnasium.Env[Observation, Any]):
             raise ConfigError(f"{type(self).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
 
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        options = options or {}
+        """Begin another episode; what is refused leaves the running one as it is."""
+        seed, given = check_seed(seed), _check_options(options)
+        chosen = [self._chosen(given)] if "task" in given else []
         self._episodes += 1
-        episode_id = options.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
+        episode_id = given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
         for error in self._close_children():
             _log.warning("a sub-agent of %r could not be closed: %r", self, error)
         if self._agent is not None:
@@ -371,11 +379,11 @@ class Env(gymnasium.Env[Observation, Any]):
         episode = Episode(episode_id, self, seed)
         self._agent, self._renderer = episode.root, self._own_renderer
         episode.config = self.config.model_dump(mode="json")
-        episode.group_id = options.get("group_id")
-        unknown = options.keys() - set(_RESET_OPTIONS)
-        if unknown:
-            raise ConfigError(f"reset() does not know the options {sorted(unknown)}; it knows {_RESET_OPTIONS}")
-        self._prepare(seed, options)
+        episode.group_id = given.get("group_id")
+        self._prepare(seed, chosen)
+
+    def _chosen(self, options: Mapping[str, Any]) -> Any:
+        return check_task(find(self.tasks, options["task"]), self.Task)
 
     def join(self, agent: Agent, seed: int | None, task: Any) -> None:
         """Become a sub-agent of an episode.
@@ -392,23 +400,17 @@ class Env(gymnasium.Env[Observation, Any]):
         self._agent = agent
         inherits = self._inherits and agent.parent is not None
         self._renderer = agent.parent.context.renderer if inherits and agent.parent else self._own_renderer
-        row = {"task": task} if self.tasks is not None else {"row": task}
-        self._prepare(seed, {} if task is None else row)
+        self._prepare(seed, [] if task is None else [task if self.tasks is None else find(self.tasks, task)])
 
-    def _prepare(self, seed: int | None, options: Mapping[str, Any]) -> None:
-        """Set the random state and the task."""
-        super().reset(seed=None if seed is None else int(seed))
+    def _prepare(self, seed: int | None, chosen: list[Any]) -> None:
+        """Set the random state and the task: the row that was chosen, else one that the seed picks."""
+        super().reset(seed=seed)
         self.task = None
-        if "row" in options:
-            row = options["row"]
-        elif "task" in options:
-            row = find(self.tasks, options["task"])
-        elif self.tasks is not None:
-            row = self.tasks[pick(self.tasks, seed, self.np_random)]
-        else:
-            return
-        self._running.task = check_task(row, self.Task)
-        self.task = copy.deepcopy(self._running.task)  # what the author does to it changes neither data nor record
+        if not chosen and self.tasks is not None:
+            chosen = [self.tasks[pick(self.tasks, seed, self.np_random)]]
+        for row in chosen:
+            self._running.task = check_task(row, self.Task)
+            self.task = copy.deepcopy(self._running.task)  # what the author does to it changes neither data nor record
 
     def _started(self, turn: Turn) -> None:
         """The first turn was said."""
@@ -511,6 +513,39 @@ class Env(gymnasium.Env[Observation, Any]):
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
+
+
+def check_seed(seed: object) -> int | None:
+    """Return a seed as an int, or None.
+
+    Raises:
+        ConfigError: If it is neither None nor an integer of at least 0 (NumPy's integers are, True is not).
+    """
+    plain = plain_integer(seed)
+    if plain is not None and (type(plain) is not int or plain < 0):
+        raise ConfigError(f"seed is {seed!r:.80}; expected None or an integer of at least 0")
+    return plain
+
+
+def _check_options(options: object) -> dict[str, Any]:
+    """Return what `reset(options=)` was given.
+
+    Raises:
+        ConfigError: If it is not a mapping, has an unknown name, or an id is not text.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"options is a {type(options).__name__}; expected a mapping, such as {{'task': 3}}")
+    given: dict[str, Any] = {**cast("Mapping[Any, Any]", options)}
+    unknown = given.keys() - set(_RESET_OPTIONS)
+    if unknown:
+        raise ConfigError(f"reset() does not know the options {sorted(map(str, unknown))}; it knows {_RESET_OPTIONS}")
+    for name in ("episode_id", "group_id"):
+        value = given.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"the option {name} is {value!r:.80}; expected a text or None")
+    return given
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ is asked for with a `Call`, and whoever drives the machine gives the answer, awa
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -14,9 +15,9 @@ import numpy as np
 from .action import Break, Observation
 from .agent import MAIN, Agent
 from .context import Context, Delta
-from .errors import ConfigError, EpisodeError, HandoffError, RenderError, TurnError, UndeclaredBreak
+from .errors import ConfigError, EpisodeError, HandoffError, NoEndWarning, RenderError, TurnError, UndeclaredBreak
 from .handoff import Handoff, HandoffResult, Waiting, is_handoff
-from .limits import Limits, StopReason
+from .limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from .messages import Message, ToolSchema
 from .recording import record, told
 from .trajectory import Origin, Status, Step, Trajectory
@@ -228,36 +229,46 @@ class Episode:
             return error
 
     def _settle(self, agent: Agent, said: Any, take: "_Take") -> Play:
-        """Take what an agent said: a turn, handoffs, or an exception."""
+        """Take what an agent said, and go on until somebody has to sample or the agent has ended."""
+        outcome = self._take(agent, said, take)
+        return (yield from self._proceed(agent)) if outcome is None else outcome
+
+    def _take(self, agent: Agent, said: Any, take: "_Take") -> Result | HandoffResult | None:
+        """Take what an agent said: a turn, handoffs, or an exception. None if it waits for sub-agents."""
         if isinstance(said, Exception):
             return self._close(agent, StopReason.ERROR, said)
         try:
             if not agent.contexts or not is_handoff(said):
-                outcome = take(agent, _checked(said))
-                if outcome is not None:
-                    return outcome
-            elif agent.refused:  # it hands over again and again, though a limit holds
-                outcome = take(agent, Turn(reward=None))
-                assert outcome is not None
-                return outcome
-            else:
-                self._hand_over(agent, said)
+                return take(agent, _checked(said))
+            if agent.refused:  # it hands over again and again, though a limit holds
+                return take(agent, Turn(reward=None))
+            self._hand_over(agent, said)
+            return None
         except UndeclaredBreak:
             raise
         except Exception as error:
             if agent.parent is None:
                 raise
             return self._close(agent, StopReason.ERROR, error)
-        return (yield from self._proceed(agent))
 
     def _proceed(self, agent: Agent) -> Play:
         """Go on with the next sub-agent; with the agent itself, when none is left."""
+        outcome: Result | HandoffResult | None = None
+        while outcome is None:
+            outcome = yield from self._next_child(agent)
+            if outcome is None:
+                said, take = yield from self._come_back(agent)
+                outcome = self._take(agent, said, take)
+        return outcome
+
+    def _next_child(self, agent: Agent) -> Generator[Call | Children, Any, Result | None]:
+        """Let the sub-agents that an agent waits for go on; None once each has a result."""
         waiting = agent.waiting
         assert waiting is not None
-        if self.side_by_side and not agent.limit_at(agent.last_step):
+        if self.side_by_side and not agent.limit_now():
             yield from self._run_children(agent, waiting)
         while len(waiting.results) < len(waiting.handoffs):
-            reason = agent.limit_at(agent.last_step)
+            reason = agent.limit_now()
             if reason is not None:
                 agent.refused = True
                 waiting.results.append(HandoffResult([], "", None, str(reason)))
@@ -266,6 +277,12 @@ class Episode:
             if isinstance(outcome, Result):
                 return outcome
             waiting.results.append(outcome)
+        return None
+
+    def _come_back(self, agent: Agent) -> Generator[Call | Children, Any, tuple[Any, "_Take"]]:
+        """Return what an agent says once its sub-agents have ended, and what takes that."""
+        waiting = agent.waiting
+        assert waiting is not None
         agent.waiting, self.agent = None, agent
         agent.returns = agent.returns or bool(waiting.results)
         if waiting.request is not None:
@@ -273,9 +290,9 @@ class Episode:
         try:
             results = [one.come_back(result) for one, result in zip(waiting.handoffs, waiting.results, strict=True)]
         except Exception as error:
-            return self._close(agent, StopReason.ERROR, error)
+            return error, self._answer
         said = yield from self._ask(agent, "resume", results if waiting.is_list else results[0])
-        return (yield from self._settle(agent, said, self._answer))
+        return said, self._answer
 
     def _run_children(self, agent: Agent, waiting: Waiting) -> Generator[Call | Children, Any, None]:
         """Let the driver run the sub-agents that are left, each on its own."""
@@ -291,18 +308,15 @@ class Episode:
             self._at_once -= 1
             self.interrupted = self.interrupted or not have_ended
 
-    def _take_summary(self, agent: Agent, waiting: Waiting) -> Play:
-        """Go on with the turn that waited for a summary, whatever came of it."""
+    def _take_summary(self, agent: Agent, waiting: Waiting) -> Generator[Call | Children, Any, tuple[Any, "_Take"]]:
+        """Return the turn that waited for a summary, whatever came of it, and what takes that."""
         request, child = waiting.request, agent.record[-1]
         assert request is not None
         if request.writer is not None:
             text = yield from self._ask(agent, request.writer, request.messages)
-            if isinstance(text, Exception):
-                return self._close(agent, StopReason.ERROR, text)
-            return (yield from self._settle(agent, waiting.turn, partial(self._say_with, text=text)))
+            return (text if isinstance(text, Exception) else waiting.turn), partial(self._say_with, text=text)
         assert isinstance(child, Agent)
-        take = partial(self._say_written, child=child, result=waiting.results[0])
-        return (yield from self._settle(agent, waiting.turn, take))
+        return waiting.turn, partial(self._say_written, child=child, result=waiting.results[0])
 
     def _say_written(self, agent: Agent, turn: Turn, *, child: Agent, result: HandoffResult) -> Result | HandoffResult:
         """Hand out a turn with what the model wrote as a summary, if it is one."""
@@ -350,7 +364,7 @@ class Episode:
             self.contexts[name].reward = (self.contexts[name].reward or 0.0) + reward
         self._reward += turn.reward or 0.0
         context = agent.contexts.get(agent.name_of(turn))
-        if context is not None and turn.continuation is None and agent.reason_to_stop(turn, step) is None:
+        if context is not None and turn.continuation is None and agent.reason_to_stop(turn) is None:
             request = context.request()
             if request is not None:
                 agent.current = context
@@ -374,7 +388,9 @@ class Episode:
         """Hand out what the environment says after a reply."""
         step = agent.last_step
         replied = self.contexts[step.context]
-        reason = agent.reason_to_stop(turn, step)
+        reason = agent.reason_to_stop(turn)
+        if reason == StopReason.NO_END:
+            _warn_of_no_end(agent)
         limit = agent.limits.max_context_tokens
         if reason is not None and agent.parent is not None:
             replied.messages.extend(turn.messages)
@@ -471,6 +487,11 @@ class Episode:
         if depth > allowed:
             raise HandoffError(
                 f"{agent.name!r} hands over at depth {depth}, and {allowed} is allowed: Limits(max_handoff_depth=...)"
+            )
+        if agent.hands_over_for_nothing():
+            raise HandoffError(
+                f"{agent.name!r} handed over {STEPS_WITHOUT_LIMIT:,} times in a row without a reply of anybody: let "
+                "resume() return a Turn once a result has an error"
             )
         running = {id(item.env) for item in agent.lineage()}
         for handoff in handoffs:
@@ -611,6 +632,17 @@ def seed_of(seed: int | None, name: str) -> int | None:
         return None
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
+
+
+def _warn_of_no_end(agent: Agent) -> None:
+    name = type(agent.env).__name__
+    warnings.warn(
+        f"{name}: an episode had {STEPS_WITHOUT_LIMIT:,} steps and nothing limits it, so it ends here. Return "
+        f"Turn(terminated=True) where the task is over, and set a limit: {name}(limits={{'max_steps': ...}}), or "
+        "default_limits = Limits(max_steps=...) in the class",
+        NoEndWarning,
+        stacklevel=2,
+    )
 
 
 def _checked(turn: object) -> Turn:

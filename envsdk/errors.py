@@ -15,6 +15,10 @@ class EnvsdkError(Exception):
     """The base of all errors of this package."""
 
 
+class NoEndWarning(UserWarning):
+    """An episode that nothing limits had so many steps that it was ended."""
+
+
 class UnknownName(EnvsdkError, LookupError):
     """A renderer, environment, history policy, tool or option of that name does not exist."""
 

@@ -52,8 +52,9 @@ class Handoff:
             parent's.
         task: Its task: the task itself; or the index of one, if it has tasks.
         role: What it is called; by default its class's name in lower case. Policies and baselines go by role.
-        limits: Its limits; by default its own. Those of its parents hold, too: where one is reached already, nobody is
-            asked, and the result says so. Where sub-agents side by side share one, who comes first takes most of it.
+        limits: Its limits; by default its own, of which a mapping changes the fields that it names. Those of its
+            parents hold, too: where one is reached already, nobody is asked, and the result says so. Where sub-agents
+            side by side share one, who comes first takes most of it.
         history: What it sees of the conversation so far: `"fresh"`, nothing; `"full"`, all of it, as a prompt that
             starts with its parent's context, token for token; or a function that chooses messages, which are written
             again.
@@ -93,7 +94,7 @@ class Handoff:
         self.env = env
         self.task = task
         self.role = role
-        self.limits = None if limits is None else Limits.of(limits, Limits())
+        self.limits = None if limits is None else Limits.of(limits, env.limits)
         self.history: Literal["fresh", "full"] | MessageFilter = history
         self.result = result
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]

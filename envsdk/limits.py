@@ -2,14 +2,27 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .errors import ConfigError, what_is_invalid
 
-UNLIMITED = 2**31 - 1
-"""What `info["max_tokens"]` says where nothing limits a reply; `min()` with a sampler's own limit does the rest."""
+
+def plain_integer(value: Any) -> Any:
+    """Return a NumPy integer as an int, and any other value as it is."""
+    return value.item() if isinstance(value, np.integer) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+Count: TypeAlias = Annotated[int, BeforeValidator(plain_integer)]
+"""An int or a NumPy integer, read as an int."""
+
+
+STEPS_WITHOUT_LIMIT = 1000
+"""After this many steps an episode ends that nothing limits."""
+MAX_EMPTY_ABORTS = 16
+"""After this many interruptions in a row without a token an episode ends."""
 
 
 class StopReason(StrEnum):
@@ -24,7 +37,12 @@ class StopReason(StrEnum):
     MAX_SAMPLED_TOKENS = "max_sampled_tokens"
     MAX_TOOL_CALLS = "max_tool_calls"
     CUT = "cut"
-    """A reply was cut (`finish_reason == "length"`) and `end_on_cut` is set."""
+    """The policy or its server cut a reply (`finish_reason == "length"`) before any limit of the episode or of the
+    turn, and `end_on_cut` is set."""
+    ABORTED = "aborted"
+    """The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without a token."""
+    NO_END = "no_end"
+    """It had `STEPS_WITHOUT_LIMIT` steps, and nothing limits it."""
     CONTEXT_FULL = "context_full"
     """The history policy has nothing left to drop."""
     ERROR = "error"
@@ -39,30 +57,46 @@ class Limits(BaseModel):
         max_context_tokens: Tokens in one context, prompt and reply together.
         max_sampled_tokens: Tokens that the policy samples in the episode.
         max_tool_calls: Calls of tools in the episode.
-        end_on_cut: Whether a reply that was cut ends the episode.
+        end_on_cut: Whether a reply that was cut ends the episode: with `max_context_tokens` or `max_sampled_tokens` as
+            its reason where that limit cut it, else with `cut`. A reply that `Turn(max_tokens=)` cut ends nothing.
         max_handoff_depth: How deep handoffs may nest. One that goes deeper is an error, and no end.
 
-    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`.
+    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`. An episode without
+    `max_steps`, `max_context_tokens` and `max_sampled_tokens` ends after 1,000 steps, with a warning.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    max_steps: int | None = Field(default=None, ge=1)
-    max_context_tokens: int | None = Field(default=None, ge=1)
-    max_sampled_tokens: int | None = Field(default=None, ge=1)
-    max_tool_calls: int | None = Field(default=None, ge=1)
+    max_steps: Annotated[Count, Field(ge=1)] | None = None
+    max_context_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_sampled_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[Count, Field(ge=1)] | None = None
     end_on_cut: bool = True
-    max_handoff_depth: int = Field(default=8, ge=0)
+    max_handoff_depth: Annotated[Count, Field(ge=0)] = 8
+
+    @property
+    def bounds_steps(self) -> bool:
+        """Whether one of the limits ends every episode."""
+        return not self.max_steps is self.max_context_tokens is self.max_sampled_tokens is None
 
     @classmethod
     def of(cls, value: "Limits | Mapping[str, Any] | None", default: "Limits") -> "Limits":
-        """Read what an author or a specification gave as limits; None gives `default`."""
+        """Read limits as an author or a specification gives them.
+
+        Args:
+            value: A `Limits`, taken as it is; a mapping, which changes the fields that it names (None removes a limit);
+                or None, for `default`.
+            default: The limits that a mapping changes.
+
+        Raises:
+            ConfigError: If `value` is none of these, or a field is unknown or out of range.
+        """
         if value is None:
             return default
         if isinstance(value, Limits):
             return value
         try:
-            return cls.model_validate(dict(value))
+            return cls.model_validate({**dict(default), **dict(value)})
         except ValidationError as error:
             raise ConfigError(f"limits {value!r} are not valid: {what_is_invalid(error)}") from error
         except (TypeError, ValueError) as error:

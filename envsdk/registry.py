@@ -176,7 +176,7 @@ def _as_json(value: object) -> object:
     from .limits import Limits
 
     if isinstance(value, Limits):
-        return value.model_dump(exclude_defaults=True)
+        return value.model_dump()  # every field: a mapping changes only what it names
     return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value
 
 

@@ -184,8 +184,8 @@ class ToolEnv(Env):
         self._functions: dict[str, Tool] | None = None  # those of the current episode
         return super()._read_config(config)
 
-    def _prepare(self, seed: int | None, options: Mapping[str, Any]) -> None:
-        super()._prepare(seed, options)
+    def _prepare(self, seed: int | None, chosen: list[Any]) -> None:
+        super()._prepare(seed, chosen)
         self._functions = None
         self._handed_over: tuple[Message, Sequence[ToolCall], list[Answer]] | None = None
         self._bad_replies = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from pydantic import ValidationError
 
 from .errors import TurnError, what_is_invalid
+from .limits import plain_integer
 from .messages import Message, ToolSchema, to_messages
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ class Turn:
             A stop token that ended the reply is dropped, a declared `edit`. If a limit ends the episode, the reply does
             not go on.
         stop: Strings at which the policy should stop sampling; what it sampled behind them stays.
-        max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused.
+        max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused. A reply
+            that ends there without a stop token does not end the episode, as one that a limit or the policy cuts does:
+            `respond` gets it, with `errors` (it has no end) and `open_block` (where it was cut). The next turn lets it
+            go on (`continues=True`: a thinking budget), or answers it, and then it is closed first, which
+            `info["truncated_reply"]` reports.
         sampling: Sampling parameters for the next reply (temperature and so on), passed on to the policy.
         context: Whom it speaks to, such as `player1`; by default whoever spoke last. A new name opens a new context.
         context_rewards: What contexts earned, by name: one's own, or those of sub-agents (`HandoffResult.context`). A
@@ -92,7 +97,8 @@ class Turn:
             raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
         except (TypeError, KeyError, ValueError) as error:
             raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        max_tokens = plain_integer(max_tokens)
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise TurnError(f"max_tokens is {max_tokens!r}; expected None or an integer of at least 1")
         if system is not None:
             _check_system(system)

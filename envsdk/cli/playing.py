@@ -12,7 +12,6 @@ from ..action import Action, Break
 from ..context import Context
 from ..env import Env
 from ..errors import EnvsdkError
-from ..limits import UNLIMITED
 from ..messages import Message, ToolSchema
 from ..rollouts import ReplyPolicy
 from ..trajectory import Trajectory
@@ -117,7 +116,7 @@ class Game:
             if begun is not None:
                 say(f"-- your reply {what}: {_said(begun) if isinstance(begun, Message) else begun}", style="yellow")
         limits = [f"ends at {' or '.join(map(repr, info['stop']))}"] if info["stop"] else []
-        limits += [f"has at most {info['max_tokens']} tokens"] if info["max_tokens"] < UNLIMITED else []
+        limits += [f"has at most {info['max_tokens']} tokens"] if info["max_tokens"] is not None else []
         if limits:
             say(f"-- your reply {', and '.join(limits)}", style="dim")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ..env import Env, is_being_cancelled
+from ..env import Env, check_seed, is_being_cancelled
 from ..errors import ConfigError
 from ..event_loops import run
 from ..registry import make
@@ -52,6 +52,7 @@ async def agather(
         raise ConfigError(f"seeds is {seeds!r:.80}; expected a sequence of them, such as {instead}")
     if on_end is not None and is_async(on_end):
         raise ConfigError("on_end is `async def`; expected a plain function: nobody awaits it")
+    checked = [check_seed(seed) for seed in seeds]
     make_one = _maker(make_env)
     envs = [make_one() for _ in range(min(max_concurrency, len(seeds)))]
     if len({id(env) for env in envs}) < len(envs):
@@ -59,7 +60,7 @@ async def agather(
     for env in envs[:1]:
         find_policy(policy, env, None)
     results: list[Trajectory | None] = [None] * len(seeds)
-    todo = _numbered(seeds)
+    todo = _numbered(checked)
     await asyncio.gather(*(_work(env, policy, todo, results, on_end) for env in envs))
     return [trajectory for trajectory in results if trajectory is not None]
 
@@ -95,9 +96,9 @@ def gather(
     return run(agather(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))
 
 
-def _numbered(seeds: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+def _numbered(seeds: Sequence[int | None]) -> Iterator[tuple[int, int | None, str]]:
     """For each seed its position, and how its episode's id goes on: another for each episode of the same seed."""
-    seen: Counter[int] = Counter()
+    seen: Counter[int | None] = Counter()
     for index, seed in enumerate(seeds):
         yield index, seed, f"#{seen[seed]}" if seen[seed] else ""
         seen[seed] += 1
@@ -106,7 +107,7 @@ def _numbered(seeds: Sequence[int]) -> Iterator[tuple[int, int, str]]:
 async def _work(
     env: Env,
     policy: PolicyLike,
-    todo: Iterator[tuple[int, int, str]],
+    todo: Iterator[tuple[int, int | None, str]],
     results: list[Trajectory | None],
     on_end: Callable[[Trajectory], None] | None,
 ) -> None:

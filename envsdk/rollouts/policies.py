@@ -30,7 +30,7 @@ class Policy(Protocol):
         keep: int,
         stop_token_ids: tuple[int, ...],
         stop: tuple[str, ...],
-        max_tokens: int,
+        max_tokens: int | None,
         sampling: Mapping[str, Any],
     ) -> Action | Awaitable[Action]:
         """Sample a reply.
@@ -44,7 +44,7 @@ class Policy(Protocol):
             role: The role of the context.
             stop_token_ids: Ids at which to stop; the one that is sampled belongs to the action.
             stop: Strings at which to stop.
-            max_tokens: How many tokens the reply may have.
+            max_tokens: How many tokens the reply may have; None if nothing limits it, and the policy chooses.
             sampling: Sampling parameters that the environment asks for.
         """
         ...
@@ -89,14 +89,14 @@ class RandomPolicy:
         *,
         episode_id: str,
         stop_token_ids: tuple[int, ...],
-        max_tokens: int,
+        max_tokens: int | None,
         **_: Any,
     ) -> Action:
         """Sample: at each position the stop token with its probability, else any id, all alike."""
         rng = np.random.default_rng([abs(self._seed), zlib.crc32(episode_id.encode()), zlib.crc32(prompt.tobytes())])
         length = int(rng.geometric(self._stop_probability))
-        is_cut = length > max_tokens
-        length = min(length, max_tokens)
+        is_cut = max_tokens is not None and length > max_tokens
+        length = min(length, max_tokens) if max_tokens is not None else length
         tokens = rng.integers(0, self._vocab_size - 1, size=length, dtype=np.int32)
         tokens += tokens >= stop_token_ids[0]  # any id but the stop token
         logprobs = np.full(length, np.log((1 - self._stop_probability) / (self._vocab_size - 1)), dtype=np.float32)
@@ -118,7 +118,7 @@ class ReplyPolicy:
         self._reply = reply
 
     def __call__(
-        self, prompt: "NDArray[np.int32]", *, context: str, max_tokens: int, stop: tuple[str, ...], **_: Any
+        self, prompt: "NDArray[np.int32]", *, context: str, max_tokens: int | None, stop: tuple[str, ...], **_: Any
     ) -> Action:
         """The reply as tokens: up to the first stop string in it, and at most `max_tokens`."""
         agent = self._env.episode.owners[context]
@@ -127,7 +127,7 @@ class ReplyPolicy:
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         tokens = renderer.reply(message)
         tokens = tokens[: self._stop_at(renderer, tokens, stop)]
-        is_cut = len(tokens) > max_tokens
+        is_cut = max_tokens is not None and len(tokens) > max_tokens
         tokens = tokens[:max_tokens]
         return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
 

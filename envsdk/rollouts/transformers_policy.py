@@ -148,7 +148,7 @@ class TransformersPolicy:
         keep: int,
         stop_token_ids: tuple[int, ...],
         stop: tuple[str, ...],
-        max_tokens: int,
+        max_tokens: int | None,
         sampling: Mapping[str, Any],
         **_: Any,
     ) -> Action:
@@ -236,7 +236,7 @@ class TransformersPolicy:
         if stop and self._tokenizer is None:
             raise ConfigError(f"stop strings {stop!r:.80} need the tokenizer: TransformersPolicy(model, tokenizer)")
 
-    def _room(self, length: int, max_tokens: int) -> int:
+    def _room(self, length: int, max_tokens: int | None) -> int:
         """How many tokens a reply may have: the least of all limits."""
         positions: int | None = getattr(self._config, "max_position_embeddings", None)
         if positions is not None and length >= positions:
@@ -245,7 +245,13 @@ class TransformersPolicy:
                 f"Limits(max_context_tokens={positions}) or a history policy"
             )
         limits = (max_tokens, self._max_tokens, None if positions is None else positions - length)
-        return min(limit for limit in limits if limit is not None)
+        room = min((limit for limit in limits if limit is not None), default=None)
+        if room is None:
+            raise ConfigError(
+                "nothing limits the reply, not even the model's positions: TransformersPolicy(max_tokens=...), a limit "
+                "of the episode, or Turn(max_tokens=...)"
+            )
+        return room
 
 
 class _Reply:

@@ -12,6 +12,7 @@ import numpy as np
 from ..action import Action
 from ..env import Env
 from ..event_loops import run
+from ..limits import STEPS_WITHOUT_LIMIT
 from ..rollouts import arollout
 from ..rollouts.policies import find_policy, request_of
 from ..trajectory import Trajectory
@@ -27,8 +28,8 @@ FEW = 4
 NONDETERMINISTIC = "it is registered as nondeterministic"
 ENDS = "episodes end"
 """The check that says so if an episode does not."""
-MAX_REPLIES = 1000
-"""An episode that has no end after so many replies has none."""
+MAX_REPLIES = STEPS_WITHOUT_LIMIT - 1
+"""An episode that has no end after so many replies has none: one more, and the SDK would end it."""
 UNSTEADY = 'the same seed gives other bytes each time: see "same bytes"'
 How: TypeAlias = Literal["rollout", "another rollout", "step"]
 
@@ -38,8 +39,8 @@ class NoEnd(Exception):
 
     def __init__(self, replies: int) -> None:
         super().__init__(
-            f"after {replies:,} replies the episode has not ended: set default_limits: ClassVar[Limits] = "
-            "Limits(max_steps=...)"
+            f"after {replies:,} replies the episode has not ended: return Turn(terminated=True) where the task is over "
+            "and set default_limits: ClassVar[Limits] = Limits(max_steps=...)"
         )
 
 

@@ -60,6 +60,7 @@ class _Kind(NamedTuple):
 
 
 CHECKS: dict[str, _Kind] = {
+    ENDS: _Kind(env_lifecycle.episodes_end),
     "gymnasium checker": _Kind(env_lifecycle.gymnasium_checker),
     "calls out of order": _Kind(env_lifecycle.calls_out_of_order),
     "reward range": _Kind(env_rewards.reward_range),
@@ -67,7 +68,6 @@ CHECKS: dict[str, _Kind] = {
     "null policy": _Kind(env_rewards.null_policy),
     "random policy": _Kind(env_rewards.random_policy),
     "every option": _Kind(env_rewards.every_option),
-    ENDS: _Kind(env_lifecycle.episodes_end),
     "distinct tasks": _Kind(env_tasks.distinct_tasks, compares_seeds=True),
     "splits": _Kind(env_tasks.splits, compares_seeds=True),
     "same bytes": _Kind(env_determinism.same_bytes),
@@ -86,7 +86,7 @@ CHECKS: dict[str, _Kind] = {
     "cut replies": _Kind(env_attacks.cut_replies),
     "tool errors": _Kind(env_tools.tool_errors),
 }
-"""All checks, by name, in the order in which they are made."""
+"""All checks, by name, in the order in which they are made. Where episodes do not end, no other is made."""
 _MAKING = "it can be made"
 
 
@@ -132,7 +132,10 @@ def _check_all(subject: Subject, seeds: range, chosen: dict[str, _Kind]) -> EnvR
             report.checks.append(EnvCheck(_MAKING, "FAIL", f"it raises {told(error)}"))
             return report
         with closed(plays.sample):
-            report.checks.extend(_check(plays, name, kind) for name, kind in chosen.items())
+            for name, kind in chosen.items():
+                has_end = not any(check.name == ENDS and check.verdict == "FAIL" for check in report.checks)
+                missing = EnvCheck(name, "NOT POSSIBLE", f'the episodes do not end: see "{ENDS}"')
+                report.checks.append(_check(plays, name, kind) if has_end else missing)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])

@@ -187,9 +187,10 @@ class _Rollout:
     def _asked(self, info: dict[str, Any]) -> Any:
         """The request's configuration, with what the environment asks for."""
         check_sampling(info["sampling"], self._temperature)
-        limits = [info["max_tokens"], *([self._config.max_tokens] if self._config.max_tokens else [])]
+        limits = [limit for limit in (info["max_tokens"], self._config.max_tokens or None) if limit is not None]
         stop = [*self._config.stop, *info["stop"]]
-        return dataclasses.replace(self._config, **{**info["sampling"], "max_tokens": min(limits), "stop": stop})
+        asked = {**info["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
+        return dataclasses.replace(self._config, **asked)
 
     def _output(self, trajectory: Trajectory, on_break: OnBreak) -> Any:
         main, opening = next(iter(trajectory.contexts)), self._first

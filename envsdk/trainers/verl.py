@@ -197,7 +197,6 @@ class _Server:
         self._manager, self._params, self._config = manager, sampling_params, config
         self.temperature = float(sampling_params["temperature"])
         self._request_id = uuid4().hex
-        self._empty_aborts = 0
         self._segments: dict[str, tuple[int, int]] = {}
         """For each context where its segment begins to be trained, and how long it is by now."""
 
@@ -208,7 +207,7 @@ class _Server:
         context: str,
         base: str,
         keep: int,
-        max_tokens: int,
+        max_tokens: int | None,
         stop_token_ids: Sequence[int],
         **asked: Any,
     ) -> Action:
@@ -218,32 +217,33 @@ class _Server:
         start = start if base == context and keep == length else len(prompt)
         longest = min(start, self._config.prompt_length) + self._config.response_length
         longest = min(longest, self._config.get("max_model_len") or longest)
-        limit = min(max_tokens, longest - len(prompt))
+        room = longest - len(prompt)
+        limit = room if max_tokens is None else min(max_tokens, room)
         self._segments[context] = (start, len(prompt))
         if limit <= 0:
             return Action((), (), "length", self.temperature)
         params |= {"max_tokens": limit, "stop_token_ids": list(stop_token_ids)}
         params |= {"stop": list(asked["stop"])} if asked["stop"] else {}
-        begin = time.perf_counter()
-        output = await self._manager.generate(
-            request_id=self._request_id, prompt_ids=prompt.tolist(), sampling_params=params
-        )
-        self.metrics["generate_sequences"] += time.perf_counter() - begin
+        output = await self._generate(prompt.tolist(), params)
         tokens = output.token_ids
         self._segments[context] = (start, len(prompt) + len(tokens))
         ends = "length" if len(tokens) >= limit and tokens[-1] not in stop_token_ids else "stop"
         steps = {name: output.extra_fields.get(name) for name in _GLOBAL_STEPS}
         finish_reason = _STOPPED.get(output.stop_reason, ends)
-        await self._wait_after_abort(is_empty=finish_reason == "abort" and not len(tokens))
         return Action(tokens, output.log_probs, finish_reason, self.temperature, steps["max_global_steps"], steps)
 
-    async def _wait_after_abort(self, *, is_empty: bool) -> None:
-        """A server that takes new weights aborts replies; it is asked again, but not for ever."""
-        self._empty_aborts = self._empty_aborts + 1 if is_empty else 0
-        if self._empty_aborts >= _MAX_EMPTY_ABORTS:
-            raise EpisodeError(f"the server aborted {_MAX_EMPTY_ABORTS} replies in a row before their first token")
-        if is_empty:
+    async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
+        """Generate a reply. A server that takes new weights aborts replies: it is asked again, but not for ever."""
+        for _ in range(_MAX_EMPTY_ABORTS):
+            begin = time.perf_counter()
+            output = await self._manager.generate(
+                request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+            )
+            self.metrics["generate_sequences"] += time.perf_counter() - begin
+            if len(output.token_ids) or _STOPPED.get(output.stop_reason) != "abort":
+                return output
             await asyncio.sleep(_ABORT_WAIT_S)
+        raise EpisodeError(f"the server aborted {_MAX_EMPTY_ABORTS} replies in a row before their first token")
 
 
 def _reset_of(row: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:

@@ -1,17 +1,21 @@
 """What a caller gets wrong is a typed error that says what was given and what to do."""
 
+import asyncio
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 import envsdk
 from envsdk import Action, Env, Limits, Message, Turn, errors, history, registry
 from envsdk.cli import app
+from envsdk.rollouts import gather
 
 
 @pytest.fixture
@@ -116,6 +120,76 @@ def test_step_after_the_end_is_refused(env: Env) -> None:
     env.step(env.renderer.reply(Message(role="assistant", content=str(env.secret))))
     with pytest.raises(errors.EpisodeError, match="after the end"):
         env.step([1])
+
+
+class Counts(Env):
+    """Counts, to a number that a task says."""
+
+    class Task(BaseModel):
+        number: int
+
+    def start(self) -> Turn:
+        self.said = [int(self.np_random.integers(100))]
+        return Turn(f"To {self.task.number if self.task else 1}.")
+
+    def respond(self, reply: Message) -> Turn:
+        self.said.append(int(self.np_random.integers(100)))
+        return Turn(f"{self.said}")
+
+
+SEEDS = (1.7, 1.0, "3", True, np.True_, -1, np.float32(2), [1], b"1", float("nan"), np.array([3]))
+REFUSED = [
+    *[{"seed": seed} for seed in SEEDS],
+    {"options": {"tsak": 1}},
+    {"options": {7: 1}},
+    {"options": {"task": 9}},
+    {"options": {"task": -1}},
+    {"options": {"task": {"number": "many"}}},
+    {"options": {"task": "a row"}},
+    {"options": {"episode_id": 3}},
+    {"options": {"group_id": b"a"}},
+    {"options": [1]},
+    {"options": "task"},
+    {"seed": 1.5, "options": {"task": 0}},
+]
+
+
+@pytest.mark.parametrize("play", ["step", "astep"])
+@pytest.mark.parametrize("arguments", REFUSED, ids=repr)
+def test_a_refused_reset_leaves_the_running_episode_as_it_was(arguments: dict[str, Any], play: str) -> None:
+    def episode(*, is_disturbed: bool) -> tuple[Any, list[int]]:
+        env = Counts(tasks=[{"number": 2}, {"number": 3}], limits={"max_steps": 4})
+        env.reset(seed=5)
+        env.step([1, 2])
+        if is_disturbed:
+            with pytest.raises((errors.ConfigError, errors.TaskError)):
+                env.reset(**arguments) if play == "step" else asyncio.run(env.areset(**arguments))
+        while env.trajectory is None:
+            env.step([3, 4])
+        return env.trajectory.to_json(), env.said
+
+    assert episode(is_disturbed=True) == episode(is_disturbed=False)
+
+
+def test_a_refused_reset_counts_as_none() -> None:
+    env = Counts()
+    with pytest.raises(errors.ConfigError, match=r"seed is 1\.7; expected None or an integer"):
+        env.reset(seed=1.7)
+    env.reset()
+    assert env.episode_id == "Counts/#1"
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=repr)
+def test_a_gather_refuses_what_is_no_seed_before_it_plays(seed: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="seed is"):
+        gather(Counts, "null", seeds=[0, seed])
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint32])
+def test_a_seed_may_be_one_of_numpys_integers_and_is_the_same_seed(kind: Any) -> None:
+    envs = [Counts(limits={"max_steps": 1}) for _ in range(2)]
+    first, second = (envsdk.rollout(env, seed=seed) for env, seed in zip(envs, (7, kind(7)), strict=True))
+    assert first.to_json() == second.to_json()
 
 
 def test_an_unknown_reset_option_is_named(env: Env) -> None:

@@ -64,7 +64,7 @@ BROKEN: list[tuple[type[Env], dict[str, str]]] = [
     (broken.GlobalSeed, {"no global random state": "the global state of `numpy.random`"}),
     (broken.Clock, {"same bytes": "It is 1"}),
     (broken.Unseeded, {"same bytes": "Thank you, 0."}),
-    (broken.MutableDefault, {"same bytes": "That was episode 1"}),
+    (broken.MutableDefault, {"same bytes": "That was episode "}),
     (broken.HashOrder, {ELSEWHERE: "sort what comes out of a set"}),
     (broken.Today, {ELSEWHERE: "it is another day"}),
     (broken.Leftover, {"reset starts afresh": "'main, user: \"You said 5 words.\"'"}),
@@ -109,6 +109,23 @@ def test_what_is_broken_fails_its_check_and_no_other(
         assert check.command.startswith("python -c ")
         assert f"check_env(broken_environments.{env.__name__}, first_seed=" in check.command
         assert f'only="{check.name}").raise_if_failed()' in check.command
+
+
+def test_episodes_without_an_end_are_reported_first_and_nothing_else_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[int] = []
+
+    class Endless(broken.NeverEnds):
+        def start(self) -> envsdk.Turn:
+            resets.append(1)
+            return super().start()
+
+    report = check_env(Endless)
+    assert [check.name for check in report.checks] == list(environments.CHECKS)
+    first, *others = report.checks
+    assert (first.name, first.verdict) == ("episodes end", "FAIL")
+    assert "after 999 replies" in first.detail and "Turn(terminated=True)" in first.detail
+    assert all(check.verdict == "NOT POSSIBLE" and 'see "episodes end"' in check.detail for check in others)
+    assert len(resets) == 1
 
 
 @pytest.mark.parametrize(

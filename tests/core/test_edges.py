@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
+from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
@@ -67,7 +68,7 @@ def test_numpy_scalars_are_numbers() -> None:
     assert (sample.temperature.tolist(), sample.policy_version.tolist()) == ([0.5], [3])
 
 
-def test_parts_of_a_reply_share_the_turns_budget_and_end_as_cut_when_it_is_used_up() -> None:
+def test_parts_of_a_reply_share_the_turns_budget_and_make_a_reply_when_it_is_used_up() -> None:
     env = Talks()
     env.more = Turn("Go on.", reward=1.0, max_tokens=10)
     env.reset(seed=0)
@@ -76,10 +77,10 @@ def test_parts_of_a_reply_share_the_turns_budget_and_end_as_cut_when_it_is_used_
     *_, info = env.step(Action([5] * 6, finish_reason="abort"))
     assert (info["max_tokens"], info["rewards"]) == (4, {})
     _, _, _, truncated, info = env.step(Action([5] * 4, finish_reason="abort"))
-    assert truncated
-    assert info["stop_reason"] == "cut"
-    assert len(env.trajectory.steps) == 2
-    assert [part.stop - env.trajectory.steps[1].action_start for part in env.trajectory.steps[1].parts] == [6, 10]
+    assert not truncated and info["truncated_reply"]
+    trajectory = env.fail(RuntimeError("that is enough"))
+    assert [step.finish_reason for step in trajectory.steps] == ["stop", "length"]
+    assert [part.stop - trajectory.steps[1].action_start for part in trajectory.steps[1].parts] == [6, 10]
 
 
 def test_extra_is_the_steps_own() -> None:
@@ -278,12 +279,16 @@ def test_episodes_of_one_seed_are_a_group_with_ids_of_their_own() -> None:
 
 
 def test_an_episode_that_cannot_begin_is_recorded_as_itself() -> None:
-    trajectories = gather(lambda: Talks(limits={"max_steps": 1}), "null", seeds=[3, -1, 4], max_concurrency=1)
-    assert [(t.id, t.status) for t in trajectories] == [
-        ("Talks/3", "truncated"),
-        ("Talks/-1", "error"),
-        ("Talks/4", "truncated"),
-    ]
+    class Row(BaseModel):
+        question: str
+
+    class Asks(Talks):
+        Task = Row
+
+    rows = [{"question": "Which?"}, {"question": 7}, {"question": "Why?"}]
+    trajectories = gather(lambda: Asks(tasks=rows, limits={"max_steps": 1}), "null", seeds=[0, 1, 2], max_concurrency=1)
+    assert [t.id for t in trajectories] == ["Asks/0", "Asks/1", "Asks/2"]
+    assert sorted(t.status for t in trajectories) == ["error", "truncated", "truncated"]
 
 
 def test_a_shared_environment_is_refused_in_a_gather() -> None:

@@ -602,7 +602,7 @@ def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) 
     """The parts of a reply. Each token of an episode has a log-probability of its own, by which it can be found."""
     tokens = reply.tokens(env.renderer)
     finish_reason = reply.finish_reason
-    if env.plan.is_obedient and len(tokens) > info["max_tokens"]:
+    if env.plan.is_obedient and len(tokens) > (info["max_tokens"] or len(tokens)):
         tokens, finish_reason = tokens[: info["max_tokens"]], "length"
     ends = [*(round(abort * len(tokens)) for abort in reply.aborts), len(tokens)]
     for part, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
@@ -1018,21 +1018,36 @@ def the_last_observation_follows_the_last_reply_and_asks_for_none(run: Run) -> N
         assert (run.last.keep, len(run.last.tokens)) == (len(ask.prompt) + len(tokens), len(expected)) or end.edited
 
 
+def cut_by(run: Run) -> str | None:
+    """What cut the last reply, if its turn did not ask for that."""
+    if not run.asks or run.asks[-1].finish_reason == "stop":
+        return None
+    ask, tokens = list(run.steps())[-1]
+    asked, limits = run.env.turns[-2].max_tokens, run.env.limits
+    if asked is not None and len(tokens) >= asked:
+        return None
+    if limits.max_sampled_tokens is not None and sum(len(a.tokens) for a in run.asks) >= limits.max_sampled_tokens:
+        return "max_sampled_tokens"
+    is_full = limits.max_context_tokens is not None and len(ask.prompt) + len(tokens) >= limits.max_context_tokens
+    return "max_context_tokens" if is_full else "cut"
+
+
 def it_ends_for_the_first_reason_that_holds(run: Run) -> None:
     limits, turn = run.env.limits, run.env.turns[-1]
     sampled = sum(len(ask.tokens) for ask in run.asks)
     goes_on = [turn.continuation is not None for turn in run.env.turns[1:-1]]
     replies = [reply for reply, is_part in zip(run.env.replies, [*goes_on, False], strict=False) if not is_part]
     calls = sum(len(reply.tool_calls) for reply in replies)
-    reasons = {
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "cut": limits.end_on_cut and run.asks and run.asks[-1].finish_reason != "stop",
-        "max_steps": limits.max_steps is not None and len(run.env.replies) >= limits.max_steps,
-        "max_sampled_tokens": limits.max_sampled_tokens is not None and sampled >= limits.max_sampled_tokens,
-        "max_tool_calls": limits.max_tool_calls is not None and calls >= limits.max_tool_calls,
-    }
-    holds = [reason for reason, is_so in reasons.items() if is_so]
+    cut = cut_by(run) if limits.end_on_cut else None
+    reasons = [
+        ("terminated", turn.terminated),
+        ("truncated", turn.truncated),
+        (cut, cut is not None),
+        ("max_steps", limits.max_steps is not None and len(run.env.replies) >= limits.max_steps),
+        ("max_sampled_tokens", limits.max_sampled_tokens is not None and sampled >= limits.max_sampled_tokens),
+        ("max_tool_calls", limits.max_tool_calls is not None and calls >= limits.max_tool_calls),
+    ]
+    holds = [reason for reason, is_so in reasons if is_so]
     late = {"max_context_tokens"} if run.plan.history["name"] in ("keep", "strip", "compact") else {"context_full"}
     assert run.trajectory.stop_reason in (holds[:1] or late | {"max_context_tokens"})
     assert run.trajectory.status == ("terminated" if holds[:1] == ["terminated"] else "truncated")
@@ -1042,7 +1057,7 @@ def a_policy_that_obeys_passes_no_limit(run: Run) -> None:
     limits = run.env.limits
     assert sum(len(ask.tokens) for ask in run.asks) <= (limits.max_sampled_tokens or np.inf)
     for ask, tokens in run.steps():
-        assert ask.info["max_tokens"] >= 1
+        assert ask.info["max_tokens"] is None or ask.info["max_tokens"] >= 1
         assert len(ask.prompt) + len(tokens) <= (limits.max_context_tokens or np.inf)
 
 

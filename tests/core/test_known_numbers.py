@@ -11,7 +11,6 @@ import pytest
 from envsdk import Action, Break, Env, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
 from envsdk.errors import EpisodeError
 from envsdk.history import DROPPED_RESULT, History, Rewrite
-from envsdk.limits import UNLIMITED
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look something up."}}
 Reply = Message | Action
@@ -337,7 +336,7 @@ def test_the_environment_terminates():
     seen = Seen([query(), Turn("Yes.", reward=1.0, terminated=True)], [says("7")])
     assert (seen.terminated, seen.truncated, seen.reward) == (True, False, 1.0)
     assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("terminated", StopReason.TERMINATED)
-    assert seen.max_tokens[0] == UNLIMITED
+    assert seen.max_tokens[0] is None
 
 
 def test_the_environment_truncates():
@@ -358,7 +357,7 @@ def test_max_steps_ends_after_so_many_replies_and_the_last_one_is_scored():
     seen = Seen(turns, [says("7"), says("8")], limits={"max_steps": 2})
     assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.MAX_STEPS, 0.5)
     assert [step.reward for step in seen.trajectory.steps] == [0.0, 0.5]
-    assert seen.max_tokens[:2] == [UNLIMITED] * 2
+    assert seen.max_tokens[:2] == [None] * 2
 
 
 def test_max_context_tokens_leaves_a_reply_what_the_prompt_does_not_take():

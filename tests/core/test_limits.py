@@ -7,11 +7,25 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
-from envsdk import Action, Env, Message, StopReason, Turn, get_renderer
+import envsdk
+from envsdk import (
+    Action,
+    Env,
+    Handoff,
+    HandoffResult,
+    Limits,
+    Message,
+    StopReason,
+    Turn,
+    get_renderer,
+)
 from envsdk.env import Result
-from envsdk.limits import UNLIMITED
+from envsdk.errors import ConfigError, NoEndWarning, TurnError
+from envsdk.renderer import NOT_ENDED
 from envsdk.tokenizers import Tokenizer
 
 ROOM = 100
@@ -168,7 +182,7 @@ def test_a_message_is_as_long_as_a_test_says(play: Play, tokens: int):
 
 
 def test_nothing_limits_a_reply_where_there_is_no_limit(offered: Offered):
-    assert offered([first(), turn()], [says(10)], max_context_tokens=None) == [UNLIMITED] * 2
+    assert offered([first(), turn()], [says(10)], max_context_tokens=None) == [None] * 2
 
 
 def test_each_message_and_each_reply_takes_its_tokens_from_the_room_in_the_context(offered: Offered):
@@ -203,11 +217,11 @@ def test_sampled_tokens_are_counted_over_all_replies(offered: Offered):
 
 def test_what_a_turn_offers_is_for_one_reply(offered: Offered):
     turns = [first(max_tokens=7), turn(), turn(max_tokens=60)]
-    assert offered(turns, [says(7), says(10)], max_context_tokens=None) == [7, UNLIMITED, 60]
+    assert offered(turns, [says(7), says(10)], max_context_tokens=None) == [7, None, 60]
 
 
 def test_steps_do_not_limit_a_reply(offered: Offered):
-    assert offered([first(), turn()], [says(10)] * 2, max_context_tokens=None, max_steps=2) == [UNLIMITED] * 2 + [STEPS]
+    assert offered([first(), turn()], [says(10)] * 2, max_context_tokens=None, max_steps=2) == [None, None, STEPS]
 
 
 def test_calls_do_not_limit_a_reply(offered: Offered):
@@ -283,9 +297,13 @@ def test_the_tightest_limit_counts_for_each_part(offered: Offered):
     assert offered(turns, replies, max_sampled_tokens=60) == [60, 50, 30, 10, 5]
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_sampled_tokens": 90}], ids=["context", "sampled tokens"])
-def test_a_reply_that_is_interrupted_where_nothing_is_left_is_cut(offered: Offered, limits: dict[str, int]):
-    assert offered([first(), turn()], [part(50), part(40)], **limits) == [90, 40, CUT]
+@pytest.mark.parametrize(
+    ("limits", "reason"), [({}, CONTEXT), ({"max_sampled_tokens": 90}, SAMPLED)], ids=["context", "sampled tokens"]
+)
+def test_a_reply_that_is_interrupted_where_nothing_is_left_ends_by_that_limit(
+    offered: Offered, limits: dict[str, int], reason: StopReason
+):
+    assert offered([first(), turn()], [part(50), part(40)], **limits) == [90, 40, reason]
 
 
 def test_a_reply_that_used_up_its_parts_ends_by_the_limit_if_it_may_be_cut(offered: Offered):
@@ -293,8 +311,9 @@ def test_a_reply_that_used_up_its_parts_ends_by_the_limit_if_it_may_be_cut(offer
     assert offered([first(), turn()], [part(20)], max_sampled_tokens=20, **MAY_BE_CUT) == [20, SAMPLED]
 
 
-def test_a_reply_that_used_up_what_its_turn_offered_is_answered_if_it_may_be_cut(offered: Offered):
-    assert offered([first(max_tokens=20), closing()], [part(15), part(5)], **MAY_BE_CUT) == [20, 5, 60]
+def test_a_reply_that_used_up_what_its_turn_offered_is_answered(offered: Offered):
+    for limits in ({}, MAY_BE_CUT):
+        assert offered([first(max_tokens=20), closing()], [part(15), part(5)], **limits) == [20, 5, 60]
 
 
 # Cut replies.
@@ -316,6 +335,231 @@ def test_a_reply_that_was_cut_inside_its_reasoning_takes_four_tokens_more_to_be_
 def test_a_reply_that_was_cut_where_the_context_ends_leaves_no_room_for_an_answer(offered: Offered):
     assert offered([first(), turn()], [cut(90)], **MAY_BE_CUT) == [90, CONTEXT]
     assert offered([first(), goes_on(0)], [cut(90)], **MAY_BE_CUT) == [90, CONTEXT]
+
+
+# Whose cut it is.
+
+
+class Cut(NamedTuple):
+    """A reply of 20 tokens that was cut, in a context that begins with 10, and what comes of it."""
+
+    turn: int | None = None
+    sampled: int | None = None
+    context: int | None = None
+    ends_by: StopReason | None = None
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        return {"max_sampled_tokens": self.sampled, "max_context_tokens": self.context}
+
+
+CUTS = {
+    "by nothing that is known": Cut(ends_by=CUT),
+    "before its turn's tokens were used": Cut(turn=21, ends_by=CUT),
+    "before the sampled tokens were used": Cut(sampled=21, ends_by=CUT),
+    "before the context was full": Cut(context=31, ends_by=CUT),
+    "before any limit": Cut(turn=21, sampled=21, context=31, ends_by=CUT),
+    "by its turn": Cut(turn=20),
+    "by its turn, which the policy did not obey": Cut(turn=15),
+    "by its turn, before any limit": Cut(turn=20, sampled=200, context=200),
+    "by the sampled tokens": Cut(sampled=20, ends_by=SAMPLED),
+    "by the sampled tokens, before its turn": Cut(turn=21, sampled=20, ends_by=SAMPLED),
+    "by the context": Cut(context=30, ends_by=CONTEXT),
+    "by the context, before its turn": Cut(turn=21, context=30, ends_by=CONTEXT),
+    "by both limits": Cut(sampled=20, context=30, ends_by=SAMPLED),
+    "by its turn and the sampled tokens": Cut(turn=20, sampled=20, ends_by=SAMPLED),
+    "by its turn and the context": Cut(turn=20, context=30, ends_by=CONTEXT),
+}
+REPLIES = {"cut": [cut(20)], "interrupted, and then cut": [part(12), cut(8)]}
+
+
+@pytest.mark.parametrize("replies", REPLIES.values(), ids=REPLIES)
+@pytest.mark.parametrize("answer", [closing(), goes_on(5)], ids=["answered", "going on"])
+@pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
+def test_a_cut_ends_the_episode_by_whoever_cut_unless_that_was_the_turn(
+    play: Play, case: Cut, answer: Turn, replies: list[Reply]
+):
+    played = play([first(max_tokens=case.turn), answer], replies, **case.limits)
+    trajectory = played.env.trajectory
+    assert (trajectory and trajectory.stop_reason) == case.ends_by
+    (step,) = (item for item in played.env.episode.root.record)
+    assert step.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_steps", [1, None])
+@pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
+def test_a_cut_ends_nothing_where_it_may_not(play: Play, case: Cut, max_steps: int | None):
+    played = play([first(max_tokens=case.turn), closing()], [cut(20)], max_steps=max_steps, **case.limits, **MAY_BE_CUT)
+    trajectory = played.env.trajectory
+    no_room = CONTEXT if case.context == 31 else None  # for the answer
+    by_limit = STEPS if max_steps else no_room if case.ends_by == CUT else case.ends_by
+    assert (trajectory and trajectory.stop_reason) == by_limit
+
+
+def test_a_limit_that_cut_a_reply_ends_the_episode_though_a_rewrite_would_make_room(offered: Offered):
+    thought = Reply(["<think>", "\n", *["a"] * 84, "\n", "</think>", "\n\n", "a"], "length")
+    assert offered([first(), turn()], [thought], history="strip") == [90, CONTEXT]
+    assert offered([first(max_tokens=90), closing()], [thought], history="strip") == [90, 79]
+    assert offered([first(), closing()], [thought], history="strip", **MAY_BE_CUT) == [90, 79]
+
+
+def test_a_budget_of_thinking_is_a_turn_whose_reply_goes_on(play: Play):
+    answer = Message(role="assistant", reasoning="a", content="")
+    turns = [first(max_tokens=10), Turn(answer, continues=True), Turn(terminated=True)]
+    played = play(turns, [Reply(["<think>", "\n", *["a"] * 8], "length"), says(5)])
+    trajectory = played.env.trajectory
+    assert trajectory is not None and trajectory.stop_reason == "terminated"
+    *_, reply = trajectory.contexts["main"].messages
+    assert (reply.reasoning, reply.content, reply.errors) == ("a" * 9, "aaaa", ())
+    assert [step.finish_reason for step in trajectory.steps] == ["length", "stop"]
+    assert [int(sample.mask.sum()) for sample in trajectory.samples("without_errors")] == [15]
+
+
+@pytest.mark.parametrize("reasoning", [True, False])
+def test_a_reply_that_its_turn_cut_says_that_it_has_no_end_and_is_closed_where_it_is_answered(
+    play: Play, reasoning: bool
+):
+    pieces = ["<think>", "\n", "a"] if reasoning else ["a"] * 3
+    played = play([first(max_tokens=3), Turn("a")], [Reply(pieces, "length")])
+    reply = played.env.messages()[-2]
+    assert reply.open_block == ("reasoning" if reasoning else None)
+    assert NOT_ENDED in reply.errors
+    assert played.result.info["truncated_reply"] and not played.result.truncated
+
+
+# Replies that never come.
+
+
+@pytest.mark.parametrize("replies", [[part(0)] * 16, [part(3), *[part(0)] * 16]], ids=["none", "after a part"])
+def test_an_episode_ends_where_a_policy_is_interrupted_again_and_again_before_it_samples(
+    play: Play, replies: list[Reply]
+):
+    for limits in ({}, MAY_BE_CUT, {"max_steps": 3}):
+        played = play([first(), Turn(reward=0.5)], replies, **limits)
+        assert played.env.trajectory is not None and played.env.trajectory.reward == 0.5
+        assert played.result.info["stop_reason"] == "aborted" and played.result.truncated
+
+
+def test_interruptions_are_counted_in_a_row(offered: Offered):
+    replies = [*[part(0)] * 15, part(1), *[part(0)] * 15, says(2), *[part(0)] * 15, says(2)]
+    assert offered([first(), turn()], replies)[-1] == 100 - 10 - 3 - 10 - 2 - 10
+
+
+def test_a_sub_agent_that_is_interrupted_again_and_again_ends_and_its_parent_goes_on():
+    env = Delegates(Answers([Turn("Well?")]))
+    env.reset(seed=0)
+    env.step(Action([5]))
+    for _ in range(16):
+        _, _, _, truncated, info = env.step(Action([], finish_reason="abort"))
+    assert not truncated and info["context"] == "main"
+    assert env.results[0].stop_reason == "aborted"
+
+
+# Episodes without an end.
+
+
+class Delegates(Env):
+    """Hands over to the same environment again and again."""
+
+    def __init__(self, child: Env, **options: Any) -> None:
+        super().__init__(**options)
+        self.child = child
+
+    def start(self) -> Turn:
+        self.results: list[HandoffResult] = []
+        return Turn("Well?")
+
+    def respond(self, reply: Message) -> Handoff:
+        return Handoff(self.child)
+
+    def resume(self, result: HandoffResult) -> Turn | Handoff:
+        self.results.append(result)
+        return Turn("Go on.") if result.stop_reason != "max_steps" else Handoff(self.child)
+
+
+class Tires(Answers):
+    """Keeps its conversation short."""
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(context=f"{len(self.episode.contexts)}", messages="Well?")
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_tool_calls": 5}], ids=["no limit", "a limit that ends nothing"])
+def test_an_episode_that_nothing_limits_ends_after_a_thousand_steps_and_says_how_to_limit_it(limits: dict[str, int]):
+    env = Tires([Turn("Well?")], limits=limits)
+    with pytest.warns(NoEndWarning, match=r"1,000 steps.*Turn\(terminated=True\).*limits=\{'max_steps'") as caught:
+        trajectory = envsdk.rollout(env, "null", seed=0)
+    assert len(caught) == 1
+    assert (trajectory.status, trajectory.stop_reason, len(trajectory.steps)) == ("truncated", "no_end", 1000)
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 1002}, {"max_context_tokens": 10**6}, {"max_sampled_tokens": 10**6}])
+def test_an_episode_that_a_limit_ends_may_be_as_long_as_that(limits: dict[str, int]):
+    env = Tires([Turn("Well?")], limits=limits)
+    env.reset(seed=0)
+    for _ in range(1001):
+        env.step([5])
+    assert env.trajectory is None
+
+
+def test_an_agent_that_hands_over_for_ever_ends_too():
+    env = Delegates(Answers([Turn("Well?")], limits={"max_steps": 1}))
+    with pytest.warns(NoEndWarning, match=r"^Delegates: "):
+        trajectory = envsdk.rollout(env, "null", seed=0)
+    assert (trajectory.stop_reason, len(trajectory.steps)) == ("no_end", 1000)
+
+
+def test_a_sub_agent_is_limited_by_who_handed_over_to_it():
+    env = Delegates(Answers([Turn("Well?")]), limits={"max_steps": 1003})
+    trajectory = envsdk.rollout(env, "null", seed=0)
+    assert (trajectory.stop_reason, len(trajectory.steps)) == ("max_steps", 1003)
+
+
+# What limits are made of.
+
+
+class Bounded(Env):
+    default_limits = Limits(max_steps=24, max_tool_calls=5)
+
+    def start(self) -> Turn:
+        return Turn("Well?")
+
+
+FIELDS = {"max_steps": 3, "max_context_tokens": 4096, "max_sampled_tokens": 7, "max_tool_calls": None}
+
+
+@pytest.mark.parametrize("names", [names for n in range(5) for names in combinations(FIELDS, n)], ids=str)
+def test_a_mapping_of_limits_changes_what_it_names(names: tuple[str, ...]):
+    given = {name: FIELDS[name] for name in names}
+    expected = Bounded.default_limits.model_copy(update=given)
+    assert Bounded(limits=given).limits == expected
+    assert Handoff(Bounded(), limits=given).limits == expected
+    assert Bounded(limits=Limits(**given)).limits == Limits(**given)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_steps=3), {"max_context_tokens": 9}, None], ids=str)
+def test_limits_are_the_same_when_an_environment_is_made_again_from_its_specification(limits: Any):
+    made = envsdk.make("envsdk/GuessNumber-v0", limits=limits)
+    again = EnvSpec.from_json(made.spec.to_json()).make(disable_env_checker=True).unwrapped
+    assert again.limits == made.limits == Limits.of(limits, type(made).default_limits)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.int32, np.int64, np.uint16])
+def test_numpys_integers_are_integers(integer: Any):
+    assert Bounded(limits={"max_steps": integer(5)}).limits.max_steps == 5
+    assert type(Limits(max_sampled_tokens=integer(5)).max_sampled_tokens) is int
+    assert type(Turn("Well?", max_tokens=integer(5)).max_tokens) is int
+    env = Bounded()
+    env.reset(seed=integer(5))
+    assert (type(env.episode.seed), env.episode.seed) == (int, 5)
+
+
+@pytest.mark.parametrize("value", [0, -1, np.int64(0), True, np.True_, 1.5, np.float32(2), "3", [1], 2.0], ids=repr)
+def test_what_is_not_a_count_is_no_limit(value: Any):
+    with pytest.raises(ConfigError, match="max_steps"):
+        Bounded(limits={"max_steps": value})
+    with pytest.raises(TurnError, match="max_tokens is"):
+        Turn("Well?", max_tokens=value)
 
 
 # A prefill.
@@ -496,8 +740,8 @@ def end(play: Play, reasons: Sequence[StopReason], **answer: Any) -> Result:
 
 
 def pairs(reasons: Sequence[StopReason]) -> list[tuple[StopReason, StopReason]]:
-    together = (StopReason.TERMINATED, StopReason.TRUNCATED)
-    return [pair for pair in combinations(reasons, 2) if pair != together]
+    apart = ((StopReason.TERMINATED, StopReason.TRUNCATED), (CUT, SAMPLED))  # what a limit cut, the policy did not
+    return [pair for pair in combinations(reasons, 2) if pair not in apart]
 
 
 @pytest.mark.parametrize("reason", ORDER)
@@ -523,7 +767,7 @@ def test_the_order_is_the_same_where_a_reply_would_go_on(play: Play, reason: Sto
 @pytest.mark.parametrize("reason", ORDER)
 def test_of_all_reasons_from_one_on_that_one_is_given(play: Play, reason: StopReason):
     later = ORDER[ORDER.index(reason) :]
-    both = [other for other in later if reason != "terminated" or other != "truncated"]
+    both = [other for other in later if (reason, other) not in (("terminated", "truncated"), (CUT, SAMPLED))]
     assert end(play, both).info["stop_reason"] == reason
 
 

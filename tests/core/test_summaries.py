@@ -37,12 +37,12 @@ class Interview(Env):
 def speaks(env: Env, summary: str = "All was answered.") -> Any:
     """A policy that answers at length, and writes the same summary each time."""
 
-    def policy(prompt: Any, *, context: str, max_tokens: int, **_: Any) -> Action:
+    def policy(prompt: Any, *, context: str, max_tokens: int | None, **_: Any) -> Action:
         renderer = env.episode.owners[context].context.renderer
         is_summary = "/summary-" in context
         text = summary if is_summary else f"Answer {len(prompt)} {PADDING}"
         tokens = renderer.reply(Message(role="assistant", content=text, reasoning="Hm." if not is_summary else None))
-        is_cut = len(tokens) > max_tokens
+        is_cut = len(tokens) > (max_tokens or len(tokens))
         return Action(tokens[:max_tokens], np.full(len(tokens[:max_tokens]), -0.5), "length" if is_cut else "stop")
 
     return policy

@@ -25,7 +25,6 @@ from envsdk import (
     load_tokenizer,
 )
 from envsdk.history import DROPPED_RESULT
-from envsdk.limits import UNLIMITED
 from envsdk.renderer import NOT_ENDED, Renderer
 from envsdk.tokenizers import Tokenizer
 
@@ -498,7 +497,7 @@ def test_the_policy_gets_what_the_turn_says_of_the_part_that_follows():
     play = Play([first, more, goes_on("[2]")], ["a.", "b!", "c"])
     infos = [seen.info for seen in play.seen[:3]]
     assert [info["stop"] for info in infos] == [(".",), ("!",), ()]
-    assert [info["max_tokens"] for info in infos] == [9, 7, UNLIMITED]
+    assert [info["max_tokens"] for info in infos] == [9, 7, None]
     assert [info["sampling"] for info in infos] == [{"temperature": 0.1}, {"top_p": 0.5}, {}]
     assert [info.get("found") for info in infos] == [None, 1, None]
 
