@@ -4,6 +4,7 @@ import asyncio
 import copy
 import pickle
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,15 +303,13 @@ def test_a_wrong_policy_name_is_said_at_once() -> None:
         gather(Talks, "refrence", seeds=range(2))
 
 
-def test_inside_an_event_loop_the_plain_functions_say_what_to_await() -> None:
+def test_inside_an_event_loop_the_plain_functions_do_what_the_others_do() -> None:
     async def inside() -> list[Trajectory]:
-        with pytest.raises(errors.EpisodeError, match=r"await envsdk\.arollout"):
-            envsdk.rollout(Talks())
-        with pytest.raises(errors.EpisodeError, match="agather"):
-            gather(Talks, seeds=[0])
-        return await agather(lambda: Talks(limits={"max_steps": 1}), "null", seeds=[0])
+        one = envsdk.rollout(Talks(limits={"max_steps": 1}), "null", seed=0)
+        make = partial(Talks, limits={"max_steps": 1})
+        return [one, *gather(make, "null", seeds=[0]), *await agather(make, "null", seeds=[0])]
 
-    assert asyncio.run(inside())[0].status == "truncated"
+    assert len({trajectory.to_json() for trajectory in asyncio.run(inside())}) == 2  # a gather's have a group
 
 
 def test_an_ended_episode_cannot_fail() -> None:
