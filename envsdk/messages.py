@@ -141,7 +141,7 @@ class Message(_Frozen):
         name: On a tool message, the tool's name; elsewhere the speaker's.
         parts: The content's typed parts, where it was given as parts.
         errors: What was wrong with a sampled message: a block that was not closed, tokens after the end, ...
-            The errors of single calls are in `ToolCall.error` too.
+            The errors of single calls are in `ToolCall.error` too. An error that came up several times is here once.
         open_block: Inside what a sampled message ended: it was cut, stopped at a string, or did not close it.
     """
 
@@ -273,7 +273,7 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
         for c, error in zip(message.tool_calls, errors, strict=True)
     )
     found = tuple(error for c, error in zip(message.tool_calls, errors, strict=True) if error and not c.error)
-    return message.model_copy(update={"tool_calls": calls, "errors": (*message.errors, *found)})
+    return message.model_copy(update={"tool_calls": calls, "errors": tuple(dict.fromkeys((*message.errors, *found)))})
 
 
 def _call_error(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str | None:

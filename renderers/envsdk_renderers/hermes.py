@@ -30,76 +30,92 @@ class HermesReply:
         self._read_call = read_call
         self._before_call = before_call
         self._where = "text"
-        self._reasoning: str | None = None
-        self._content = ""
-        self._call = ""
+        # Lists of parts, since joining as we go would take quadratic time.
+        self._reasoning: list[str] | None = None
+        self._content: list[str] = []
+        self._call: list[str] = []
         self._calls: list[ToolCall] = []
-        self._errors: list[str] = []
+        self._errors: dict[str, None] = {}
+        """Each error once, in the order in which they were found."""
 
     def read(self, control: str, text: str) -> None:
         """Read a control token (none at the start of the reply) and the text after it."""
         match control, self._where:
             case "", _:
                 self._add(text)
-            case "<think>", "text" if self._reasoning is None and not self._content.strip() and not self._calls:
-                self._where, self._reasoning, self._content = "reasoning", text, ""
+            case "<think>", "text" if self._reasoning is None and not self._calls:
+                self._where, self._reasoning = "reasoning", [text]
+                if "".join(self._content).strip():
+                    self._note("there is text before the think block")
+                else:
+                    self._content = []
             case "</think>", "reasoning":
-                self._where, self._content = "text", text.lstrip("\n")
+                self._where = "text"
+                self._add_apart(text.lstrip("\n"))
             case "</think>", "text" if self._reasoning is None and not self._calls:
-                self._errors.append("a think block was closed that was never opened: the text before it is reasoning")
-                self._reasoning, self._content = self._content, text.lstrip("\n")
+                self._note("a think block was closed that was never opened: the text before it is reasoning")
+                self._reasoning, self._content = self._content, []
+                self._add(text)
             case "<tool_call>", "text":
-                self._where, self._call = "call", text
+                self._where, self._call = "call", [text]
                 if not self._calls:
-                    self._content = self._content.removesuffix(self._before_call)
+                    self._content = [*filter(None, ["".join(self._content).removesuffix(self._before_call)])]
             case "</tool_call>", "call":
                 self._end_call(None)
                 if text.strip():
-                    self._errors.append("there is text after a tool call")
-                    self._content += "\n" * bool(self._content) + text
+                    self._note("there is text after a tool call")
+                    self._add_apart(text)
             case _:
-                self._errors.append(f"{control} is out of place")
+                self._note(f"{control} is out of place")
                 self._add(control + text)
 
     def message(self, *, is_ended: bool, overrun: str) -> Message:
         """The message, once all is read."""
         open_block: Any = {"reasoning": "reasoning", "call": "tool_call"}.get(self._where)
         if self._where == "reasoning":
-            self._errors.append("the think block was not closed")
+            self._note("the think block was not closed")
         elif self._where == "call":
             self._end_call("the tool call was not closed")
         if overrun:
-            self._errors.append(f"there is text after the end of the turn: {overrun[:40]!r}")
+            self._note(f"there is text after the end of the turn: {overrun[:40]!r}")
         if not is_ended:
-            self._errors.append(NOT_ENDED)
+            self._note(NOT_ENDED)
         return Message(
             role="assistant",
-            content=self._content,
-            reasoning=None if self._reasoning is None else self._reasoning.strip("\n"),
+            content="".join(self._content),
+            reasoning=None if self._reasoning is None else "".join(self._reasoning).strip("\n"),
             tool_calls=tuple(self._calls),
             errors=tuple(self._errors),
             open_block=open_block,
         )
 
+    def _note(self, error: str) -> None:
+        self._errors[error] = None
+
     def _add(self, text: str) -> None:
+        """Add text to where we are."""
         match self._where:
-            case "reasoning":
-                self._reasoning = (self._reasoning or "") + text
+            case "reasoning" if self._reasoning is not None:
+                self._reasoning.append(text)
             case "call":
-                self._call += text
-            case _ if self._reasoning is not None and not self._content:
-                self._content = text.lstrip("\n")
+                self._call.append(text)
             case _:
-                self._content += text
+                text = text.lstrip("\n") if self._reasoning is not None and not self._content else text
+                self._content += [text] if text else []
+
+    def _add_apart(self, text: str) -> None:
+        """Add text behind a block to the text before it, on a line of its own."""
+        self._content += ["\n", text] if text and self._content else [text] if text else []
 
     def _end_call(self, error: str | None) -> None:
-        call = self._read_call(self._call)
+        text = "".join(self._call)
+        call = self._read_call(text)
         error = error or call.error
-        raw = self._call if error or self._call_text(call) != self._call else None
+        raw = text if error or self._call_text(call) != text else None
         self._calls.append(call.model_copy(update={"error": error, "raw": raw}) if error or raw else call)
         if error:
-            self._errors.append(error)
-        self._where, self._call = "text", ""
+            self._note(error)
+        self._where, self._call = "text", []
 
 
 def parse_call(text: str) -> ToolCall:

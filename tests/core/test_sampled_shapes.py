@@ -199,7 +199,7 @@ def test_the_environment_gets_what_was_said_and_what_was_wrong(renderer: Any, sh
     else:  # the prompt holds an empty think block: another one is out of place, and text
         assert (reply.content.endswith(shape.content), reply.reasoning) == (True, "")
         marks = [f"{piece} is out of place" for piece in shape.pieces if piece in ("<think>", "</think>")]
-        errors = [*marks, *(error for error in errors if "think" not in error and "opened" not in error)]
+        errors = [*dict.fromkeys(marks), *(error for error in errors if "think" not in error and "opened" not in error)]
     assert [(call.name, call.arguments) for call in reply.tool_calls] == list(shape.calls)
     assert len(reply.errors) == len(errors)
     for expected, error in zip(errors, reply.errors, strict=True):

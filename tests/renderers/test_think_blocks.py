@@ -1,0 +1,63 @@
+"""Where a think block stands in a reply, and what of the reply is content then."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from families import FAMILIES, vocabulary
+
+from envsdk import Message
+from envsdk.renderer import NOT_ENDED
+
+PLAIN = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def of_template(reply_format: str) -> FixedBase:
+    return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=reply_format)
+
+
+THINKING = {name: family.renderer() for name, family in FAMILIES.items() if family.type().thinks} | {
+    name: of_template(name) for name in ("plain", "hermes", "xml", "glm", "llama", "mistral")
+}
+BEFORE = "there is text before the think block"
+
+
+def read(renderer: Any, pieces: Sequence[str]) -> Message:
+    out = renderer.emission()
+    for piece in pieces:
+        out.scaffold(piece) if piece in ("<think>", "</think>") else out.content(piece)
+    return renderer.parse(out.tokens()[0])
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize(
+    ("pieces", "content", "reasoning", "errors"),
+    [
+        (["Before", "<think>", "x", "</think>", "After"], "Before\nAfter", "x", [BEFORE]),
+        (["Before", "<think>", "\nx\n", "</think>", "\n\nAfter"], "Before\nAfter", "x", [BEFORE]),
+        (["Before", "<think>", "", "</think>"], "Before", "", [BEFORE]),
+        (["Before", "<think>", "x"], "Before", "x", [BEFORE, "the think block was not closed"]),
+        (["\n \n", "<think>", "x", "</think>", "After"], "After", "x", []),
+        (
+            ["Before", "<think>", "x", "</think>", "After", "<think>", "y"],
+            "Before\nAfter<think>y",
+            "x",
+            [BEFORE, "<think> is out of place"],
+        ),
+    ],
+)
+def test_text_before_a_think_block_is_content(
+    name: str, pieces: Sequence[str], content: str, reasoning: str, errors: Sequence[str]
+) -> None:
+    reply = read(THINKING[name], pieces)
+    assert (reply.content, reply.reasoning, list(reply.errors)) == (content, reasoning, [*errors, NOT_ENDED])
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_an_error_that_comes_up_often_is_reported_once(name: str) -> None:
+    reply = read(THINKING[name], ["<think>", "x", "</think>", *["<think>", "y", "</think>"] * 3])
+    assert reply.content == "<think>y</think>" * 3
+    assert reply.errors == ("<think> is out of place", "</think> is out of place", NOT_ENDED)
