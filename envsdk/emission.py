@@ -139,8 +139,8 @@ class Emission:
         if text:
             self._pieces.extend(self._encoder.content(text))
 
-    def encoded(self, tokens: "NDArray[np.int32]", *, content_behind: int) -> None:
-        """Write what another library encoded; text behind the control token `content_behind` is content."""
+    def encoded(self, tokens: "NDArray[np.int32]", *, content_behind: int | None) -> None:
+        """Write what another library encoded; text after the control token `content_behind` is content."""
         encoder, start, is_content = self._encoder, 0, False
         names = encoder.control_names
         controls = [position for position, token in enumerate(tokens.tolist()) if token in names]

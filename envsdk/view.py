@@ -130,7 +130,7 @@ class View:
     def _replace(self, first: int, messages: Sequence[Message]) -> int:
         """The messages from `first` on become others; returns how many tokens stay."""
         past = _Past(self, first)
-        view = [*self.messages[max(first - 1, 0) : first], *messages]  # with the neighbour before them
+        view = [*self.messages[self._start_of_round(first) : first], *messages]  # with the neighbors before them
         before = len(view) - len(messages)
         written = [self._write(view, before + i, past) for i in range(len(messages))]
         prompt, asks = self.tokens.copy(self.end), self.body - self.end
@@ -217,8 +217,16 @@ class View:
         """How many tokens a message would have in the place of message `index`."""
         if self.renderer.renders_whole:  # about so many
             return max(0, self.count(index) + self._size(message) - self._size(self.messages[index]))
-        view = [*self.messages[max(index - 1, 0) : index], message, *self.messages[index + 1 : index + 2]]
-        return len(self._write_again(view, min(index, 1), self._sampled(index))[0])
+        start = self._start_of_round(index)
+        view = [*self.messages[start:index], message, *self.messages[index + 1 : index + 2]]
+        return len(self._write_again(view, index - start, self._sampled(index))[0])
+
+    def _start_of_round(self, index: int) -> int:
+        """The first message that the tokens of message `index` may depend on: a tool's result answers a reply."""
+        start = max(index - 1, 0)
+        while start > 0 and self.messages[start].role == "tool":
+            start -= 1
+        return start
 
     def _size(self, message: Message) -> int:
         return len(self.renderer.tokenizer.encode(message.content + (message.reasoning or "")))

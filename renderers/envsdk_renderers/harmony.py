@@ -46,9 +46,18 @@ class Chunk(NamedTuple):
     body: list[int] | None
     """What stands behind `<|message|>`; None if there is none."""
     end: int | None
-    """The token that ends it, if there is one."""
+    """The token that ends it, if there is one: `<|start|>` where the next message begins before this one was ended."""
     outside: list[int]
     """What stands before its `<|start|>`, outside of any message."""
+
+
+class Header(NamedTuple):
+    """What the header of a message says."""
+
+    channel: str | None
+    recipient: str | None
+    """Whom it is addressed to: the tool that is called."""
+    error: str | None
 
 
 class Harmony(Renderer):
@@ -143,8 +152,11 @@ class Harmony(Renderer):
         if tools or (system is not None and system.content):
             messages.append(self._developer("" if system is None else system.content, tools))
         # Rendered together, since the system message says where the developer's tools are called.
-        tokens = self.encoding.render_conversation(Conversation.from_messages(messages))
-        out.encoded(np.array(tokens, dtype=np.int32), content_behind=self._message)
+        tokens = np.array(self.encoding.render_conversation(Conversation.from_messages(messages)), dtype=np.int32)
+        starts = np.flatnonzero(tokens == self._start).tolist()
+        head = starts[1] if len(starts) > 1 else len(tokens)
+        out.encoded(tokens[:head], content_behind=None)  # Harmony's own system message is nobody's text
+        out.encoded(tokens[head:], content_behind=self._message)
 
     def _developer(self, instructions: str, tools: Sequence[ToolSchema]) -> HarmonyMessage:
         content = DeveloperContent.new()
@@ -162,18 +174,32 @@ class Harmony(Renderer):
             case "user":
                 written = HarmonyMessage.from_role_and_content(Role.USER, message.content)
             case "tool":
-                author = Author.new(Role.TOOL, _FUNCTIONS + _tool_name(message, previous))
+                author = Author.new(Role.TOOL, _FUNCTIONS + (message.name or ""))
                 written = HarmonyMessage.from_author_and_content(author, message.content)
                 written = written.with_channel("commentary").with_recipient("assistant")
             case _:
                 written = self._developer(message.content, ())
         out.encoded(self._render_one(written), content_behind=self._message)
 
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """See `Renderer.emit_conversation`; a tool's result is opened by the name of the tool whose call it answers."""
+        named = list(messages)
+        named[first:stop] = with_tool_names(messages, first, stop)
+        super().emit_conversation(out, named, tools=tools, first=first, stop=stop)
+
     def seam(self, message: Message, neighbour: Message | None) -> object:
-        """A tool's result without a name has that of the call before it."""
-        if message.role != "tool" or message.name or neighbour is None:
+        """A tool's result depends on the calls that it may answer."""
+        if message.role != "tool" or neighbour is None or (message.name and message.tool_call_id is None):
             return None
-        return neighbour.name, tuple(call.name for call in neighbour.tool_calls)
+        return neighbour.role, tuple((call.name, call.id) for call in neighbour.tool_calls)
 
     def emit_reply(self, out: Emission, message: Message) -> None:
         """The reasoning, then a call or an answer; the last message ends with the token at which sampling stops."""
@@ -290,14 +316,14 @@ class Harmony(Renderer):
             reading.open_block = None
         overrun = self._decode(ids[end:].tolist())
         if overrun:
-            reading.errors.append(f"there is text after the end of the turn: {overrun[:40]!r}")
+            reading.note(f"there is text after the end of the turn: {overrun[:40]!r}")
         if not len(stops):
-            reading.errors.append(NOT_ENDED)
+            reading.note(NOT_ENDED)
         return reading.message()
 
     def _chunks(self, reply: TokenIds) -> list[Chunk]:
         """The messages of a reply; the last one may be cut anywhere."""
-        ends = {self._end, self._return, self._call}
+        ends = {self._end, self._return, self._call, self._start}  # where a message begins, the last one is over
         chunks: list[Chunk] = []
         header: list[int] = []
         outside: list[int] = []
@@ -310,7 +336,7 @@ class Harmony(Renderer):
                     outside.append(token)
             elif token in ends:
                 chunks.append(Chunk(header, body, token, outside))
-                header, outside, body, is_inside = [], [], None, False
+                header, outside, body, is_inside = [], [], None, token == self._start
             elif body is not None:
                 body.append(token)
             elif token == self._message:
@@ -323,33 +349,49 @@ class Harmony(Renderer):
 
     def _read(self, chunk: Chunk, reading: "_Reading") -> None:
         if chunk.outside:
-            reading.errors.append(f"there is text outside of any message: {self._decode(chunk.outside)[:40]!r}")
-        if chunk.body is None and not chunk.header:
-            return
+            reading.note(f"there is text outside of any message: {self._decode(chunk.outside[:40])[:40]!r}")
         if chunk.body is None:
-            reading.errors.append(f"a message has a header and no content: {self._decode(chunk.header)[:40]!r}")
+            if chunk.header:
+                reading.note(f"a message has a header and no content: {self._decode(chunk.header[:40])[:40]!r}")
             return
         header, role = chunk.header, self.opening_tokens[1:2].tolist()
         if reading.has_first:
             if header[:1] != role:
-                reading.errors.append(f"a message is not the assistant's: {self._decode(header + chunk.body)[:40]!r}")
+                said = self._decode([*header[:40], *chunk.body[:40]])
+                reading.note(f"a message is not the assistant's: {said[:40]!r}")
                 return
             header = header[1:]
         reading.has_first = True
-        is_open = chunk.end is None
+        channel, recipient, error = reading.headers.get(tuple(header)) or self._read_header(header)
+        reading.headers[tuple(header)] = Header(channel, recipient, error)
+        if error is not None:
+            reading.note(error)
+        reading.add(channel, recipient, self._decode(chunk.body), is_open=chunk.end is None)
+        error = self._wrong_end(chunk.end, channel, recipient)
+        if error is not None:
+            reading.note(error)
+
+    def _read_header(self, header: list[int]) -> Header:
         try:
             (parsed,) = self.encoding.parse_messages_from_completion_tokens(
                 [*header, self._message, self._end], Role.ASSISTANT, strict=False
             )
         except (HarmonyError, ValueError) as error:  # pyright: ignore[reportUnknownVariableType]
-            reading.errors.append(f"a header cannot be read: {self._decode(header)[:40]!r}: {error}")
-            reading.add("final", None, self._decode(chunk.body), is_open=is_open)
-            return
-        recipient = parsed.recipient
-        if recipient and f"to={recipient}" not in self._decode(header):
-            reading.errors.append(f"a header has a word too many: {self._decode(header)[:40]!r}")
-            recipient = None
-        reading.add(parsed.channel, recipient, self._decode(chunk.body), is_open=is_open)
+            why = str(cast("object", error))[:200]
+            return Header("final", None, f"a header cannot be read: {self._decode(header[:40])[:40]!r}: {why}")
+        if parsed.recipient and f"to={parsed.recipient}" not in self._decode(header):
+            return Header(parsed.channel, None, f"a header has a word too many: {self._decode(header[:40])[:40]!r}")
+        return Header(parsed.channel, parsed.recipient, None)
+
+    def _wrong_end(self, end: int | None, channel: str | None, recipient: str | None) -> str | None:
+        """What is wrong with the token that ends a message, if anything is."""
+        if end == self._start:
+            return "a message was not ended: the next one begins inside it"
+        if end in self.stop_token_ids and channel == "analysis" and recipient is None:
+            return "the turn was ended in the reasoning: there is neither an answer nor a call"
+        if end == self._call and recipient is None:
+            return "the turn was ended with <|call|>, but no tool is called"
+        return None
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(np.asarray(tokens, dtype=np.int32))
@@ -359,33 +401,38 @@ class _Reading:
     """What was read of a reply."""
 
     def __init__(self) -> None:
-        self.errors: list[str] = []
+        self.errors: dict[str, None] = {}
+        """Each error once, in the order in which they were found."""
         self.has_first = False
         self.open_block: Any = None
+        self.headers: dict[tuple[int, ...], Header] = {}
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
+
+    def note(self, error: str) -> None:
+        """Take an error."""
+        self.errors[error] = None
 
     def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> None:
         """Take a message."""
         self.open_block = None
         if recipient is not None and recipient != "assistant":
             if channel != "commentary":
-                self.errors.append(f"a call is in the channel {channel}, not in commentary")
-            self._calls.append(_read_call(recipient, text, is_open=is_open))
-            if self._calls[-1].error:
-                self.errors.append(self._calls[-1].error)
+                self.note(f"a call is in the channel {channel}, not in commentary")
+            call = _read_call(recipient, text, is_open=is_open)
+            self._calls.append(call)
+            if call.error:
+                self.note(call.error)
             self.open_block = "tool_call" if is_open else None
         elif channel == "analysis":
             self._reasoning.append(text)
             self.open_block = "reasoning" if is_open else None
             if is_open:
-                self.errors.append("the reasoning was not ended")
+                self.note("the reasoning was not ended")
         else:
             if channel not in ("final", "commentary"):
-                self.errors.append(
-                    "a message has no channel" if channel is None else f"there is no channel {channel!r}"
-                )
+                self.note("a message has no channel" if channel is None else f"there is no channel {channel!r:.80}")
             self._content.append(text)
 
     def message(self) -> Message:
@@ -465,15 +512,58 @@ def _description(tool: ToolSchema) -> ToolDescription:
         raise RenderError(f"openai-harmony does not take the tool {tool!r:.80}: {error}") from error
 
 
-def _tool_name(message: Message, previous: Message | None) -> str:
-    """Whose result it is; by its own name, or that of the last call before it."""
-    if message.name:
-        return message.name
-    if previous is not None and previous.tool_calls:
-        return previous.tool_calls[-1].name
-    if previous is not None and previous.role == "tool" and previous.name:
-        return previous.name
-    raise RenderError("harmony writes the tool's name before its result: give the tool message a `name`")
+def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | None = None) -> list[Message]:
+    """Return `messages[first:stop]`, with the name of its tool on each tool's result.
+
+    A result answers the call that has its `tool_call_id`. If no call of the reply has an id, or the result has none, it
+    answers by order, and its own `name` comes first.
+
+    Raises:
+        RenderError: If there is no such call, or the result has the name of another tool.
+    """
+    named: list[Message] = []
+    start = first
+    while start > 0 and messages[start - 1].role != "assistant":
+        start -= 1
+    calls: tuple[ToolCall, ...] = messages[start - 1].tool_calls if start else ()
+    names = {call.id: call.name for call in calls if call.id is not None}
+    position = 0
+    for index, message in enumerate(messages[start:stop], start=start):
+        if message.role == "assistant":
+            calls, position = message.tool_calls, 0
+            names = {call.id: call.name for call in calls if call.id is not None}
+        elif message.role == "tool":
+            by_order = calls[position].name if position < len(calls) else None
+            position += 1
+            if index >= first:
+                message = _with_tool_name(message, names, by_order)
+        if index >= first:
+            named.append(message)
+    return named
+
+
+def _with_tool_name(message: Message, names: Mapping[str, str], by_order: str | None) -> Message:
+    call_id = message.tool_call_id
+    if call_id is None or not names:
+        name = message.name or by_order
+        if not name:
+            raise RenderError(
+                "harmony writes the tool's name before its result, and no call is left that this one answers: give the "
+                "tool message a `name`, or the `tool_call_id` of its call"
+            )
+    elif call_id not in names:
+        raise RenderError(
+            f"a tool message has the tool_call_id {call_id!r}, which no call of the reply before it has: their ids are "
+            f"{', '.join(map(repr, names))}"
+        )
+    else:
+        name = names[call_id]
+        if message.name is not None and message.name != name:
+            raise RenderError(
+                f"a tool message has the name {message.name!r} and the tool_call_id {call_id!r}, which is a call of "
+                f"{name!r}: give one of them, or the same tool in both"
+            )
+    return message if message.name == name else message.model_copy(update={"name": name})
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -206,6 +206,11 @@ SHAPES = {
     "a header twice": f"<|channel|>analysis<|channel|>final<|message|>42{END}",
     "a word too many": f"<|channel|>final foo<|message|>42{END}",
     "start inside": f"<|channel|>final<|start|>assistant<|message|>4<|message|>2{END}",
+    "analysis without an end": f"<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>final<|message|>42{END}",
+    "call without an end": f'{CALL}{{"city": "P"}}<|start|>assistant<|channel|>final<|message|>42{END}',
+    "only analysis": f"<|channel|>analysis<|message|>hm{END}",
+    "analysis, ended as a call": "<|channel|>analysis<|message|>hm<|call|>",
+    "answer, ended as a call": "<|channel|>final<|message|>42<|call|>",
 }
 
 
@@ -262,6 +267,11 @@ def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Har
         ("two calls", "", None, [("look", {}), ("look", {})], ""),
         ("text after the end", "42", None, [], "after the end of the turn: 'more"),
         ("not ended", "42", None, [], "not ended"),
+        ("analysis without an end", "42", "hm", [], "the next one begins inside it"),
+        ("call without an end", "42", None, [("look", {"city": "P"})], "the next one begins inside it"),
+        ("only analysis", "", "hm", [], "ended in the reasoning"),
+        ("analysis, ended as a call", "", "hm", [], "ended in the reasoning"),
+        ("answer, ended as a call", "42", None, [], "no tool is called"),
     ],
 )
 def test_a_reply_is_read(
@@ -405,6 +415,89 @@ def test_a_result_without_a_name_has_that_of_its_call(renderer: Harmony):
         renderer.render([messages[0], messages[2]])
 
 
+QUERY = Message(role="user", content="a")
+TWO_CALLS = says(tool_calls=[{"name": name, "arguments": {}, "id": f"id-{name}"} for name in ("look", "find-it")])
+UNNAMED = TWO_CALLS.model_copy(
+    update={"tool_calls": tuple(call.model_copy(update={"id": None}) for call in TWO_CALLS.tool_calls)}
+)
+
+
+def result(call: str | None = None, name: str | None = None) -> Message:
+    return Message(role="tool", content="x", tool_call_id=call, name=name)
+
+
+def openers(renderer: Harmony, messages: list[Message]) -> list[str]:
+    text = renderer.tokenizer.decode(renderer.render(messages, history="keep").tokens)
+    return re.findall(r"<\|start\|>functions\.([\w-]+) to=assistant", text)
+
+
+@pytest.mark.parametrize(
+    ("reply", "results", "names"),
+    [
+        (TWO_CALLS, [result("id-find-it"), result("id-look")], ["find-it", "look"]),
+        (TWO_CALLS, [result("id-find-it", "find-it")], ["find-it"]),
+        (TWO_CALLS, [result(), result()], ["look", "find-it"]),
+        (TWO_CALLS, [result(name="find-it"), result(name="look")], ["find-it", "look"]),
+        (UNNAMED, [result(), result()], ["look", "find-it"]),
+        (UNNAMED, [result("a"), result("b")], ["look", "find-it"]),
+        (UNNAMED, [result(name="find-it"), result(name="look")], ["find-it", "look"]),
+        (says(), [result("a", "look")], ["look"]),
+    ],
+)
+def test_a_result_has_the_name_of_the_call_with_its_id(
+    renderer: Harmony, reply: Message, results: list[Message], names: list[str]
+):
+    assert openers(renderer, [QUERY, reply, *results]) == names
+    delta = renderer.extension(renderer.reply(says()), results, history=[QUERY, reply]).tokens
+    whole = renderer.render([QUERY, reply, *results], generation_prompt=True, history="keep").tokens
+    assert whole.tolist()[-len(delta) :] == delta.tolist()
+
+
+@pytest.mark.parametrize(
+    ("reply", "results", "error"),
+    [
+        (TWO_CALLS, [result("id-other")], "'id-other'.*'id-look', 'id-find-it'"),
+        (TWO_CALLS, [result("id-look"), result("id-look", "find-it")], "which is a call of 'look'"),
+        (TWO_CALLS, [result(), result(), result()], "no call is left"),
+        (says(), [result("a")], "no call is left"),
+    ],
+)
+def test_a_result_of_no_known_call_is_refused(renderer: Harmony, reply: Message, results: list[Message], error: str):
+    with pytest.raises(errors.RenderError, match=error):
+        renderer.render([QUERY, reply, *results])
+    with pytest.raises(errors.RenderError, match=error):
+        renderer.extension(renderer.reply(says()), results, history=[QUERY, reply])
+
+
+class AnswersInAnyOrder(Env):
+    """Gives the results of two calls in the other order, without names."""
+
+    def start(self) -> Turn:
+        return Turn([QUERY, TWO_CALLS, result("id-find-it"), result("id-look")], tools=TOOLS)
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn("Go on.")
+
+
+@pytest.mark.parametrize(
+    "history", ["keep", "strip", {"name": "compact", "every": 1}, {"name": "budget", "max_tokens": 250}]
+)
+def test_a_result_keeps_its_name_when_the_past_is_rewritten(renderer: Harmony, history: Any):
+    env = AnswersInAnyOrder(renderer=renderer, history=history)
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(renderer.reply(says("42", "hm " * 30)))
+        text = renderer.tokenizer.decode(env.prompt())
+        assert re.findall(r"<\|start\|>functions\.([\w-]+) to", text) in (["find-it", "look"], [])
+
+
+def test_harmonys_own_system_message_is_not_content(renderer: Harmony):
+    rendered = renderer.render([Message(role="system", content="Be nice."), QUERY], tools=TOOLS)
+    content = [renderer.tokenizer.decode(rendered.tokens[s.start : s.stop]) for s in rendered.spans if s.is_content]
+    assert content[0].startswith("# Instructions\n\nBe nice.")
+    assert content[1:] == ["a"]
+
+
 def test_spans_say_whose_tokens_they_are(renderer: Harmony):
     rendered = renderer.render([Message(role="user", content="hi"), says("42", "hm")], history="keep")
     sampled = "".join(
@@ -412,7 +505,7 @@ def test_spans_say_whose_tokens_they_are(renderer: Harmony):
     )
     content = [renderer.tokenizer.decode(rendered.tokens[s.start : s.stop]) for s in rendered.spans if s.is_content]
     assert sampled == "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|end|>"
-    assert content[1:] == ["hi", "hm", "42"]
+    assert content == ["hi", "hm", "42"]
 
 
 def test_the_vocabulary_is_made_of_a_models_own_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
