@@ -8,7 +8,7 @@ token.
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 
 _TEXT, _ENCODED = -1, -2
+_Value = TypeVar("_Value")
+
+MAX_REMEMBERED = 1024
+"""How many texts of scaffold an encoder remembers. A family has a few dozen, but some of them hold ids and names."""
 
 
 class Piece(NamedTuple):
@@ -56,7 +60,7 @@ class Span(NamedTuple):
 
 
 class Encoder:
-    """Encodes text and scaffold for one renderer, and remembers the scaffold, of which there is little.
+    """Encodes text and scaffold for one renderer, and remembers the scaffold that it met last.
 
     Args:
         tokenizer: The tokenizer.
@@ -78,7 +82,7 @@ class Encoder:
         """Scaffold cut at its control tokens."""
         pieces = self._scaffolds.get(text)
         if pieces is None:
-            pieces = self._scaffolds[text] = tuple(self._cut(text, is_content=False))
+            pieces = _remember(self._scaffolds, text, tuple(self._cut(text, is_content=False)))
         return pieces
 
     def content(self, text: str) -> tuple[Piece, ...]:
@@ -102,8 +106,16 @@ class Encoder:
         if tokens is None:
             tokens = self.tokenizer.encode(text)
             if remember:
-                self._encoded[text] = tokens
+                _remember(self._encoded, text, tokens)
         return tokens
+
+
+def _remember(memory: dict[str, _Value], text: str, value: _Value) -> _Value:
+    """Remember a value; of too many, none stays, which threads that share the encoder may do at any time."""
+    if len(memory) >= MAX_REMEMBERED:
+        memory.clear()
+    memory[text] = value
+    return value
 
 
 class Emission:
