@@ -27,6 +27,8 @@ def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encodi
             for text, rank in model["vocab"].items()
             if text not in control_tokens
         }
+        if not all(bytes([byte]) in ranks for byte in range(256)):  # tiktoken panics where it meets one that is missing
+            return None
         return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control_tokens)
     except (KeyError, ValueError):  # a vocabulary that is not one of bytes, or a pattern of another dialect
         return None

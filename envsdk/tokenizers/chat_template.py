@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
-import orjson
+from .files import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -22,42 +21,48 @@ class ChatTemplateSource:
     """How transformers reads a reply, where the tokenizer says so (`response_schema` before its version 5.13)."""
 
 
-def template_in_folder(folder: Path, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:
-    """The chat template of a folder with `chat_template.jinja` or `tokenizer_config.json`, if it has one."""
-    config = _json(folder / "tokenizer_config.json")
-    file = folder / "chat_template.jinja"
-    text: Any = file.read_bytes().decode() if file.is_file() else _default(config.get("chat_template"))
+def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:
+    """The chat template of a model's folder, if it has one: in a file of its own, else in the tokenizer's options."""
+    config = files.tokenizer_config
+    text: Any = files.chat_template_file or _default(config.get("chat_template"))
     if not isinstance(text, str):
         return None
-    tokens: dict[str, str] = {}
-    for name, value in config.items():
-        if name.endswith("_token") and isinstance(value, (str, dict)):
-            tokens[name] = cast("dict[str, str]", value)["content"] if isinstance(value, dict) else value
-    given: Any = _json(folder / "generation_config.json").get("eos_token_id", [])
-    ids = cast("list[int]", given if isinstance(given, list) else [given])
-    names = {token: name for name, token in control_tokens.items()}
-    ends = [tokens.get("eos_token"), *(names.get(token) for token in ids)]
+    tokens = {name: content for name, value in config.items() if (content := _special_token(name, value))}
     read = config.get("response_template") or config.get("response_schema")
-    return ChatTemplateSource(text, tokens, tuple(dict.fromkeys(end for end in ends if end)), read)
+    return ChatTemplateSource(text, tokens, _ends(tokens, files, control_tokens), read)
 
 
-def template_of_object(tokenizer: Any) -> ChatTemplateSource | None:
-    """The chat template of a tokenizer of transformers, if it has one."""
+def template_of_object(
+    tokenizer: Any, files: ModelFiles | None, control_tokens: Mapping[str, int]
+) -> ChatTemplateSource | None:
+    """The chat template of a tokenizer of transformers, if it has one; `files` of its model add what ends a turn."""
     text = _default(getattr(tokenizer, "chat_template", None))
     if not isinstance(text, str):
         return None
-    tokens = {name: str(value) for name, value in getattr(tokenizer, "special_tokens_map", {}).items()}
+    given: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
+    tokens = {name: content for name, value in given.items() if (content := _special_token(name, value))}
     read = getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
-    return ChatTemplateSource(text, tokens, tuple(filter(None, [tokens.get("eos_token")])), read)
+    return ChatTemplateSource(text, tokens, _ends(tokens, files, control_tokens), read)
+
+
+def _special_token(name: str, value: Any) -> str | None:
+    """The text of an option such as `eos_token`, which may be an object; None for any other option."""
+    content: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+    return content if name.endswith("_token") and isinstance(content, str) else None
+
+
+def _ends(
+    special_tokens: Mapping[str, str], files: ModelFiles | None, control_tokens: Mapping[str, int]
+) -> tuple[str, ...]:
+    names = {token: name for name, token in control_tokens.items()}
+    ids = () if files is None else files.end_token_ids
+    ends = [special_tokens.get("eos_token"), *(names.get(token) for token in ids)]
+    return tuple(dict.fromkeys(end for end in ends if end))
 
 
 def _default(templates: Any) -> Any:
     """The template called `default`, of several by name."""
     if isinstance(templates, list):  # as tokenizer_config.json has them
-        named = cast("list[dict[str, str]]", templates)
+        named = [cast("dict[str, Any]", item) for item in cast("list[Any]", templates) if isinstance(item, dict)]
         templates = {item.get("name"): item.get("template") for item in named}
     return cast("dict[str, Any]", templates).get("default") if isinstance(templates, dict) else templates
-
-
-def _json(file: Path) -> dict[str, Any]:
-    return orjson.loads(file.read_bytes()) if file.is_file() else {}

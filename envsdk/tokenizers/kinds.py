@@ -1,11 +1,13 @@
 """The two kinds of tokenizer: on tiktoken, and on the `tokenizers` library."""
 
 import hashlib
+import logging
 import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,15 @@ from .protocol import UNNAMED
 
 if TYPE_CHECKING:
     import tiktoken
+    import tokenizers
     from numpy.typing import NDArray
+_log = logging.getLogger(__name__)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed: an exception, or a panic of Rust code, which is none. An interrupt is not a failure."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
 
 # Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
 _PADDING = 1024
@@ -29,6 +39,8 @@ class _Named(ABC):
 
     name: str
     chat_template: ChatTemplateSource | None = None
+    is_default: bool = False
+    """Whether nobody chose it: see `load_tokenizer`."""
 
     def __init__(self, name: str, control_tokens: Mapping[str, int], named: int, vocab_size: int | None) -> None:
         padded = -(-named // _PADDING) * _PADDING
@@ -114,11 +126,11 @@ class TiktokenTokenizer(_Named):
         try:
             return np.array(self._encoding.encode_ordinary(self.normalize(text)), dtype=np.int32)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # tiktoken's, which is no Exception
+            if not is_failure(error):
                 raise
             raise TokenizerError(
                 f"{self.name}: a text of {len(text):,} characters cannot be encoded: {error}. A run of a million "
-                "spaces is too much for its regular expression; cut such texts"
+                "spaces is too much for its regular expression (cut such texts), and the encoding may lack a byte"
             ) from None
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
@@ -168,43 +180,70 @@ class HuggingFaceTokenizer(_Named):
         }
         try:
             self._plain = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
-        except Exception as error:  # the library raises no other type
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise TokenizerError(f"{name}: the `tokenizers` library cannot read it: {error}") from error
+        self._normalizer, self._plain.normalizer = self._plain.normalizer, None  # applied once, by `normalize`
         self._names = {token: text for text, token in self._plain.get_vocab(with_added_tokens=False).items()}
         self._names.update({token: text for text, token in control_tokens.items()})
         super().__init__(name, control_tokens, max(self._names) + 1, vocab_size)
-        self._control_ids = np.array(sorted(control_tokens.values()), dtype=np.int32)
+        self._control_ids = frozenset(control_tokens.values())
         self._byte_level = "ByteLevel" in orjson.dumps(specification.get("decoder")).decode()
-        self._rules = [specification.get(key) for key in ("model", "normalizer", "pre_tokenizer")]
+        self._missing_bytes = self._bytes_without_token() if self._byte_level else b""
+        self._has_warned = False
 
     def normalize(self, text: str) -> str:
-        normalizer = self._plain.normalizer
-        return text if normalizer is None else normalizer.normalize_str(text)
+        return self._without_missing(text if self._normalizer is None else self._normalizer.normalize_str(text))
+
+    def _bytes_without_token(self) -> bytes:
+        named = set(self._plain.get_vocab(with_added_tokens=False))
+        return bytes(byte for char, byte in BYTE_OF_CHAR.items() if char not in named)
+
+    def _without_missing(self, text: str) -> str:
+        """The text without the characters for which the vocabulary lacks a byte; the library drops the byte alone."""
+        data = text.encode()
+        if len(data.translate(None, self._missing_bytes)) == len(data):
+            return text
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s has no token for %d of 256 bytes: characters with such a byte are left out of a text, here of %r",
+                self.name,
+                len(self._missing_bytes),
+                f"{text:.80}",
+            )
+        return "".join([char for char in text if not set(char.encode()) & set(self._missing_bytes)])
 
     def encode(self, text: str) -> "NDArray[np.int32]":
-        tokens = np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.int32)
-        if len(tokens) and np.isin(tokens, self._control_ids).any():
-            return self._encode_apart(text)
-        return tokens
+        ids = [part.ids for _, part in self._encoded(self.normalize(text))]
+        return np.array([token for part in ids for token in part], dtype=np.int32)
 
-    def _encode_apart(self, text: str) -> "NDArray[np.int32]":
-        """Encode a text whose model has control tokens as pieces, each name cut after its first character."""
+    def _encoded(self, normal: str) -> list[tuple[int, "tokenizers.Encoding"]]:
+        """What normalized text gives, with where it begins: parts, if the whole would give a control token."""
+        whole = self._plain.encode(normal, add_special_tokens=False)
+        if not self._has_control_token(whole):
+            return [(0, whole)]
+        # The model has control tokens as pieces: each name is cut after its first character.
         names = "|".join(re.escape(name) for name in self.control_tokens if len(name) > 1)
-        cuts = [match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", text)]
-        parts = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        encoded = [self._plain.encode(part, add_special_tokens=False).ids for part in parts]
-        tokens = np.array([token for ids in encoded for token in ids], dtype=np.int32)
-        if np.isin(tokens, self._control_ids).any():
-            raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {text[:80]!r}")
-        return tokens
+        cuts = [0, *(match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", normal)), len(normal)]
+        parts = [(i, self._plain.encode(normal[i:k], add_special_tokens=False)) for i, k in pairwise(cuts)]
+        if any(self._has_control_token(part) for _, part in parts):
+            raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {normal[:80]!r}")
+        return parts
+
+    def _has_control_token(self, encoded: "tokenizers.Encoding") -> bool:
+        return not self._control_ids.isdisjoint(encoded.ids)
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         if self._byte_level:
             return super().encode_with_ends(text)
         normal = self.normalize(text)
-        ends = [end for _, end in self._plain.encode(normal, add_special_tokens=False).offsets]
+        parts = self._encoded(normal)
+        ends = [start + end for start, part in parts for _, end in part.offsets]
         bytes_before = np.concatenate([[0], np.cumsum([len(char.encode()) for char in normal])])
-        return self.encode(normal), bytes_before[ends].astype(np.int64)
+        tokens = np.array([token for _, part in parts for token in part.ids], dtype=np.int32)
+        return tokens, bytes_before[ends].astype(np.int64)
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         return [self._single(token) for token in tokens.tolist()]
@@ -213,14 +252,18 @@ class HuggingFaceTokenizer(_Named):
         text = self._names.get(token, UNNAMED)
         if text in self.control_tokens or text is UNNAMED:
             return text.encode()
-        if self._byte_level:
+        if self._byte_level and all(char in BYTE_OF_CHAR for char in text):
             return bytes(BYTE_OF_CHAR[char] for char in text)
         if len(text) == 6 and text.startswith("<0x"):  # a byte of a SentencePiece vocabulary with byte fallback
             return bytes([int(text[3:5], 16)])
         return text.replace("▁", " ").encode()
 
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
-        return (orjson.dumps(self._rules, option=orjson.OPT_SORT_KEYS),)
+        # As the library writes it: files of different versions spell the same rules differently.
+        written = orjson.loads(self._plain.to_str())
+        rules = [written.get("model"), written.get("pre_tokenizer")]
+        normalizer = b"" if self._normalizer is None else self._normalizer.__getstate__()  # as JSON
+        return orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), normalizer
 
 
 def _sorted_json(value: Mapping[str, int]) -> bytes:

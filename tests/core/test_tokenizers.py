@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,12 +14,13 @@ import real_models
 import tiktoken
 import tokenizers
 import transformers
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import envsdk
 from envsdk.errors import TokenizerError
-from envsdk.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
+from envsdk.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load, load_tokenizer
+from envsdk.tokenizers.byte_level import BYTE_OF_CHAR
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["embedded", str(real_models.qwen3_folder())]
@@ -68,6 +72,103 @@ def test_ends_cut_the_normalised_text_at_the_tokens(fast: Tokenizer, slow: Token
         pieces = tokenizer.token_bytes(tokens)
         assert b"".join(pieces).decode() == tokenizer.normalize(text)
         assert np.cumsum([len(piece) for piece in pieces]).tolist() == ends.tolist()
+
+
+def code_points() -> Iterator[str]:
+    """Every byte that UTF-8 has, at each place where it may be: all characters of two bytes, and some of all others."""
+    pages = [range(0x900), range(0x900, 0xD800, 61), range(0xE000, 0x110000, 1021)]
+    return (chr(point) for page in pages for point in page)
+
+
+EVERY_BYTE = "".join(f"{char} {char}{char}x" for char in code_points())
+
+
+def test_every_byte_is_encoded_as_the_slower_library_does(fast: Tokenizer, slow: Tokenizer) -> None:
+    assert fast.encode(EVERY_BYTE).tolist() == slow.encode(EVERY_BYTE).tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "gpt-oss", "deepseek-v4"])
+def test_a_real_vocabulary_has_every_byte_and_knows_its_every_id(name: str) -> None:
+    folder = real_models.SHARED / "tokenizers" / name
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}")
+    tokenizer = load_tokenizer(folder)
+    tokens, ends = tokenizer.encode_with_ends(EVERY_BYTE)
+    assert tokenizer.decode(tokens) == tokenizer.normalize(EVERY_BYTE)
+    assert ends[-1] == len(tokenizer.normalize(EVERY_BYTE).encode())
+    assert len(tokenizer.token_bytes(np.arange(tokenizer.vocab_size, dtype=np.int32))) == tokenizer.vocab_size
+
+
+def without_bytes(missing: Iterable[int], **model: object) -> dict:
+    """A small vocabulary, of single bytes and a few merges, that has no token for some bytes."""
+    left_out = [char for char, byte in BYTE_OF_CHAR.items() if byte in set(missing)]
+    changed = specification("embedded")
+    merges = [pair for pair in changed["model"]["merges"][:50] if not set(left_out) & set("".join(pair))]
+    pieces = [*(char for char in BYTE_OF_CHAR if char not in left_out), *map("".join, merges)]
+    changed["model"] |= {"vocab": {piece: token for token, piece in enumerate(pieces)}, "merges": merges, **model}
+    for token, added in enumerate(changed["added_tokens"], start=len(pieces)):
+        added["id"] = token
+    return changed
+
+
+SMOLLM2_MISSING = [0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)]
+
+
+@pytest.mark.parametrize("missing", [SMOLLM2_MISSING, [0x00], [0x80], [0xE2], [0x61, 0x9F], range(0x80, 0x100)])
+def test_a_vocabulary_without_a_token_for_some_bytes_loads_and_leaves_those_characters_out(
+    missing: Sequence[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    changed = without_bytes(missing)
+    tokenizer = load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(changed)))
+    normal = unicodedata.normalize("NFC", EVERY_BYTE)
+    kept = "".join([char for char in normal if not set(char.encode()) & set(missing)])
+    tokens, ends = tokenizer.encode_with_ends(EVERY_BYTE)
+    assert tokenizer.encode(EVERY_BYTE).tolist() == tokens.tolist()
+    assert tokenizer.decode(tokens) == tokenizer.normalize(EVERY_BYTE) == kept
+    assert ends[-1] == len(kept.encode())
+    assert [record.message for record in caplog.records if "left out" in record.message], "it is said"
+
+
+@settings(max_examples=30)
+@given(text=st.text(), missing=st.sets(st.integers(0, 255), min_size=1, max_size=8))
+def test_where_a_text_has_no_missing_byte_the_ids_are_those_of_the_library(text: str, missing: set[int]) -> None:
+    library = tokenizers.Tokenizer.from_str(json.dumps({**without_bytes(missing), "added_tokens": []}))
+    tokenizer = load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(without_bytes(missing))))
+    assume(not set(unicodedata.normalize("NFC", text).encode()) & missing)
+    assert tokenizer.encode(text).tolist() == library.encode(text).ids
+
+
+class PanicException(BaseException):
+    """As pyo3's: not an Exception."""
+
+
+@pytest.mark.parametrize("place", ["as_encoding", "TiktokenTokenizer"])
+@pytest.mark.parametrize("error", [PanicException("no entry found for key"), ValueError(), MemoryError(), KeyError(1)])
+def test_whatever_fails_on_the_fast_path_the_library_takes_over(
+    place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, place, Mock(side_effect=error))
+    loaded = load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(without_bytes(()))))
+    assert isinstance(loaded, HuggingFaceTokenizer)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_on_the_fast_path_is_not_a_failure(
+    interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "as_encoding", Mock(side_effect=interrupt))
+    with pytest.raises(interrupt):
+        load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(without_bytes(()))))
+
+
+def test_a_vocabulary_that_is_spelled_differently_has_the_same_fingerprint() -> None:
+    written = without_bytes([0x00])
+    spelled = json.loads(json.dumps(written))
+    spelled["model"]["merges"] = [" ".join(pair) for pair in written["model"]["merges"]]
+    for name in ("ignore_merges", "byte_fallback", "dropout"):
+        del spelled["model"][name]
+    first, second = (HuggingFaceTokenizer("x", each) for each in (written, spelled))
+    assert first.fingerprint == second.fingerprint != HuggingFaceTokenizer("x", without_bytes([0x01])).fingerprint
 
 
 def test_no_text_gives_a_control_token(fast: Tokenizer, slow: Tokenizer) -> None:
