@@ -78,8 +78,8 @@ class Env(gymnasium.Env[Observation, Any]):
     """The model of a task; None takes rows as they are."""
     default_limits: ClassVar[Limits] = Limits()
     reward_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    """The least and the most that an episode earns, without discount. `check_env` expects the null policy to earn the
-    first, and the reference policy the second."""
+    """The least and the most that an episode earns, without discount. `check_env` expects the reference policy to earn
+    the second, and the null policy the first: on average over the seeds, up to a tenth of the range."""
     n_tasks: ClassVar[int | None] = None
     """How many different tasks seeds give, where those are few (the whole space of them); None: another one each."""
     _may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond", "resume")

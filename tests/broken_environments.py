@@ -280,6 +280,25 @@ class PaidForNothing(Sound):
     reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
 
+class LuckyNow(Sound):
+    """On one seed of many nobody has to do anything."""
+
+    is_lucky: ClassVar[int] = 20
+
+    def start(self) -> Turn:
+        turn = super().start()
+        self.luck = (self.episode.seed or 0) % self.is_lucky == 1
+        return turn
+
+    def respond(self, reply: Message) -> Turn:
+        turn = super().respond(reply)
+        return Turn(turn.messages, reward=1.0, terminated=True) if self.luck else turn
+
+
+class LuckyOften(LuckyNow):
+    is_lucky = 3
+
+
 class PaysWhatItIsTold(Sound):
     """Whoever tells it a reward gets more."""
 

@@ -1,5 +1,6 @@
 """`envsdk rollout`, `show` and `demo`: episodes, played and printed."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -11,16 +12,15 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from ..catalogue import describe
-from ..env import Env
 from ..errors import ConfigError
 from ..records import read_jsonl
-from ..registry import list_envs, make
+from ..registry import list_envs
 from ..report import Report, conversation, summary, table
 from ..rollouts import gather
 from ..samples import Sample
 from ..trajectory import Trajectory
 from ..visible import on_one_line
-from .options import NAMED, OPTION, SPECIFICATION, TOKENIZER, options_of, specification
+from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import complain, complain_of, errors, say, say_json, show_table, writable, write
 
 # What the demo shows beside `keep`: history policies that make a difference, with budgets that the episodes exceed.
@@ -32,7 +32,7 @@ _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
 
 
 def rollout(
-    env: Annotated[str, typer.Argument(help="An environment's id, such as envsdk/GuessNumber-v0.")],
+    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Such as compact:every=10.")] = "keep",
@@ -132,13 +132,12 @@ def _reason_to_skip(env: str) -> str | None:
 
 
 def _short(env: str) -> str:
-    return env.rpartition("/")[2].partition("-v")[0]
+    """The name of an environment without namespace, version and module."""
+    return re.sub(r"-v\d+$", "", re.split("[/:]", env)[-1])
 
 
 def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Mapping[str, Any]) -> list[Trajectory]:
-    def make_env() -> Env:
-        return make(env, **options)
-
+    make_env = maker(env, dict(options))
     finished: list[Trajectory] = []
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task(escape(on_one_line(env)), total=len(seeds))

@@ -1,6 +1,7 @@
 """What was said in an episode, where two episodes differ, and what an exception says: for a reader."""
 
 import json
+import re
 import traceback
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def _around(text: str, other: str) -> str:
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     start = max(0, same - 30)
     return f"{'...' if start else ''}{text[start : same + 50]}"
+
+
+def cause_of(error: BaseException) -> str:
+    """What tells the cause of a failure from others: an exception's type, place, and text without values."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "", str(error))
+    return f"{type(error).__name__} {where} {text}"
 
 
 def told(error: BaseException) -> str:

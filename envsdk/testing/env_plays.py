@@ -16,7 +16,7 @@ from ..limits import STEPS_WITHOUT_LIMIT
 from ..rollouts import arollout
 from ..rollouts.policies import find_policy, request_of
 from ..trajectory import Trajectory
-from .env_differences import told
+from .env_differences import cause_of, told
 from .env_subject import Subject
 from .env_time import Overtime, time_limit
 from .reports import Failure, NotPossible
@@ -52,6 +52,7 @@ class PlayFailed(Exception):
         self.check = ENDS if isinstance(error, NoEnd) else f"{policy} policy"
         """The check that reports it."""
         self.seed = seed
+        self.cause = "" if isinstance(error, (NoEnd, Overtime, Failure)) else cause_of(error)
         self.is_missing = policy == "reference" and isinstance(error, NotImplementedError)
 
 

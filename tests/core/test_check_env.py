@@ -78,7 +78,7 @@ BROKEN: list[tuple[type[Env], dict[str, str]]] = [
     (broken.Overlapping, {"splits": "the task of seed 0 with split='train'"}),
     (broken.Undeclared, {"reward range": "declare it in the class: reward_range"}),
     (broken.NeverTheMost, {"reference policy": "it earned 1, and the most in reward_range is 2"}),
-    (broken.PaidForNothing, {"null policy": "it earned 0, and the least in reward_range is -1"}),
+    (broken.PaidForNothing, {"null policy": "it earned 0, and the least in reward_range is -1; 0 on this one"}),
     (broken.BadReference, {"reference policy": "1 of its calls of tools failed"}),
     (broken.RaisingReference, {"reference policy": "RuntimeError: I do not know (broken_environments.py, line"}),
     (broken.HardForItself, {"every option": "with difficulty='hard' the reference policy earns 0, not 1"}),
@@ -210,12 +210,38 @@ def test_a_renderer_that_is_an_object_is_nothing_that_the_environment_does_wrong
     assert check.verdict == "NOT POSSIBLE" and "renderer of it is an object" in check.detail
 
 
-def test_what_fails_in_every_episode_is_told_once_for_each_policy() -> None:
+def test_what_fails_in_every_episode_is_told_once() -> None:
     report = report_of(broken.FailsOnSomeSeeds, also=ATTACKS)
-    assert [check.name for check in report.failed] == ["reference policy", "null policy", "random policy"]
+    assert [check.name for check in report.failed] == ["reference policy"]
     assert {check.seed for check in report.failed} == {5}
     assert "ValueError: there is no word (broken_environments.py, line" in report.failed[0].detail
     assert 'see "reference policy"' in next(check.detail for check in report.checks if check.name == "distinct tasks")
+    same = {check.name for check in report.checks if check.same_as == "reference policy"}
+    assert same > {"null policy", "random policy", "distinct tasks"}
+
+
+def test_a_check_on_its_own_tells_the_cause_that_others_would() -> None:
+    (check,) = check_env(broken.FailsOnSomeSeeds, only="distinct tasks").checks
+    assert (check.verdict, check.same_as) == ("NOT POSSIBLE", "")
+    assert "ValueError: there is no word" in check.detail
+
+
+def test_progress_is_reported_as_each_check_begins_and_ends() -> None:
+    seen: list[Any] = []
+    report = check_env(broken.Sound, seeds=1, only="reference policy", on_progress=lambda *one: seen.append(one))
+    assert seen == [("reference policy", None), ("reference policy", report.checks[0])]
+    seen.clear()
+    report = check_env(broken.NeedsAnArgument, on_progress=lambda *one: seen.append(one))
+    assert seen == [("it can be made", report.checks[0])]
+
+
+def test_the_null_policy_earns_the_least_on_average() -> None:
+    (check,) = check_env(broken.LuckyNow, seeds=20, only="null policy").raise_if_failed().checks
+    assert check.detail == "20 episodes, 0.05 on average"
+    check_env(broken.LuckyNow, seeds=20, only="every option").raise_if_failed()
+    (check,) = check_env(broken.LuckyOften, seeds=20, only="null policy").failed
+    assert check.detail.startswith("on average over 20 seeds it earned 0.35, and the least in reward_range is 0; 1 on")
+    assert check.seed == 1
 
 
 def test_what_cannot_be_made_is_one_failure() -> None:

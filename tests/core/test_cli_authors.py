@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors, registry
-from envsdk.cli import app
+from envsdk.cli import app, checks
+from envsdk.cli.checks import _Shown
 from envsdk.cli.options import options_of
 from envsdk.cli.typed import TypingError, read_reply, signatures
 from envsdk.records import read_jsonl
 from envsdk.scaffold import create
+from envsdk.testing.environments import EnvCheck
 
 
 def run(*arguments: object, typed: str | None = None, status: int = 0) -> str:
@@ -318,6 +320,44 @@ def test_check_prints_a_report() -> None:
     printed = run("check", "envsdk/GuessNumber-v0", "--seeds", 2, "--only", "same bytes")
     assert re.match(r"PASS +same bytes", printed)
     assert "envsdk/GuessNumber-v0: 0 of 1 checks fail" in printed
+
+
+def test_check_prints_one_finding_for_each_cause() -> None:
+    printed = run("check", "broken_environments:FailsOnSomeSeeds", "--seeds", 6, status=1)
+    assert printed.count("there is no word") == 1
+    assert re.search(r'^\d+ more are not possible because of what "reference policy" reports$', printed, re.MULTILINE)
+    assert printed.splitlines()[-1] == "FailsOnSomeSeeds: 1 of 25 checks fail"
+
+
+def test_check_prints_each_check_as_it_ends() -> None:
+    printed: list[str] = []
+
+    def look(shown: str) -> None:
+        printed.append(shown)
+
+    with _Shown(as_json=False) as shown:
+        for number in range(3):
+            shown.on_progress(f"check {number}", None)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(checks, "say", lambda text, style="": look(text))
+                shown.on_progress(f"check {number}", EnvCheck(f"check {number}", "PASS"))
+            assert len(printed) == number + 1
+
+
+@pytest.mark.parametrize("env", ["envsdk_environments.math_chat:MathChat", "broken_environments:Sound"])
+def test_rollout_takes_a_class_as_check_and_play_do(env: str, tmp_path: Path) -> None:
+    printed = run("rollout", env, "--episodes", 2, "--history", "strip", "--out", tmp_path)
+    assert env.rpartition(":")[2] in printed
+    assert len(list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))) == 2
+
+
+@pytest.mark.parametrize("command", ["check", "play", "rollout"])
+@pytest.mark.parametrize(
+    "env", ["nowhere:Nobody", "broken_environments:Nobody", "broken_environments:WORDS", "No/No-v0"]
+)
+def test_every_command_refuses_what_is_no_environment(command: str, env: str) -> None:
+    with pytest.raises((errors.PluginError, errors.UnknownName)):
+        run(command, env)
 
 
 def test_check_takes_options_and_prints_for_machines() -> None:

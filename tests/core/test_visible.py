@@ -20,7 +20,7 @@ from rich.console import Console
 import envsdk
 from envsdk import Env, Message, Turn, cli, errors
 from envsdk.cli import output
-from envsdk.cli.checks import print_report
+from envsdk.cli.checks import print_check, print_end
 from envsdk.cli.episodes import print_trajectory
 from envsdk.cli.playing import Game
 from envsdk.report import Report, table
@@ -131,7 +131,9 @@ def print_everything(text: str) -> None:
     print(failed.value, file=output.console.file)
     for as_json in (False, True):
         with pytest.raises(cli.typer.Exit):
-            print_report("environment", checks, as_json=as_json)
+            print_end("environment", checks, as_json=as_json)
+    for check in checks.checks:
+        print_check(check)
 
 
 @settings(max_examples=25)
