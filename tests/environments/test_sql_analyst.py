@@ -1,10 +1,12 @@
 import itertools
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 from envsdk_environments.sql_analyst import SqlAnalyst, guarded
+from envsdk_environments.sql_analyst.clockless import ClocklessFunctions, reads_the_clock
 from envsdk_environments.sql_analyst.domains import TRADES, draw_names, make_database
 from envsdk_environments.sql_analyst.growth import _RESERVED, growth
 from envsdk_environments.sql_analyst.guarded import QueryLimits, run_query, tables_of
@@ -380,6 +382,8 @@ ATTACKS = {
     "the clock, behind a null": "SELECT date(CAST(x'6e6f770061' AS TEXT))",
     "the clock, unsaid": "SELECT strftime('%s')",
     "the clock, as a word": "SELECT current_timestamp",
+    "the date, as a word": "SELECT Current_Date",
+    "the time, as a word": "SELECT CURRENT_TIME",
     "the time zone": "SELECT datetime('2020-01-01', 'localtime')",
     "attach a file": "ATTACH '{path}' AS other",
     "attach memory": "ATTACH ':memory:' AS other",
@@ -477,6 +481,36 @@ def find_database(env: SqlAnalyst) -> Any:
     trade = int(rng.integers(len(TRADES)))
     names_seed, rows_seed, _ = rng.integers(2**62, size=3).tolist()
     return trade, names_seed, rows_seed, 120
+
+
+TIME_FUNCTIONS = ["date", "datetime", "julianday", "time", "unixepoch"]
+CLOCK_WORDS = ["now", "NOW", b"now", "now\0", "subsec", "SubSec", "subsecond", b"SUBSECOND"]
+CLOCK_CALLS = [
+    *((name, ()) for name in TIME_FUNCTIONS),
+    *((name, (word,)) for name in TIME_FUNCTIONS for word in CLOCK_WORDS),
+    *((name, (word, "+1 day")) for name in TIME_FUNCTIONS for word in CLOCK_WORDS),
+    *((name, ("2020-01-01", word)) for name in TIME_FUNCTIONS for word in ("localtime", "UTC")),
+    ("strftime", ("%s",)),
+    *(("strftime", ("%s", word)) for word in CLOCK_WORDS),
+]
+
+
+@pytest.mark.parametrize("library", ["sqlite3", "pysqlite3"])
+def test_no_call_reads_the_clock_whatever_the_version_of_sqlite_takes_for_the_present(library: str):
+    """A newer sqlite knows more words for the present time than that of this interpreter may know."""
+    sqlite = pytest.importorskip(library)
+    with closing(sqlite.connect(":memory:", isolation_level=None)) as connection:
+        functions = ClocklessFunctions(connection)
+        for name, arguments in CLOCK_CALLS:
+            try:
+                value = functions.call(name, arguments)
+            except sqlite.OperationalError as error:
+                assert reads_the_clock(error)
+            else:  # the words of a newer version
+                assert (sqlite.sqlite_version_info < (3, 42, 0), value) == (True, None)
+        assert functions.call("date", ("2020-01-31", "+1 day")) == "2020-02-01"
+        assert functions.call("strftime", ("%H:%M", "2020-01-01 12:30:15")) == "12:30"
+        assert functions.call("julianday", (2458849.5,)) == 2458849.5
 
 
 def test_after_all_attacks_the_right_query_still_matches(attacked: SqlAnalyst):

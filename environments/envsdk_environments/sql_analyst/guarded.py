@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from envsdk.errors import ToolError
 
+from .clockless import ClocklessFunctions, reads_the_clock
 from .growth import growth
 
 Value: TypeAlias = int | float | str | bytes | None
@@ -47,12 +48,11 @@ _OF_VALUES = (
 )
 _FUNCTIONS = frozenset(f"{_OF_ROWS} {_OF_VALUES}".split())
 """What a query may call: the same arguments give the same value, and no call is expensive."""
-_TIMES = frozenset({"date", "datetime", "julianday", "strftime", "time", "unixepoch"})
-_OF_NOW = frozenset({"now", "localtime", "utc"})
+_TIMES = ("date", "datetime", "julianday", "strftime", "time", "unixepoch")
 _METERED: tuple[tuple[str, int], ...] = (
     *(("like", n) for n in (2, 3)),
     *(("instr", 2), ("replace", 3), ("trim", 2), ("ltrim", 2), ("rtrim", 2)),
-    *((name, -1) for name in sorted(_TIMES)),
+    *((name, -1) for name in _TIMES),
 )
 """Functions and numbers of arguments whose time depends on them, or whose value on the clock."""
 _PRAGMAS = frozenset({"foreign_key_list", "index_info", "index_list", "table_info", "table_list", "table_xinfo"})
@@ -129,7 +129,7 @@ def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> F
         ToolError: If it is no such query, or does more than it may; the message tells what to do.
     """
     _check_size(query)
-    with closing(_open(image)) as connection, closing(sqlite3.connect(":memory:")) as plain:
+    with closing(_open(image)) as connection, closing(sqlite3.connect(":memory:", isolation_level=None)) as plain:
         guard = _Guard(connection, plain, limits, frozenset(tables_of(image)))
         try:
             cursor = connection.execute(query)
@@ -162,6 +162,7 @@ class _Guard:
         self._tables = tables | _SCHEMA_TABLES
         self._steps = 0
         self._plain = plain
+        self._time_functions = ClocklessFunctions(plain)
         connection.execute("SELECT COUNT(*) FROM sqlite_master")  # the schema is read before there are limits
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA temp_store = MEMORY")
@@ -214,22 +215,15 @@ class _Guard:
         lengths = [len(value) for value in arguments if isinstance(value, (str, bytes))]
         if self._charge(50 + math.prod(lengths) // 16):
             raise ValueError(self.refusal)
-        if name in _TIMES and _is_of_now(name, arguments):
-            self.refusal = f"{name} may not ask for the present time, which changes: give a date"
-            raise ValueError(self.refusal)
-        marks = ", ".join("?" * len(arguments))
         try:
+            if name in _TIMES:
+                return self._time_functions.call(name, arguments)
+            marks = ", ".join("?" * len(arguments))
             return self._plain.execute(f"SELECT {name}({marks})", arguments).fetchone()[0]
         except sqlite3.Error as error:  # sqlite would tell no more than that there was one
-            self.refusal = _what_is_wrong(error, self._limits)
+            asks_for_now = f"{name} may not ask for the present time, which changes: give a date"
+            self.refusal = asks_for_now if reads_the_clock(error) else _what_is_wrong(error, self._limits)
             raise
-
-
-def _is_of_now(name: str, arguments: tuple[Value, ...]) -> bool:
-    if len(arguments) <= (name == "strftime"):
-        return True  # it is what is meant where no time is given
-    texts = (one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in arguments)
-    return any(text.partition("\0")[0].strip().lower() in _OF_NOW for text in texts)  # sqlite reads up to a null, too
 
 
 def _what_is_wrong(error: Exception, limits: QueryLimits) -> str:
