@@ -158,7 +158,7 @@ def make_database(trade_index: int, names_seed: int, rows_seed: int, events: int
 
 def day(index: int) -> str:
     """A day of `DAYS`, as databases hold it."""
-    return str(FIRST_DAY + index)
+    return str(FIRST_DAY + np.timedelta64(index, "D"))
 
 
 def _draw_rows(trade: Trade, events: int, rng: np.random.Generator) -> dict[str, list[Row]]:
@@ -174,7 +174,8 @@ def _draw_rows(trade: Trade, events: int, rng: np.random.Generator) -> dict[str,
         return [values[i] for i in rng.permutation(len(values))[:count].tolist()]
 
     def days(first: int, last: int, count: int) -> Sequence[Value]:
-        return np.datetime_as_string(FIRST_DAY + rng.integers(first, last, size=count)).tolist()
+        since = rng.integers(first, last, size=count).astype("timedelta64[D]")
+        return np.datetime_as_string(FIRST_DAY + since).tolist()
 
     people, makers = different(_PEOPLE_NAMES, _PEOPLE), different(_MAKER_NAMES, _MAKERS)
     items = different([f"{adjective} {noun}" for adjective in _WORDS.adjectives for noun in trade.nouns], _ITEMS)
