@@ -18,11 +18,13 @@ from .job import Job, Root
 from .limits import Isolation, SandboxLimits
 from .process import Run
 from .result import SandboxResult
-from .seccomp import filter_for, system_call
+from .seccomp import filter_for
+from .system_calls import system_call
 
 _MIB = 2**20
 _OWN_PROCESSES = 2  # the launcher's, which are counted with the program's
 _MAX_FILES = 10_000
+_PENDING_SIGNALS = 64
 
 _ADVICE = (
     "Programs are isolated in Linux, by user namespaces (5.14 or newer; containers often forbid them) or by Landlock "
@@ -137,10 +139,11 @@ def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": limits.file_mib * _MIB,
         "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_AS": limits.memory_mib * _MIB,
     }
-    if sys.platform == "darwin":
-        del values["RLIMIT_AS"]  # it is refused there
+    if sys.platform == "linux":
+        # the memory of processes, and what the kernel shares out among all processes of a user
+        values |= {"RLIMIT_AS": limits.memory_mib * _MIB, "RLIMIT_SIGPENDING": _PENDING_SIGNALS}
+        values |= dict.fromkeys(("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO"), 0)
     cpu = ("RLIMIT_CPU", limits.cpu_s, limits.cpu_s + 1)  # a second after the signal that can be caught
     return [cpu, *((name, value, value) for name, value in values.items())]
 

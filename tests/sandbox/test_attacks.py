@@ -114,6 +114,110 @@ def test_memory_that_is_not_mapped_cannot_be_had_either(run: Run):
     assert run(attempts(lines)).stdout == "done\n"
 
 
+IS_X86 = platform.machine() == "x86_64"
+
+
+def number(name: str) -> int:
+    """The number of a system call that no filter names."""
+    x86, arm = {
+        "add_key": (248, 217),
+        "bpf": (321, 280),
+        "eventfd2": (290, 19),
+        "fanotify_init": (300, 262),
+        "inotify_init1": (294, 26),
+        "io_setup": (206, 0),
+        "keyctl": (250, 219),
+        "memfd_secret": (447, 447),
+        "mlock": (149, 228),
+        "mq_open": (240, 180),
+        "msgget": (68, 186),
+        "perf_event_open": (298, 241),
+        "personality": (135, 92),
+        "request_key": (249, 218),
+        "rt_sigqueueinfo": (129, 138),
+        "semget": (64, 190),
+        "timer_create": (222, 107),
+        "timerfd_create": (283, 85),
+        "userfaultfd": (323, 282),
+        "vmsplice": (278, 75),
+    }[name]
+    return x86 if IS_X86 else arm
+
+
+def test_what_the_kernel_shares_out_among_all_programs_cannot_be_had(run: Run):
+    lines = f"""
+        c("syscall", {number("io_setup")}, 10_000, ctypes.byref(ctypes.c_ulong()))
+        c("syscall", {number("inotify_init1")}, 0)
+        c("syscall", {number("fanotify_init")}, 0, 0)
+        c("syscall", {number("rt_sigqueueinfo")}, os.getpid(), 40, struct.pack("iii", 40, 0, -1) + bytes(116))
+        c("sigqueue", os.getpid(), 40, None)
+        c("syscall", {number("timer_create")}, 0, None, ctypes.byref(ctypes.c_int()))
+        c("syscall", {number("timerfd_create")}, 0, 0)
+        c("syscall", {number("eventfd2")}, 0, 0)
+        c("syscall", {number("mq_open")}, b"queue", os.O_CREAT | os.O_RDWR, 0o600, None)
+        c("syscall", {number("msgget")}, 0, 0o1600)
+        c("syscall", {number("semget")}, 0, 1000, 0o1600)
+        c("syscall", {number("add_key")}, b"user", b"key", b"x" * 1000, 1000, -1)
+        c("syscall", {number("request_key")}, b"user", b"key", None, -1)
+        c("syscall", {number("keyctl")}, 1, None)
+        c("syscall", {number("perf_event_open")}, struct.pack("II", 1, 128) + bytes(120), 0, -1, -1, 0)
+        c("syscall", {number("userfaultfd")}, 1)
+        c("syscall", {number("personality")}, 0x0040000)
+        __import__("fcntl").fcntl(os.pipe()[0], 8, os.getpid())
+        __import__("fcntl").fcntl(os.pipe()[0], 10, signal.SIGKILL)
+        __import__("fcntl").fcntl(os.open(".", 0), 1026, 1)
+        __import__("fcntl").fcntl(open("lease", "w"), 1024, 1)
+    """
+    assert run(attempts(lines)).stdout == "done\n"
+
+
+def test_buffers_of_the_kernel_cannot_be_enlarged(run: Run):
+    lines = f"""
+        __import__("fcntl").fcntl(os.pipe()[1], 1031, 2**20)
+        socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
+        socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
+        c("syscall", {number("memfd_secret")}, 0)
+        c("syscall", {number("mlock")}, ctypes.create_string_buffer(8192), 8192)
+        c("syscall", {number("vmsplice")}, os.pipe()[1], struct.pack("PN", id(""), 1), 1, 0)
+        __import__("mmap").mmap(-1, 2**21, flags=0x40022)
+        [[a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))])] for a in socket.socketpair()]
+    """
+    assert run(attempts(lines)).stdout == "done\n"
+
+
+def test_signals_that_wait_are_bounded(run: Run):
+    """All programs of a user share the room for them."""
+    code = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+for _ in range(5000): os.kill(os.getpid(), 40)
+count = 0
+while signal.sigtimedwait([40], 0): count += 1
+print(count)
+"""
+    assert 0 < int(run(code).stdout) < 100
+
+
+def test_many_small_threads_are_bounded(run: Run):
+    code = """
+import threading, time
+threading.stack_size(2**15)
+for _ in range(300): threading.Thread(target=time.sleep, args=(15,), daemon=True).start()
+time.sleep(15)
+"""
+    assert run(code).limit == "processes"
+
+
+def test_limits_of_the_process_that_reports_the_end_are_out_of_reach(run: Run):
+    code = """
+import os, resource
+try: resource.prlimit(1 if os.getpid() == 2 else os.getppid(), resource.RLIMIT_CPU, (0, 0))
+except PermissionError: print("refused")
+"""
+    result = run(code)
+    assert (result.stdout, result.exit_status) == ("refused\n", 0)
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_endless_output_ends_the_program_and_does_not_fill_the_parent(run: Run, stream: str):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -253,14 +253,14 @@ def test_where_namespaces_are_forbidden_landlock_takes_over(forbidden: list[str]
         sandbox.check_isolation("landlock")
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    numbers = [sandbox.seccomp.system_call(name) for name in forbidden]
+    numbers = [sandbox.system_calls.system_call(name) for name in forbidden]
     said = _python(WITHOUT.format(forbidden=numbers))
     assert said.startswith("landlock\nnamespaces: the program could not be confined: PermissionError")
     assert forbidden[0] in said
 
 
 def test_where_nothing_isolates_it_is_said_and_nothing_is_run():
-    said = _python(WITHOUT.format(forbidden=[sandbox.seccomp.system_call("unshare"), LANDLOCK]))
+    said = _python(WITHOUT.format(forbidden=[sandbox.system_calls.system_call("unshare"), LANDLOCK]))
     assert said.startswith("namespaces: ")
     assert "; landlock: " in said
     assert "isolation='unsafe_no_isolation'" in said
