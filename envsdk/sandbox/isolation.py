@@ -1,18 +1,17 @@
 """What keeps a program apart from the machine, and the proof that it does."""
 
-import contextlib
 import functools
 import os
-import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
 from pathlib import Path
 from typing import get_args
 
-from ..errors import SandboxError, SandboxUnavailable, unknown_name
+from ..errors import SandboxUnavailable, unknown_name
+from .child import check_descriptors
 from .files import OWN_FOLDER, file_rules, shown_files
+from .folders import own_folder
 from .interpreter import FLAGS, executable
 from .job import Job, Root
 from .limits import Isolation, SandboxLimits
@@ -83,23 +82,9 @@ def run_isolated(
     """
     if isolation == "namespaces":
         return Run(make_job(isolation, code, limits, "/tmp"), stdin, limits, isolation, unwanted).wait()
-    with _own_folder() as folder:
+    with own_folder() as folder:
         Path(folder, "main.py").write_bytes(code)
         return Run(make_job(isolation, b"", limits, folder), stdin, limits, isolation, unwanted).wait()
-
-
-@contextlib.contextmanager
-def _own_folder() -> Generator[str]:
-    """A folder that is removed afterwards, whatever the program made of it."""
-    try:
-        folder = tempfile.mkdtemp(prefix="envsdk-sandbox-")
-        try:
-            yield folder
-        finally:
-            Path(folder).chmod(0o700)
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise SandboxError(f"the program's folder cannot be made or removed: {error}") from error
 
 
 def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: str) -> Job:
@@ -194,7 +179,14 @@ def _prove(isolation: Isolation) -> None:
     if sys.platform != "linux":
         raise SandboxUnavailable(f"{isolation}: this is {sys.platform}. {_ADVICE}")
     limits = SandboxLimits()
-    with tempfile.TemporaryDirectory(prefix="envsdk-probe-") as outside:
+    if isolation == "landlock":
+        try:
+            check_descriptors()
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"{isolation}: a program could outlive its launcher: no pidfd_open: {error}. {_ADVICE}"
+            ) from error
+    with own_folder() as outside:
         secret = Path(outside, "secret")
         secret.write_text("secret")
         secret.chmod(0o666)  # so that it is the isolation that keeps others from it

@@ -1,14 +1,15 @@
 """Confines a program, starts it, and says how it ended. Runs in a process of its own, before the program.
 
 It is sent to a bare interpreter as compiled code: it knows the standard library alone, and imports little of it,
-because its imports are part of the time of every run. It reports to a pipe: `started`, `exit STATUS`, or `error WHAT`.
+because its imports are part of the time of every run. It reports to a pipe: `child PID`, `started`, `exit STATUS`, or
+`error WHAT`.
 
 In namespaces there are three processes: this one, outside; process 1 inside, with which all others inside end; and the
 program. Otherwise there are two. A signal to end (SIGTERM) to the first ends all.
 """
 
 # pathlib takes long to import:
-# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 
 NO_SETUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 UNMOUNT_LAZILY = 2
 MOUNT_SETATTR, HERE, ALL_BENEATH, READ_ONLY = 442, -100, 0x8000, 0x1
-PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, NO_NEW_PRIVILEGES, SECCOMP_FILTER = 1, 4, 22, 38, 2
+PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, CHILD_SUBREAPER, NO_NEW_PRIVILEGES, SECCOMP_FILTER = 1, 4, 22, 36, 38, 2
 CAPABILITIES_VERSION = 0x20080522
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
 FILES_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}  # rights that each version of Landlock knows
@@ -70,10 +71,14 @@ def report(job: Job, line: str) -> None:
 
 
 def forked(function: Callable[[Job], None], job: Job) -> int:
-    """Do something in another process."""
+    """Do something in another process, which ends with this one."""
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        guarded(function, job)
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() in (parent, 0):  # 0 is outside of the namespace; any other process: the parent is dead already
+            guarded(function, job)
+        os._exit(1)
     return child
 
 
@@ -89,7 +94,11 @@ def outside(job: Job) -> None:
     end_with_parent(signal.SIGTERM)
     if os.getppid() != job["parent"]:
         return  # it is dead already
+    is_free = job["filter"] is None
+    if is_free:
+        adopt_orphans()
     child = forked(first_inside if job["root"] else program, job)
+    report(job, f"child {child}")
     signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # while nobody has waited for it, the number is its own
@@ -97,13 +106,14 @@ def outside(job: Job) -> None:
     if job["root"] is None:
         os.killpg(child, signal.SIGKILL)  # what it started, if it could
     _, status = os.waitpid(child, 0)
+    if is_free:
+        end_orphans()
     if job["root"] is None:
         report(job, f"exit {os.waitstatus_to_exitcode(status)}")
 
 
 def first_inside(job: Job) -> None:
     """Process 1 of the namespace: wait for the program. When this ends, the kernel ends all others inside."""
-    end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no signal from inside means anything to process 1
     child = forked(program, job)
     ended, status = os.wait()
@@ -117,7 +127,6 @@ def program(job: Job) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.chdir(job["folder"])
-    end_with_parent(signal.SIGKILL)
     if job["filter"] is not None:
         call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         drop_capabilities()
@@ -136,6 +145,37 @@ def end_with_parent(how: int) -> None:
     """Get a signal when the process that started this one ends (in Linux)."""
     if hasattr(libc, "prctl"):
         call("prctl", PARENT_DEATH_SIGNAL, int(how), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (in Linux)."""
+    if hasattr(libc, "prctl"):
+        call("prctl", CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans() -> None:
+    """End what the program left behind: without a filter, it may have left its group of processes."""
+    orphans = children()
+    while orphans:
+        for number in orphans:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+        orphans = children()
+
+
+def children() -> list[int]:
+    """Return the ids of the processes whose parent this one is (in Linux)."""
+    found: list[int] = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
+                    parent = file.read().rpartition(")")[2].split()[1]
+            except OSError:
+                continue  # it has ended
+            if parent == str(os.getpid()):
+                found.append(int(name))
+    return found
 
 
 def be_first_to_go() -> None:

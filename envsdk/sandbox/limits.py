@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 Isolation: TypeAlias = Literal["auto", "namespaces", "landlock", "unsafe_no_isolation"]
 """What keeps a program apart.
 
-- `namespaces`: a file system, a network, processes and users of its own, and a filter of system calls. It needs Linux
-  5.14, and that this user may make namespaces.
-- `landlock`: Landlock and a filter of system calls, as an ordinary process. It needs Linux 6.2. The program is one
+- `namespaces`: a file system, a network, processes and users of its own, and a list of the system calls that it may
+  make. It needs Linux 5.14, and that this user may make namespaces.
+- `landlock`: Landlock and a list of the system calls that it may make, as an ordinary process. It needs Linux 6.2. The program is one
   process, cannot make folders, and sees which files the machine has, though not what is in them.
 - `auto`: the first of them that this machine proves to have.
 - `unsafe_no_isolation`: nothing but the limits on time, memory and sizes. The program can do whatever you can.
@@ -26,9 +26,10 @@ class SandboxLimits(BaseModel):
         file_mib: The size of a file.
         disk_mib: All files together. With Landlock it is looked at ten times a second, and files that have lost their
             name do not count.
-        open_files: Open files of each process.
-        processes: Processes and threads, the program's first one included. With Landlock it is one process, whatever
-            this says, and as many threads as its memory allows.
+        open_files: Open files of each process. The kernel keeps up to 64 KiB for a pipe and 208 KiB for a socket, which
+            is not in `memory_mib`.
+        processes: Processes and threads, the program's first one included. With Landlock it is one process, and its
+            threads are counted ten times a second.
         output_kib: What is kept of the output, and of the errors: the beginning and the end. Sixteen times as much
             stops the program.
     """

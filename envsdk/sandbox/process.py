@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from ..errors import SandboxError, SandboxUnavailable
+from .child import Child, child_of
 from .interpreter import command, sent
 from .job import Job
 from .limits import Isolation, SandboxLimits
@@ -51,6 +52,7 @@ class Run:
         self._isolation: Isolation = isolation
         self._stdout, self._stderr = Output(limits.output_kib * 1024), Output(limits.output_kib * 1024)
         self._reports = b""
+        self._child: Child | None = None
         self._limit: Limit | None = None
         self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0: not yet
 
@@ -77,7 +79,7 @@ class Run:
                 try:
                     self._talk(process, file)
                 finally:
-                    _end(process)
+                    self._end(process)
         return process.returncode
 
     def _start(self, control: int) -> _Process:
@@ -101,7 +103,11 @@ class Run:
         data = memoryview(sent("launcher", self._job) + self._stdin)
         with selectors.DefaultSelector() as selector:
             selector.register(stdin, selectors.EVENT_WRITE, _Writer(stdin, data))
-            for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add), (reports, self._hear)):
+            for file, take in (
+                (stdout, self._stdout.add),
+                (stderr, self._stderr.add),
+                (reports, partial(self._hear, process.pid)),
+            ):
                 selector.register(file, selectors.EVENT_READ, partial(_read, file, take))
             while reports in {key.fileobj for key in selector.get_map().values()}:
                 for key, _ in selector.select(_LOOK_S):
@@ -112,10 +118,14 @@ class Run:
         for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
             _read_the_rest(file, take)
 
-    def _hear(self, data: bytes) -> None:
+    def _hear(self, launcher: int, data: bytes) -> None:
         self._reports += data
-        if not self._started_at and b"started\n" in self._reports:
+        lines = self._reports.split(b"\n")[:-1]
+        if not self._started_at and b"started" in lines:
             self._started_at = time.monotonic()
+        if not self._child:
+            children = [int(line.removeprefix(b"child ")) for line in lines if line.startswith(b"child ")]
+            self._child = child_of(launcher, children[0]) if children else None
 
     def _look(self, process: _Process, now: float) -> None:
         """Stop a program that goes too far."""
@@ -140,9 +150,26 @@ class Run:
             return "output"
         if self._job["root"] is None and now > self._looked_at + _LOOK_S:
             self._looked_at = now
-            if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
-                return "disk"
+            return self._exceeded_by_looks()
         return None
+
+    def _exceeded_by_looks(self) -> Limit | None:
+        """The limit that a program outside of namespaces has reached, of those that the kernel does not keep there."""
+        if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
+            return "disk"
+        is_confined = self._job["rules"] is not None
+        if is_confined and self._child and self._child.thread_count() > self._limits.processes:
+            return "processes"
+        return None
+
+    def _end(self, process: _Process) -> None:
+        """See to it that the launcher ends, and with it the program; or the program without it."""
+        try:
+            _end(process)
+        finally:
+            if self._child:
+                with contextlib.closing(self._child) as child:
+                    child.end(_STOP_S)
 
     def _result(self, status: int) -> SandboxResult:
         """What came of it, by what the launcher said.
@@ -215,7 +242,7 @@ def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
 
 
 def _end(process: _Process) -> None:
-    """See to it that the launcher ends, and with it the program."""
+    """See to it that the launcher ends."""
     if process.poll() is None:
         process.terminate()
     try:

@@ -93,7 +93,7 @@ class _Condition(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A system call is allowed if all conditions hold, else it fails. Without conditions it fails if there is an error."""
+    """A system call is allowed if all conditions hold. Without conditions, it is allowed if there is no error."""
 
     name: str
     error: int = 0

@@ -180,7 +180,7 @@ def test_buffers_of_the_kernel_cannot_be_enlarged(run: Run):
         c("syscall", {number("mlock")}, ctypes.create_string_buffer(8192), 8192)
         c("syscall", {number("vmsplice")}, os.pipe()[1], struct.pack("PN", id(""), 1), 1, 0)
         __import__("mmap").mmap(-1, 2**21, flags=0x40022)
-        [[a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))])] for a in socket.socketpair()]
+        socket.send_fds(socket.socketpair()[0], [b"x"], [0])
     """
     assert run(attempts(lines)).stdout == "done\n"
 

@@ -194,4 +194,6 @@ def test_pairs_of_streams_are_the_only_sockets():
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_numbers_are_those_of_the_headers(name: str):
     numbers, column = numbers_in_headers(name), list(MACHINES).index(name)
-    assert {called: row[column] for called, row in NUMBERS.items()} == {called: numbers.get(called) for called in NUMBERS}
+    assert {called: row[column] for called, row in NUMBERS.items()} == {
+        called: numbers.get(called) for called in NUMBERS
+    }

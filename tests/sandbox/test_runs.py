@@ -42,6 +42,28 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.s
 """
 
 
+def escapee(token: str) -> str:
+    """A program that sleeps for long, and of which the kernel has forgotten to end it with its parent."""
+    arguments = f'[sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", {token!r}]'
+    return f"""
+import ctypes, os, sys, threading, time
+ctypes.CDLL(None).prctl(1, 0)
+threading.Thread(target=os.execv, args=(sys.executable, {arguments})).start()
+time.sleep(600)
+"""
+
+
+PROGRAMS = pytest.mark.parametrize("program", [sleeper, escapee])
+
+
+@pytest.fixture(params=["namespaces", "landlock", "unsafe_no_isolation"])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    try:
+        return sandbox.check_isolation(request.param)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
 def wait_until(condition, seconds: float = 20) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -153,12 +175,8 @@ def test_what_is_kept_is_bounded_and_is_the_beginning_and_the_end(chunks: list[b
         assert f"[... {len(whole) - limit:,} bytes" in output.text()
 
 
-@pytest.mark.parametrize("isolation", ["namespaces", "landlock"])
+@pytest.mark.parametrize("isolation", ["namespaces", "landlock"], indirect=True)  # else, errors show the folder
 def test_the_same_program_gives_the_same_bytes(isolation: Isolation):
-    try:
-        sandbox.check_isolation(isolation)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
     code = "import sys\nprint(sys.argv, sys.flags, sys.path)\n"
     if isolation == "namespaces":
         code += "import os, platform\nprint(os.getpid(), os.getcwd(), os.listdir('/'), platform.node())\n"
@@ -205,11 +223,14 @@ def test_what_is_no_fault_of_the_program_is_an_error_and_no_result():
     assert run_python("print(1)").stdout == "1\n"
 
 
-def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(processes_with: Find):
+@PROGRAMS
+def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(
+    program: Callable[[str], str], isolation: Isolation, processes_with: Find
+):
     token = uuid.uuid4().hex
     before = set(children())
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_python, sleeper(token))
+        running = pool.submit(run_python, program(token), isolation=isolation)
         assert wait_until(lambda: processes_with(token))
         launchers = set(children()) - before
         for pid in launchers:
@@ -219,13 +240,46 @@ def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(pro
     assert wait_until(lambda: not processes_with(token))
 
 
-def test_a_program_ends_when_who_started_it_is_killed(processes_with: Find):
+@PROGRAMS
+def test_a_program_ends_when_who_started_it_is_killed(
+    program: Callable[[str], str], isolation: Isolation, processes_with: Find
+):
     token = uuid.uuid4().hex
-    code = f"from envsdk.sandbox import run_python; run_python({sleeper(token)!r})"
+    code = f"from envsdk.sandbox import run_python; run_python({program(token)!r}, isolation={isolation!r})"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         assert wait_until(lambda: processes_with(token))
         process.kill()
     assert wait_until(lambda: not processes_with(token))
+
+
+@PROGRAMS
+def test_a_launcher_that_stopped_does_not_keep_a_program_beyond_its_time(
+    program: Callable[[str], str], isolation: Isolation, processes_with: Find, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sandbox.process, "_STOP_S", 0.3)
+    token = uuid.uuid4().hex
+    before = set(children())
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_python, program(token), isolation=isolation, limits=SandboxLimits(timeout_s=1))
+        assert wait_until(lambda: processes_with(token))
+        for pid in set(children()) - before:
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(SandboxError, match="could not be stopped"):
+            running.result()
+    assert wait_until(lambda: not processes_with(token))
+
+
+def test_without_isolation_a_daemon_does_not_outlive_its_program(processes_with: Find):
+    token = uuid.uuid4().hex
+    code = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {token!r}], start_new_session=True)
+if os.fork() == 0: os._exit(0)
+time.sleep(0.3)
+print('left')
+"""
+    assert run_python(code, isolation="unsafe_no_isolation").stdout == "left\n"
+    assert not processes_with(token)
 
 
 WITHOUT = """
@@ -284,6 +338,36 @@ def test_a_hundred_runs_leave_no_process_no_file_and_no_open_file(tmp_path: Path
     assert (_open_files(), list(tmp_path.iterdir())) == (before, [])
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+RUN = """
+import os, signal, threading
+from envsdk.sandbox import run_python
+if {killed}:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+run_python("import time; time.sleep({seconds})", isolation="unsafe_no_isolation")
+"""
+
+
+def _start(root: Path, seconds: float, killed: bool = False) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", RUN.format(seconds=seconds, killed=killed)]
+    return subprocess.Popen(command, env={**os.environ, "TMPDIR": str(root)})
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next_one_and_no_other(tmp_path: Path):
+    (tmp_path / "envsdk-sandbox-file").write_text("a file is not a folder")
+    (tmp_path / "envsdk-sandbox-link").symlink_to(Path(__file__).parent)
+    (tmp_path / "other").mkdir()
+    before = set(tmp_path.iterdir())
+    with _start(tmp_path, 60) as alive:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+        of_alive = set(tmp_path.iterdir()) - before
+        _start(tmp_path, 60, killed=True).wait()
+        assert len(set(tmp_path.iterdir()) - before - of_alive) == 1
+        _start(tmp_path, 0).wait()
+        assert set(tmp_path.iterdir()) - before == of_alive
+        alive.kill()
+    assert Path(__file__).exists()
 
 
 def _open_files() -> list[str]:
