@@ -9,8 +9,8 @@ Isolation: TypeAlias = Literal["auto", "namespaces", "landlock", "unsafe_no_isol
 
 - `namespaces`: a file system, a network, processes and users of its own, and a list of the system calls that it may
   make. It needs Linux 5.14, and that this user may make namespaces.
-- `landlock`: Landlock and a list of the system calls that it may make, as an ordinary process. It needs Linux 6.2. The program is one
-  process, cannot make folders, and sees which files the machine has, though not what is in them.
+- `landlock`: Landlock and a list of the system calls that it may make, as an ordinary process. It needs Linux 6.2. The
+  program is one process, cannot make folders, and sees which files the machine has, though not what is in them.
 - `auto`: the first of them that this machine proves to have.
 - `unsafe_no_isolation`: nothing but the limits on time, memory and sizes. The program can do whatever you can.
 """
