@@ -53,6 +53,7 @@ time.sleep(600)
 """
 
 
+FREE: Isolation = "unsafe_no_isolation"
 PROGRAMS = pytest.mark.parametrize("program", [sleeper, escapee])
 
 
@@ -340,34 +341,33 @@ def test_a_hundred_runs_leave_no_process_no_file_and_no_open_file(tmp_path: Path
         os.waitpid(-1, os.WNOHANG)
 
 
-RUN = """
-import os, signal, threading
-from envsdk.sandbox import run_python
-if {killed}:
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-run_python("import time; time.sleep({seconds})", isolation="unsafe_no_isolation")
-"""
-
-
-def _start(root: Path, seconds: float, killed: bool = False) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", RUN.format(seconds=seconds, killed=killed)]
-    return subprocess.Popen(command, env={**os.environ, "TMPDIR": str(root)})
-
-
 def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next_one_and_no_other(tmp_path: Path):
     (tmp_path / "envsdk-sandbox-file").write_text("a file is not a folder")
     (tmp_path / "envsdk-sandbox-link").symlink_to(Path(__file__).parent)
-    (tmp_path / "other").mkdir()
-    before = set(tmp_path.iterdir())
-    with _start(tmp_path, 60) as alive:
-        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
-        of_alive = set(tmp_path.iterdir()) - before
-        _start(tmp_path, 60, killed=True).wait()
-        assert len(set(tmp_path.iterdir()) - before - of_alive) == 1
-        _start(tmp_path, 0).wait()
-        assert set(tmp_path.iterdir()) - before == of_alive
+    with _runs_for(60, tmp_path) as alive:
+        assert wait_until(lambda: len(_folders(tmp_path)) == 1)
+        of_alive = _folders(tmp_path)
+        with _runs_for(60, tmp_path) as killed:
+            assert wait_until(lambda: len(_folders(tmp_path)) == 2)
+            killed.kill()
+        assert len(_folders(tmp_path)) == 2
+        _runs_for(0, tmp_path).wait()
+        assert _folders(tmp_path) == of_alive
         alive.kill()
+    assert (tmp_path / "envsdk-sandbox-file").exists()
     assert Path(__file__).exists()
+
+
+def _runs_for(seconds: float, root: Path) -> "subprocess.Popen[bytes]":
+    """A process that runs a program in a folder of `root`."""
+    code = (
+        f"from envsdk.sandbox import run_python as run; run('import time; time.sleep({seconds})', isolation={FREE!r})"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(root)})
+
+
+def _folders(root: Path) -> set[Path]:
+    return {path for path in root.glob("envsdk-sandbox-*") if path.is_dir() and not path.is_symlink()}
 
 
 def _open_files() -> list[str]:
