@@ -506,10 +506,12 @@ class Env(gymnasium.Env[Observation, Any]):
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
     def _note(self, error: Exception, method: Method) -> None:
-        """Note on an exception which method of the author it came from, and when."""
+        """Note on an exception which method of the author it came from, and when; log it if its parent takes it."""
         agent = self._running
         name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
         error.add_note(f"Raised by {name}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
+        if agent.parent is not None:  # it gets the error as a result, and the model perhaps as an answer
+            _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")

@@ -66,8 +66,9 @@ def summary(report: Report) -> Iterator[str]:
     yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(report.stop_reasons.items()))
     metrics = dict(report.metrics)
     calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
+    crashes = metrics.pop("tool_crashes", 0)
     if calls is not None:
-        yield f"tool errors: {errors:g} of {calls:g} calls"
+        yield f"tool errors: {errors:g} of {calls:g} calls" + (f", {crashes:g} of them crashes" if crashes else "")
     if metrics:
         yield "metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -25,6 +26,8 @@ from .tools import Tool, as_tool, is_async
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
+_logged: set[tuple[str, str, str, str, int]] = set()
+"""Which crashes of tools were logged, by environment, tool, exception and place in the code."""
 
 
 class ToolEnvConfig(EnvConfig):
@@ -37,6 +40,9 @@ class ToolEnvConfig(EnvConfig):
     """A longer result is cut, and says so."""
     tool_timeout_s: float | None = Field(default=None, gt=0)
     """How long a call of a tool without a limit of its own may take, in seconds; see `Tool.timeout_s`."""
+    raise_tool_errors: bool = False
+    """Whether an exception of a tool that is no `ToolError` ends the episode, in place of being told to the model: for
+    looking for a tool's own mistakes."""
     concurrent_tools: bool = False
     """Whether the calls of one reply run at the same time, plain functions in threads. Their results come in the order
     of the calls in any case."""
@@ -51,6 +57,8 @@ class Answer(NamedTuple):
     """Whether its tool was called at all."""
     handoffs: tuple[Handoff, ...] = ()
     """To whom the tool handed over; their results are the answer."""
+    is_crash: bool = False
+    """Whether the tool itself failed, and not what the model asked of it."""
 
 
 class ToolEnv(Env):
@@ -60,7 +68,11 @@ class ToolEnv(Env):
     was wrong, so that the model can do better: JSON that cannot be read, a tool that is not there, wrong arguments, an
     exception in the tool, a time limit.
 
-    Each step has the metrics `tool_calls`, `tool_errors` (calls that failed) and `bad_replies`.
+    A tool raises a `ToolError` for what the model got wrong. Any other exception is a crash: the model is told of it,
+    too, but it is the tool's own mistake until `told_exceptions` names its class. The first of each place in the code
+    is logged with its traceback, all are counted, and `raise_tool_errors=True` raises them.
+
+    Each step has the metrics `tool_calls`, `tool_errors` (calls that failed), `tool_crashes` and `bad_replies`.
     """
 
     Config: ClassVar[type[EnvConfig]] = ToolEnvConfig
@@ -69,7 +81,7 @@ class ToolEnv(Env):
     """Tools that are no methods; functions are made tools. It may be set in `__init__`."""
     told_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
     """Exceptions of a tool that are told to the model. Others end the episode as failed, and so do errors of envsdk but
-    `ToolError`."""
+    `ToolError`. A class that is named here, other than `Exception` itself, is expected, and no crash."""
 
     def finish(self, reply: Message) -> Turn | Awaitable[Turn]:
         """Answer a reply without a call: mostly, score it and end the episode. It may be `async def`."""
@@ -164,8 +176,13 @@ class ToolEnv(Env):
         if turn.tools is not None:
             self._functions = {**self._tools(), **turn.functions}
         self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
-        failed = sum(answer.is_error for answer in answers)
-        return _with_metrics(turn, {"tool_calls": len(answers), "tool_errors": failed, "bad_replies": int(is_bad)})
+        metrics = {
+            "tool_calls": len(answers),
+            "tool_errors": sum(answer.is_error for answer in answers),
+            "tool_crashes": sum(answer.is_crash for answer in answers),
+            "bad_replies": int(is_bad),
+        }
+        return _with_metrics(turn, metrics)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         other = super().__deepcopy__(memo)
@@ -246,8 +263,11 @@ class ToolEnv(Env):
             return self._refused("it was not run: no more calls of tools are allowed")
         try:
             arguments = tool.read(_arguments(call))
-        except Exception as error:  # what converts arguments may be anybody's code
+        except ValueError as error:
             return self._refused(f"{tool.name}: wrong arguments: {_what_is_wrong(error)}")
+        except Exception as error:  # what converts arguments may be anybody's code
+            refused = self._refused(f"{tool.name}: wrong arguments: {_what_is_wrong(error)}")
+            return self._crashed(tool, error, refused)
         return await self._run(tool, arguments)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Answer:
@@ -261,8 +281,7 @@ class ToolEnv(Env):
         except EnvsdkError:
             raise
         except (*self.told_exceptions, SystemExit) as error:
-            _log.info("tool %s: %r", tool.name, error)
-            return self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}")
+            return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
@@ -285,6 +304,25 @@ class ToolEnv(Env):
             if not clock.expired():
                 raise  # it is the tool's own
             raise ToolError(f"{tool.name}: it did not finish within {limit:g} s") from None
+
+    def _crashed(self, tool: Tool, error: BaseException, answer: Answer) -> Answer:
+        """Log, count or raise what a tool raised, unless it is expected."""
+        if any(isinstance(error, kind) for kind in self.told_exceptions if kind is not Exception):
+            return answer
+        if self.config.raise_tool_errors:
+            error.add_note(f"Raised by the tool {tool.name!r}.")
+            raise error
+        place = (type(self).__qualname__, tool.name, type(error).__qualname__, *_place(error))
+        if place not in _logged:
+            _logged.add(place)
+            _log.error(
+                "the tool %r of %s crashed; the model is told so, and this is logged once. Raise a ToolError for what "
+                "the model got wrong",
+                tool.name,
+                self.name,
+                exc_info=error,
+            )
+        return answer._replace(is_crash=True)
 
     def _failed(self, what: str) -> Answer:
         return Answer(self._cut(f"Error: {what}"), is_error=True)
@@ -323,6 +361,12 @@ def _tool_methods(env: type) -> list[str]:
             )
         methods.append(name)
     return methods
+
+
+def _place(error: BaseException) -> tuple[str, int]:
+    """Where in the code an exception was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
 
 
 def _as_answer(result: HandoffResult) -> str:

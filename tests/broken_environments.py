@@ -432,6 +432,13 @@ class RaisesWhatNobodyCatches(SoundTools):
         return "on"
 
 
+class CrashesOnWhatIsNotThere(SoundTools):
+    @tool
+    def open(self, name: str) -> str:
+        """Open."""
+        return {"book": "pages"}[name]
+
+
 class RaisesTheSdksError(SoundTools):
     @tool
     def find(self, number: int) -> str:

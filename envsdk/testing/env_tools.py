@@ -70,7 +70,7 @@ def _call(plays: Plays, what: str, calls: list[ToolCall], seed: int) -> None:
         except RenderError:
             return  # the family has no such calls
         try:
-            env.step(reply)
+            *_, info = env.step(reply)
             step_on(env, "null", seed, 40)  # what a tool handed over to comes first
         except (KeyboardInterrupt, Overtime):
             raise
@@ -78,6 +78,13 @@ def _call(plays: Plays, what: str, calls: list[ToolCall], seed: int) -> None:
             raise Failure(
                 f"{what}it raises {told(error)}. A tool raises a ToolError to tell the model what is wrong", seed
             ) from error
+    if info["metrics"].get("tool_crashes"):
+        said = next((message.content for message in context.messages[start:] if message.role == "tool"), "")
+        raise Failure(
+            f"{what}it crashes (see the log): {said:.200}. A tool raises a ToolError for what the model got "
+            "wrong; an exception that is expected is named in told_exceptions",
+            seed,
+        )
     read = context.messages[start].tool_calls
     answers = context.messages[start + 1 :][: len(read)]
     has_ended = env.trajectory is not None and len(answers) < len(read)

@@ -84,6 +84,7 @@ BROKEN: list[tuple[type[Env], dict[str, str]]] = [
     (broken.HardForItself, {"every option": "with difficulty='hard' the reference policy earns 0, not 1"}),
     (broken.NeverEnds, {"episodes end": "set default_limits"}),
     (broken.RaisesWhatNobodyCatches, {"tool errors": "stop with other types as number: it raises _Stop: enough"}),
+    (broken.CrashesOnWhatIsNotThere, {"tool errors": "open with other types as name: it crashes"}),
     (broken.RaisesTheSdksError, {"tool errors": "TaskError: there is no such task"}),
     (broken.AnswersAsUser, {"tool errors": "12 calls are answered by ['user: What?'"}),
     (broken.ClosesOnce, {"calls out of order": "RuntimeError: it is closed"}),

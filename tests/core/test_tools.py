@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 import pickle
+import sqlite3
 import threading
 import time
 from enum import Enum
@@ -15,9 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import pytest
 from pydantic import BaseModel, Field
+from pydantic_core import PydanticSerializationError
 
 import envsdk
-from envsdk import Action, Limits, Message, Tool, ToolEnv, Turn, errors, tool
+from envsdk import Action, Env, Handoff, Limits, Message, Tool, ToolEnv, Turn, errors, tool, tool_env
 from envsdk.rollouts import gather
 
 
@@ -261,7 +263,7 @@ def test_each_call_has_one_answer_in_its_place_with_its_name_and_id():
     told = env.messages()[-3:]
     assert [m.name for m in told] == ["add", "sub", "add"]
     assert [m.content.startswith("Error") for m in told] == [False, True, False]
-    assert info["metrics"] == {"tool_calls": 3, "tool_errors": 1, "bad_replies": 0}
+    assert info["metrics"] == {"tool_calls": 3, "tool_errors": 1, "tool_crashes": 0, "bad_replies": 0}
 
 
 def test_a_long_result_is_cut_and_says_so():
@@ -296,7 +298,7 @@ def test_a_reply_that_cannot_be_read_is_corrected_so_many_times_in_a_row():
     for _ in range(2):
         _, _, terminated, _, info = env.step(bad(env))
         assert not terminated
-        assert info["metrics"] == {"tool_calls": 1, "tool_errors": 1, "bad_replies": 1}
+        assert info["metrics"] == {"tool_calls": 1, "tool_errors": 1, "tool_crashes": 0, "bad_replies": 1}
         assert env.messages()[-1].content.startswith("Error: a tool call is not valid JSON")
     env.step(calls(env, ("add", {"a": 1})))  # it counts anew
     ends = [env.step(bad(env))[2] for _ in range(3)]
@@ -323,7 +325,7 @@ def test_a_reply_with_one_good_call_is_no_bad_reply():
     made = env.renderer.reply(Message(role="assistant", tool_calls=[{"name": "add", "arguments": {"a": 1}}]))
     _, _, terminated, _, info = env.step([*made.tolist()[:-1], *bad(env)])
     assert not terminated
-    assert info["metrics"] == {"tool_calls": 2, "tool_errors": 1, "bad_replies": 0}
+    assert info["metrics"] == {"tool_calls": 2, "tool_errors": 1, "tool_crashes": 0, "bad_replies": 0}
 
 
 def test_steps_whose_reply_had_errors_can_be_masked():
@@ -346,7 +348,7 @@ def test_the_author_may_end_after_a_tool():
     env = begun(Submits())
     _, reward, terminated, _, info = env.step(calls(env, ("add", {"a": 5})))
     assert (reward, terminated, info["rewards"]) == (6.0, True, {"sum": 6.0})
-    assert info["metrics"] == {"tool_calls": 1, "tool_errors": 9, "bad_replies": 0}
+    assert info["metrics"] == {"tool_calls": 1, "tool_errors": 9, "tool_crashes": 0, "bad_replies": 0}
 
 
 def test_the_author_may_go_on_after_an_answer():
@@ -1081,3 +1083,133 @@ def test_ten_thousand_fuzzed_calls_are_all_answered(fuzzed: ToolEnv):
 @pytest.fixture
 def fuzzed() -> ToolEnv:
     return Fuzzed(max_bad_replies=10_000)
+
+
+# Crashes: what a tool itself gets wrong.
+
+
+class Crashes(ToolEnv):
+    """Its tools fail in many ways."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    @tool
+    def named(self) -> str:
+        """Use what is not there."""
+        return nowhere  # type: ignore[name-defined] # noqa: F821
+
+    @tool(timeout_s=30)
+    def elsewhere(self) -> str:
+        """Use a connection in the thread of a call with a time limit."""
+        return str(self.connection.execute("select 1").fetchone())
+
+    @tool
+    async def later(self) -> str:
+        """Fail behind an await."""
+        await asyncio.sleep(0)
+        return [][1]
+
+    @tool
+    def leaves(self) -> str:
+        """Leave."""
+        raise SystemExit("bye")
+
+    @tool
+    def unwritable(self) -> object:
+        """Return what is no JSON."""
+        return object()
+
+    @tool
+    def refuses(self) -> str:
+        """Tell the model what is wrong."""
+        raise errors.ToolError("there is none")
+
+    def finish(self, reply: Message) -> Turn:
+        return Turn(terminated=True)
+
+
+CRASHES = {
+    "named": NameError,
+    "elsewhere": sqlite3.ProgrammingError,
+    "later": IndexError,
+    "leaves": SystemExit,
+    "unwritable": PydanticSerializationError,
+}
+
+
+def crashing(env: ToolEnv) -> ToolEnv:
+    env.connection = sqlite3.connect(":memory:")
+    env.reset(seed=0)
+    return env
+
+
+@pytest.fixture
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_env, "_logged", set())
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_tools_own_mistake_is_logged_once_counted_and_told_to_the_model(
+    name: str, nothing_logged: None, caplog: pytest.LogCaptureFixture
+):
+    env = crashing(Crashes())
+    for _ in range(2):
+        *_, info = env.step(calls(env, (name, {}), ("refuses", {})))
+        assert {key: info["metrics"][key] for key in ("tool_calls", "tool_errors", "tool_crashes")} == {
+            "tool_calls": 2,
+            "tool_errors": 2,
+            "tool_crashes": 1,
+        }
+        assert CRASHES[name].__name__ in env.messages()[-2].content
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert f"the tool '{name}' of Crashes crashed" in record.getMessage()
+    assert record.exc_info[0] is CRASHES[name]
+    assert record.exc_info[2] is not None
+    env.connection.close()
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_raise_tool_errors_raises_a_tools_own_mistake_and_not_what_it_tells_the_model(name: str):
+    env = crashing(Crashes(raise_tool_errors=True))
+    env.step(calls(env, ("refuses", {}), ("nobody", {}), ("refuses", {"a": 1})))
+    with pytest.raises(CRASHES[name]) as raised:
+        env.step(calls(env, (name, {})))
+    assert raised.value.__notes__[0] == f"Raised by the tool {name!r}."
+    env.connection.close()
+
+
+def test_an_exception_that_is_named_is_expected_and_no_crash(caplog: pytest.LogCaptureFixture):
+    class Expects(Crashes):
+        told_exceptions: ClassVar[Any] = (NameError, Exception)
+
+    env = Expects(raise_tool_errors=True)
+    env.reset(seed=0)
+    *_, info = env.step(calls(env, ("named", {})))
+    assert (info["metrics"]["tool_errors"], info["metrics"]["tool_crashes"]) == (1, 0)
+    assert not caplog.records
+
+
+def test_a_mistake_in_what_converts_arguments_is_a_crash_and_wrong_arguments_are_none(nothing_logged: None):
+    env = begun(Odd())
+    *_, info = env.step(calls(env, ("take", {"it": {"x": 0}}), ("take", {"it": 7}), ("take", {})))
+    assert (info["metrics"]["tool_errors"], info["metrics"]["tool_crashes"]) == (3, 1)
+
+
+def test_a_sub_agents_own_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture):
+    class Child(Env):
+        def start(self) -> Turn:
+            raise KeyError("no such row")
+
+    class Parent(Crashes):
+        @tool
+        def ask(self) -> Handoff:
+            """Ask."""
+            return Handoff(Child())
+
+    env = Parent()
+    env.reset(seed=0)
+    env.step(calls(env, ("ask", {})))
+    assert "no such row" in env.messages()[-1].content
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert record.exc_info[0] is KeyError
