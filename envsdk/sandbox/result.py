@@ -19,6 +19,8 @@ _ERRORS: dict[str, Limit] = {
     r"RuntimeError: can't start new thread": "processes",
 }
 """The limits that Python itself tells a program of, by how its last words begin if that ended it."""
+_LOST = "lost sys.stderr"
+"""Python's last words where it had no memory left to print an error. Two lines before them is the error's type."""
 _WORDS: dict[Limit, str] = {
     "time": "it ran longer than {timeout_s:g} s",
     "cpu": "it used more than {cpu_s} s of processor time",
@@ -84,7 +86,9 @@ def limit_in(stderr: str) -> Limit | None:
     That is in the last line. Where too many processes were started, those that there are write at the same time, so
     that any of their lines may be the last.
     """
-    last = stderr.rstrip().rpartition("\n")[2]
+    *_, dumped, _, last = ["", "", *stderr.rstrip().rsplit("\n", 3)]
+    if last == _LOST:
+        last = dumped.removeprefix("object type name: ")
     for words, limit in _ERRORS.items():
         if re.match(words, last) or (limit == "processes" and re.search(words, stderr)):
             return limit

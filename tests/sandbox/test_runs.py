@@ -436,3 +436,10 @@ def test_too_many_processes_are_known_though_all_of_them_write_at_once() -> None
     assert limit_in(mixed) == "processes"
     assert limit_in("Traceback:\nMemoryError\n") == "memory"
     assert limit_in("MemoryError\nValueError: it went on\n") is None
+
+
+@pytest.mark.parametrize(("error", "limit"), [("MemoryError", "memory"), ("ValueError", None)])
+def test_an_error_that_python_has_no_memory_left_to_print_is_known(error: str, limit: str | None):
+    dumped = f"object refcount : 3\nobject type name: {error}\nobject repr     : {error}()\nlost sys.stderr\n"
+    assert limit_in(f"Traceback:\n{dumped}") == limit
+    assert limit_in(f"{dumped}ValueError: it went on\n") is None
