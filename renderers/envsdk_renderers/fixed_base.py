@@ -22,7 +22,8 @@ from envsdk.renderer import HandedOut, Rendered, Renderer, TokenIds
 from envsdk.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from .reply_formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
-from .reply_probe import THINK, ReplyProbe
+from .reply_probe import ReplyProbe
+from .reply_reader import ReasoningReader
 from .response_template import ResponseTemplate
 from .template_base import Tail, Verdict
 from .template_probe import (
@@ -33,7 +34,6 @@ from .template_probe import (
     Following,
     Previous,
     Script,
-    addressed,
     exchange,
     measure_dialect,
     slot,
@@ -110,12 +110,12 @@ class FixedBase(Renderer):
         ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
         self._source = replace(source, special_tokens=names)
         compiled = ChatTemplate(source.text, date=date, special_tokens=names)
-        self._mask = Mask(list(loaded.control_tokens))
+        self._mask = Mask(list(loaded.control_tokens), hides_names=not unsafe_content)
         self._writer = Writer(self._mask)
         arguments = self._options["template_arguments"]
         self._script = Script(compiled, self._mask, measure_dialect(compiled, self._mask, arguments), arguments)
         self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
-        self._turns = TemplateTurns(self._script, self._ends, hides=not unsafe_content)
+        self._turns = TemplateTurns(self._script, self._ends)
         self._measure()
         self._choose_format(source)
         super().__init__(loaded, unsafe_content=unsafe_content)
@@ -146,8 +146,14 @@ class FixedBase(Renderer):
         self._reads_calls = self._own_reader is not None or name != "auto"
         self._format = get_format(choose_format(self._probe.rendered) if name == "auto" else name)
         self._reads_calls = self._reads_calls or self._format is not FORMATS[PLAIN]
-        names = [name for name in self._format.controls if self._mask.controls(name) and name not in self.blocks]
-        vars(self).update(structure=tuple(names))
+        thinking, around_text = self._probe.thinking, (self._probe.text_opener, self._text_stop.closing)
+        measured = [*(thinking or ()), *around_text]
+        names = [name for name in self._format.controls if self._mask.controls(name)]
+        names += [name for text in measured for name, _ in self._mask.controls(text)]
+        known = {*self.blocks, *self.stop_tokens}
+        vars(self).update(structure=tuple(name for name in dict.fromkeys(names) if name not in known))
+        marks = [*self.stop_tokens, *self.blocks, *self.structure]
+        self._reasoning_reader = ReasoningReader(self._mask.names, thinking, around_text, marks)
 
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
@@ -198,6 +204,8 @@ class FixedBase(Renderer):
             judgement = base.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
+        if self._options["reply_format"] == "auto":
+            self._refuse_unread()
         if tools and not self._reads_calls:
             raise TemplateUnsupported(
                 "no reply format reads calls as this template writes them, so they would be text; choose reply_format="
@@ -206,6 +214,28 @@ class FixedBase(Renderer):
                 expected=f"one of the formats {', '.join(name for name in FORMATS if name not in NO_CALLS)}",
                 rendered=self._probe.rendered,
             )
+
+    def _refuse_unread(self) -> None:
+        """Refuse a template whose replies do not read back: reasoning would be text, or text something else.
+
+        Raises:
+            TemplateUnsupported: With the smallest reply that shows it.
+        """
+        out = self.emission()
+        self._writer.write(out, self.generation_prompt)
+        asked = out.tokens()[0]
+        thinks = self._probe.writes_reasoning and not self._asks_with_closed_block
+        for message in (Message(role="assistant", content="x"), Message(role="assistant", content="x", reasoning="y")):
+            tokens = self.reply(message)
+            read = self.parse(tokens, prompt_tail=asked)
+            is_same = read.content.strip() == "x" and (read.reasoning or "").strip() == (message.reasoning or "")
+            if not is_same and (message.reasoning is None or thinks):
+                raise TemplateUnsupported(
+                    "a reply does not read back as it was written; choose reply_format="
+                    f"{PLAIN!r} if its tags may be text",
+                    expected=str(message.to_openai()),
+                    rendered=self.tokenizer.decode(tokens),
+                )
 
     # The whole conversation.
 
@@ -258,10 +288,10 @@ class FixedBase(Renderer):
         """
         if first or stop not in (None, len(messages)):
             raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
-        shown, schemas = [self._turns.hide(message) for message in messages], self._turns.hide_tools(tools)
+        shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        text = self._script.text(shown, schemas)
-        asked = self._script.text(shown, schemas, generation_prompt=True)
+        text = self._script.proved(shown, schemas)
+        asked = self._script.proved(shown, schemas, generation_prompt=True)
         length = self._mask.shared(text, asked)
         if isinstance(out, TemplateEmission):
             out.asks = asked[length:]
@@ -270,6 +300,10 @@ class FixedBase(Renderer):
         for index, (message, (start, end)) in enumerate(zip(shown, pairwise(accumulate(found, max)), strict=True)):
             out.begin(index, message.role)
             self._write_message(out, text[start:end], message, index)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as the template may see them, with ids."""
+        return self._script.dialect.addressed([self._turns.hide(message) for message in messages])
 
     def _start(self, shown: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
         """Where in the text of a conversation message `index` begins: where it differs without it."""
@@ -297,7 +331,7 @@ class FixedBase(Renderer):
         out.begin(index, "assistant")
         asks = out.asks if isinstance(out, TemplateEmission) else self.generation_prompt
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
-        self._writer.write(out, asks.split(THINK)[0] if has_block and self._asks_with_closed_block else asks)
+        self._writer.write(out, asks.split(self._tag)[0] if has_block and self._asks_with_closed_block else asks)
 
     def _emit_kept(
         self, out: TemplateEmission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
@@ -408,7 +442,7 @@ class FixedBase(Renderer):
         """
         if not turns or self.validate == "off":
             return
-        shown = [self._turns.hide(message) for message in addressed(messages)]
+        shown = self._shown(messages)
         said = [Said(turn.reply, self.tokenizer.decode(turn.tokens), turn.generation_prompt) for turn in turns]
         self._validation.episode(shown, said, self._turns.hide_tools(tools))
 
@@ -420,7 +454,7 @@ class FixedBase(Renderer):
             return out.text()
 
         stops = (self._text_stop, self._call_stop or self._text_stop)
-        return Validation(self._script, written, stops, (self.generation_prompt, self.opening))
+        return Validation(self._script, written, stops, (self.generation_prompt, self.opening), self._tag)
 
     # One reply.
 
@@ -434,18 +468,21 @@ class FixedBase(Renderer):
 
     def _emit_said(self, out: Emission, message: Message) -> Stop:
         """Write a reply but for its end."""
-        shown = self._turns.hide(message)
+        (hidden,) = self._shown([message])
         content = {"content": slot(0)} if message.content else {}
         reasoning = {"reasoning": slot(1)} if message.reasoning else {}
-        (shown,) = addressed([shown.model_copy(update={**content, **reasoning})])
+        shown = hidden.model_copy(update={**content, **reasoning})
+        thinking = self._probe.thinking
         opens_block = message.reasoning is not None and self._asks_with_closed_block
         text, stop = self._probe.body(shown, self.opening if opens_block else None)
         if message.content and slot(0) not in text:
             raise TemplateUnsupported("the text of a reply is not rendered beside its calls", rendered=text)
-        closing = self._open_at_start
-        if message.reasoning is None and not text.lstrip().startswith(closing.strip()):
-            self._writer.write(out, closing)
-        self._writer.fill(out, text, {slot(0): message.content, slot(1): message.reasoning or ""}, is_scaffold=False)
+        if thinking and self._asks_with_open_block and slot(1) not in text:
+            if message.reasoning:
+                text = slot(1) + thinking.closer + text
+            elif not text.lstrip().startswith(thinking.closing_tag):
+                self._writer.write(out, thinking.closer)
+        self._writer.fill(out, text, {slot(0): hidden.content, slot(1): hidden.reasoning or ""}, is_scaffold=False)
         return stop
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
@@ -461,18 +498,27 @@ class FixedBase(Renderer):
                 where the generation prompt has opened a block of reasoning.
         """
         if isinstance(start, Message):
-            has_block = THINK in self._probe.blocks
-            if start.reasoning is not None and not has_block:
+            if start.reasoning is not None and self._probe.thinking is None:
                 raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
-            if start.reasoning is None and self._open_at_start:
+            if start.reasoning is None and self._asks_with_open_block:
                 raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
         return super().prefill(start)
 
     @cached_property
     def _asks_with_closed_block(self) -> bool:
         """Whether the generation prompt holds a whole think block, an empty one."""
-        asks = self.generation_prompt
-        return bool(self.blocks) and THINK in asks and "</think>" in asks.split(THINK)[1]
+        thinking, asks = self._probe.thinking, self.generation_prompt
+        return bool(thinking and self._tag in asks and thinking.closing_tag in asks.split(self._tag, 1)[1])
+
+    @cached_property
+    def _asks_with_open_block(self) -> bool:
+        """Whether the generation prompt ends with what opens reasoning."""
+        return bool(self._tag) and self.generation_prompt.rstrip().endswith(self._tag)
+
+    @cached_property
+    def _tag(self) -> str:
+        """What opens reasoning; empty if there is none."""
+        return self._probe.thinking.opening_tag if self._probe.thinking else ""
 
     @cached_property
     def _ends_in_history(self) -> set[str]:
@@ -484,9 +530,23 @@ class FixedBase(Renderer):
         started = self.behind_opening(prompt_tail)
         begun = self.split(started).segments if len(started) else []
         sampled = self.split(tokens)
+        segments = [*begun, *sampled.segments]
         if self._own_reader is not None:
-            return self._own_reader.read(self.opening, [*begun, *sampled.segments], sampled, self.stop_tokens)
-        return self._format.read([*begun, *sampled.segments], sampled, tools)
+            return self._own_reader.read(self.opening, segments, sampled, self.stop_tokens)
+        return self._format.read(self._reasoning_reader.read(segments), sampled, tools)
+
+    def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """What of the end of a prompt is the assistant's already; it may share a token with the text before."""
+        rest = super().behind_opening(prompt_tail)
+        if rest is not prompt_tail or not len(prompt_tail):
+            return rest
+        pieces = self.tokenizer.token_bytes(np.asarray(prompt_tail, dtype=np.int32))
+        opening = self.tokenizer.normalize(self.opening.strip()).encode()
+        at = b"".join(pieces).find(opening)
+        if not opening or not 0 <= at < len(pieces[0]):
+            return rest
+        ends = list(accumulate(map(len, pieces)))
+        return prompt_tail[next(i for i, end in enumerate(ends, start=1) if end >= at + len(opening)) :]
 
     # What a template does not say.
 
@@ -504,8 +564,8 @@ class FixedBase(Renderer):
         if not marks:
             return list(messages[settled:])
         marked = [
-            self._turns.hide(m).model_copy(update={"reasoning": marks[i]}) if i in marks else self._turns.hide(m)
-            for i, m in enumerate(addressed(messages))
+            m.model_copy(update={"reasoning": marks[i]}) if i in marks else m
+            for i, m in enumerate(self._shown(messages))
         ]
         text = self._script.text(marked, ())
         return [

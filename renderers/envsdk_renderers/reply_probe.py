@@ -1,17 +1,50 @@
-"""Measures how a chat template writes an assistant's reply: how it opens, its blocks, its text and its end."""
+"""Measures how a chat template writes an assistant's reply: its opening, reasoning, text, calls and end."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message
 
 from .template_base import Base
-from .template_probe import FIRST_CALL, PROBE_NAME, REASONING, REPLY, reply_of, slot, user
+from .template_probe import (
+    FIRST_CALL,
+    QUESTION,
+    REASONING,
+    REPLY,
+    SAID,
+    reply_of,
+    results,
+    slot,
+    user,
+)
 from .template_stop import Stop
-from .templates import TemplateFailed
+from .templates import PROBE_NAME, TemplateFailed, has_stem
 
-THINK = "<think>"
+_TAG = re.compile(r"<\|?/?([\w:.-]+)\|?>|\[/?([\w:.-]+)\]")
+_OPEN_TAG = re.compile(r"\s*(<\|?[\w:.-]+\|?>|\[[\w:.-]+\])\s*")
+
+
+class Thinking(NamedTuple):
+    """How a template writes reasoning."""
+
+    opener: str
+    """The text before it."""
+    closer: str
+    """The text between it and the reply's text."""
+
+    @property
+    def opening_tag(self) -> str:
+        """What a reader looks for."""
+        return self.opener.strip()
+
+    @property
+    def closing_tag(self) -> str:
+        """What a reader looks for."""
+        return self.closer.strip()
 
 
 class ReplyProbe:
@@ -29,38 +62,94 @@ class ReplyProbe:
         self._mask = plain.script.mask
         self.text_stop = text_stop
         self.call_stop = with_tools.stops.of_call
+        self._checked: set[tuple[int, bool, bool]] = set()
 
     @cached_property
     def rendered(self) -> str:
         """A reply that calls a tool, with what stands before it; empty if the template has no calls."""
-        question = user()
         try:
-            text = self._with_tools.text([question, reply_of([PROBE_NAME])], generation_prompt=False)
+            text = self._with_tools.text([user(), reply_of([PROBE_NAME])], generation_prompt=False)
         except TemplateFailed:
             return ""
-        return text.rpartition(question.content)[2] if REPLY in text else ""
+        return text.rpartition(QUESTION)[2] if REPLY in text else ""
 
     @cached_property
     def opening(self) -> str:
         """How every reply opens; never sampled."""
-        asks = self._plain.generation_prompt
-        return asks.split(THINK)[0] if self._think_end is not None else asks
+        return self._opening_of(self._plain)
+
+    def _opening_of(self, base: Base) -> str:
+        asks = base.generation_prompt
+        return asks.split(self.thinking.opening_tag)[0] if self.thinking else asks
 
     @cached_property
     def blocks(self) -> Mapping[str, str]:
         """The control tokens that open a block inside a reply, with what closes it; reasoning comes first."""
-        think = {THINK: self._think_end} if self._think_end is not None else {}
-        return {name: end for name, end in {**think, **self._call_block()}.items() if self._mask.controls(name)}
+        found = {**self._think_block(), **self._call_block()}
+        return {name: end for name, end in found.items() if not has_stem(name + end)}
+
+    def _think_block(self) -> dict[str, str]:
+        if self.thinking is None:
+            return {}
+        tag, closing_tag = self.thinking.opening_tag, self.thinking.closing_tag
+        names = [name for name, at in self._mask.controls(tag) if at == 0]
+        is_own = bool(names) and (names[0] not in self.text_opener or closing_tag in self.text_opener)
+        return {names[0]: self.thinking.closer} if is_own else {}
+
+    # Reasoning.
 
     @cached_property
-    def _think_end(self) -> str | None:
-        """What closes a think block, if the template has one."""
+    def thinking(self) -> Thinking | None:
+        """How reasoning is written; None if the template shows none and asks for none."""
+        return self._shown_thinking or self._asked_thinking
+
+    @cached_property
+    def writes_reasoning(self) -> bool:
+        """Whether there is reasoning, be it written in a way that can be measured or not."""
+        return self.thinking is not None or self._reasoned is not None
+
+    @cached_property
+    def _reasoned(self) -> tuple[str, str] | None:
+        """What stands around the reasoning of a reply: from the question on, and up to the text."""
         try:
-            reasoned = self._plain.text([user(), reply_of(reasoning=REASONING)], generation_prompt=False)
+            text = self._plain.text([user(), reply_of(reasoning=REASONING)], generation_prompt=False)
         except TemplateFailed:
             return None
-        before, found, after = reasoned.partition(REASONING)
-        return after.partition(REPLY)[0] if found and REPLY in after and THINK in before else None
+        before, found, after = text.rpartition(QUESTION)[2].partition(REASONING)
+        return (before, after.partition(REPLY)[0]) if found and REPLY in after else None
+
+    @cached_property
+    def _shown_thinking(self) -> Thinking | None:
+        """Reasoning as it stands in a reply."""
+        if self._reasoned is None:
+            return None
+        before, closer = self._reasoned
+        header = self._mask.shared(before, self._head(self._plain))
+        tag = _partner(closer, before)
+        opener = before[before.rindex(tag) :] if tag else before[header:]
+        return Thinking(opener, closer) if opener.strip() and closer.strip() else None
+
+    @cached_property
+    def _asked_thinking(self) -> Thinking | None:
+        """Reasoning that the generation prompt opens, or opens and closes, and that no reply shows (DeepSeek R1)."""
+        try:
+            text = self._rendered(self._plain, reply_of())
+        except TemplateFailed:
+            return None
+        head = self._head(self._plain)
+        asked = head[self._mask.shared(head, text.rpartition(QUESTION)[2]) :]
+        opened = _OPEN_TAG.match(asked)
+        if opened is None or self._reasoned is not None:
+            return None
+        closer = _closing(opened[1])
+        opener, is_closed, after = asked.partition(closer)
+        if is_closed:
+            return Thinking(opener, closer + after)
+        is_known = bool(self._mask.controls(closer)) or closer in self._plain.script.template.text
+        end = "\n" if asked.endswith("\n") else ""
+        return Thinking(asked, f"{end}{closer}{end * 2}") if is_known and asked == opened[0] else None
+
+    # Calls.
 
     def _call_block(self) -> dict[str, str]:
         """The token that opens a call, with what closes it."""
@@ -75,6 +164,30 @@ class ReplyProbe:
             return {}
         return {before[-1][0]: scaffold[len(scaffold[: closers[0][1]].rstrip()) :]}
 
+    def _check_calls(self, reply: Message) -> None:
+        """Refuse calls that the template drops: some of several, or those beside a text."""
+        shape = (len(reply.tool_calls), bool(reply.content), bool(reply.reasoning))
+        if shape in self._checked:
+            return
+        count, has_text, thinks = shape
+        names, said = [PROBE_NAME] * count, SAID if has_text else ""
+        text = self._rendered(self._with_tools, reply_of(names, said=said, reasoning=REASONING if thinks else None))
+        if REPLY not in text or text.count(FIRST_CALL) < count - 1:
+            beside = " beside a text" if has_text else ""
+            raise TemplateUnsupported(f"of {count} calls{beside} not all are rendered", rendered=text)
+        self._checked.add(shape)
+
+    # A reply.
+
+    @cached_property
+    def text_opener(self) -> str:
+        """What a reply without reasoning says before its text (Harmony: the name of its channel)."""
+        try:
+            text, _ = self.body(reply_of())
+        except (TemplateUnsupported, TemplateFailed):
+            return ""
+        return text.partition(REPLY)[0]
+
     def body(self, reply: Message, opening: str | None = None) -> tuple[str, Stop]:
         """The text of a reply behind the generation prompt, and how it ends.
 
@@ -83,27 +196,73 @@ class ReplyProbe:
             opening: What stands before it, if that is not the generation prompt.
 
         Raises:
-            TemplateUnsupported: If the template does not write its calls.
+            TemplateUnsupported: If the template does not write its calls, or opens it in another way than it asks for.
             TemplateFailed: If the template refuses it.
         """
         if reply.tool_calls:
-            self._check_calls(len(reply.tool_calls))
+            self._check_calls(reply)
         base = self._with_tools if reply.tool_calls else self._plain
         stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
-        asked = base.text([user()], generation_prompt=True)
+        text = self._rendered(base, reply).rpartition(QUESTION)[2]
+        asked = self._head(base)
+        opened = asked.removesuffix(base.generation_prompt) + self._opening_of(base)
+        if not text.startswith(opened.rstrip()):
+            raise TemplateUnsupported(
+                "a reply opens in another way than the template asks for it", expected=opened, rendered=text
+            )
         if opening is not None:
             asked = asked.removesuffix(base.generation_prompt) + opening
-        # Templates may put an empty block into the last reply: without reasoning, it is not the last one.
-        after: Sequence[Message] = [] if reply.reasoning is not None else [user(slot(2))]
-        text = base.text([user(), reply, *after], generation_prompt=False)
         start = len(asked) if text.startswith(asked) else self._mask.shared(asked, text)
         names = {stop.written, *stop.sampled}
-        controls = self._mask.controls(text)
-        end = next((at for name, at in controls if at >= start and name in names), len(text))
+        said = max(start, text.rfind(slot(0)), text.rfind(slot(1)))  # reasoning may end as a turn does (Harmony)
+        end = next((at for name, at in self._mask.controls(text) if at >= said and name in names), len(text))
+        if slot(2) in text[start:end]:
+            raise TemplateUnsupported("no token ends the reply", rendered=text)
         return text[start:end], stop
 
-    def _check_calls(self, count: int) -> None:
-        """Refuse calls that the template drops."""
-        text = self._with_tools.text([user(), reply_of([PROBE_NAME] * count)], generation_prompt=False)
-        if REPLY not in text or text.count(FIRST_CALL) < count - 1:
-            raise TemplateUnsupported(f"of {count} calls not all are rendered", rendered=text)
+    def _head(self, base: Base) -> str:
+        """What stands between a question and the reply that is asked for."""
+        return base.text([user()], generation_prompt=True).rpartition(QUESTION)[2]
+
+    def _rendered(self, base: Base, reply: Message) -> str:
+        """A conversation in which the reply answers the question.
+
+        Raises:
+            TemplateFailed: If the template refuses it, whatever follows.
+        """
+        first, *others = _followings(reply)
+        for following in others:
+            with suppress(TemplateFailed):
+                return base.script.proved([*base.start, user(), reply, *first], base.tools)
+            first = following
+        return base.script.proved([*base.start, user(), reply, *first], base.tools)
+
+
+def _followings(reply: Message) -> Iterator[Sequence[Message]]:
+    """What may follow a reply, the best first.
+
+    Templates may put an empty block into the last reply: without reasoning, it is better not the last one.
+    """
+    asks = user(slot(2))
+    if reply.reasoning is not None:
+        yield []
+    yield [asks]
+    if reply.tool_calls:  # some templates want the calls answered
+        answers = [answer.model_copy(update={"content": slot(2)}) for answer in results(reply, len(reply.tool_calls))]
+        yield answers
+        yield [*answers, user(slot(2))]
+    if reply.reasoning is None:
+        yield []
+
+
+def _closing(tag: str) -> str:
+    """The tag that closes what `tag` opens."""
+    if tag.startswith("<|") and not tag.endswith("|>"):
+        return f"<{tag[2:-1]}|>"
+    return f"{tag[0]}/{tag[1:]}"
+
+
+def _partner(closer: str, before: str) -> str:
+    """The last tag before reasoning that the closer closes, or nothing."""
+    tags = [match[0] for match in _TAG.finditer(before)]
+    return next((tag for tag in reversed(tags) if _closing(tag) in closer), "")

@@ -14,8 +14,6 @@ from envsdk.messages import Message, ToolSchema
 
 from .template_probe import (
     FIRST_CALL,
-    PAST,
-    PROBE_NAME,
     REASONING,
     REPLY,
     SAID,
@@ -25,16 +23,17 @@ from .template_probe import (
     exchange,
     reply_of,
     results,
+    said_before,
     slot,
     user,
 )
 from .template_stop import Stops
-from .templates import TemplateFailed, shared_start
+from .templates import PROBE_NAME, STEM, TemplateFailed, has_stem, shared_start
 
 Status: TypeAlias = Literal["exact", "keeps", "refused", "not possible"]
 Pair: TypeAlias = tuple[str, str]
 """What a reply is, and what comes next."""
-_THOUGHT = "Qzthoughtzq"
+_THOUGHT, _SPOKEN = f"{STEM}thoughtzq", f"{STEM}spokenzq"
 _REMEMBERED = 512
 _Value = TypeVar("_Value")
 
@@ -92,7 +91,7 @@ class Base:
         self.script = script
         self.tools = tools
         self.start = [system] if system else []
-        self.stops = Stops(self.text, script.mask, ends)
+        self.stops = Stops(self.text, script.dialect.addressed, script.mask, ends)
         self._texts: dict[tuple[object, ...], str | TemplateFailed] = {}
         self.tails: dict[tuple[object, ...], Tail] = {}
         """What was measured, by what it was measured for."""
@@ -133,13 +132,27 @@ class Base:
             TemplateUnsupported: If the sentinel or the end of the turn is not found.
             TemplateFailed: If the template refuses.
         """
-        text = self.text([*past, reply, *answers], generation_prompt=True, is_rare=True)
+        text = self.script.proved([*self.start, *past, reply, *answers], self.tools, generation_prompt=True)
         behind, stop, rest = self.cut(text, reply, pair)
-        starts = [0]
-        for count in range(1, len(answers) + 1):
-            shared = self._shared_length([*past, reply, *answers[:count]], behind)
-            starts.append(max(starts[-1], shared - len(behind) + len(rest)))
-        return Tail(stop, rest, tuple(starts))
+        return Tail(stop, rest, self._starts([*past, reply], answers, behind, len(behind) - len(rest)))
+
+    def _starts(self, before: Sequence[Message], answers: Sequence[Message], behind: str, end: int) -> tuple[int, ...]:
+        """Where the answers and the generation prompt begin behind the end of a turn.
+
+        Between two slots it is found once for each pair of roles, so that many answers cost no more than their text.
+        """
+        starts, seams = [end], dict[tuple[str, str], str]()
+        for index, answer in enumerate(answers):
+            following = answers[index + 1] if index + 1 < len(answers) else None
+            at = behind.find(answer.content, end) + len(answer.content) if has_stem(answer.content) else -1
+            seam = seams.get((answer.role, following.role)) if following else None
+            if at > end and seam is not None and behind.startswith(seam, at):
+                starts.append(at + len(seam))
+                continue
+            starts.append(max(starts[-1], self._shared_length([*before, *answers[: index + 1]], behind)))
+            if at > end and following:
+                seams[answer.role, following.role] = behind[at : starts[-1]]
+        return tuple(start - end for start in starts)
 
     def cut(self, text: str, reply: Message, pair: Pair) -> tuple[str, str, str]:
         """Cut a rendering at the sentinel of its last reply.
@@ -152,6 +165,7 @@ class Base:
         """
         at = text.rfind(REPLY)
         stop = self.stops.of(bool(reply.tool_calls))
+        (addressed,) = self.script.dialect.addressed([reply])
         if at < 0:
             raise TemplateUnsupported("the reply is not rendered", pair=pair, expected=REPLY, rendered=text)
         behind = text[at + len(REPLY) :]
@@ -160,13 +174,13 @@ class Base:
             raise TemplateUnsupported(why, pair=pair, expected="text before the calls", rendered=behind)
         if stop is None:
             raise TemplateUnsupported("no token ends the turn", pair=pair, expected="a control token", rendered=behind)
-        controls = self.script.mask.controls(behind)
+        controls, closing = self.script.mask.controls(behind), stop.closing_of(addressed)
         if stop.written:
             found = next((item for item in controls if item[0] == stop.written), None)
         else:
-            found = next((item for item in controls if item[1] == len(stop.closing)), None)
-        if found is None or behind[: found[1]] != stop.closing:
-            expected = stop.closing + (stop.written or "a token that opens a message")
+            found = next((item for item in controls if item[1] == len(closing)), None)
+        if found is None or behind[: found[1]] != closing:
+            expected = closing + (stop.written or "a token that opens a message")
             raise TemplateUnsupported(
                 "the turn does not end as others do", pair=pair, expected=expected, rendered=behind
             )
@@ -243,6 +257,19 @@ class Base:
         return ""
 
     @cached_property
+    def writes_ids(self) -> bool:
+        """Whether what follows a reply depends on the ids of its calls."""
+        texts: list[str] = []
+        for call_id in (f"{STEM}00001", f"{STEM}00002"):
+            reply = reply_of([PROBE_NAME], ids=[call_id])
+            try:
+                text = self.text([user(), reply, *results(reply, 1)], generation_prompt=True)
+            except TemplateFailed:
+                return True
+            texts.append(text.rpartition(REPLY)[2])
+        return texts[0] != texts[1]
+
+    @cached_property
     def _has_tool_rounds(self) -> bool:
         """Whether the template can say that a tool was called and answered."""
         return not self._impossible([user()], *exchange("call", "tool"))
@@ -275,24 +302,22 @@ class Base:
 
     def _pasts(self, is_after_tool: bool) -> Iterator[list[Message]]:
         """What may have come before the reply; the first is the fixed base."""
-        call, two = reply_of([PROBE_NAME], text=PAST), reply_of([PROBE_NAME] * 2, text=PAST)
-        thought = reply_of([PROBE_NAME], text=PAST, reasoning=_THOUGHT)
-        spoken = reply_of([PROBE_NAME], text=PAST, said="Qzspokenzq")
-        said, mused = reply_of(text=PAST), reply_of(text=PAST, reasoning=_THOUGHT)
-        rounds = [[user(), reply, *results(reply, len(reply.tool_calls), 7)] for reply in (call, thought, two, spoken)]
-        rounds.append([*rounds[1], call, *results(call, 1, 8)])
+        said, mused = reply_of(text=said_before(0)), reply_of(text=said_before(0), reasoning=_THOUGHT)
+        rounds = [_round(0), _round(1, reasoning=_THOUGHT), _round(2, calls=2), _round(3, said=_SPOKEN)]
+        rounds.append([*rounds[1], *_round(4)[1:]])
+        again = [_round(5), _round(6, reasoning=_THOUGHT)]
         if is_after_tool:
             yield from rounds
-            yield from ([user(), said, *past] for past in rounds[:2])
-            yield from ([*past, said, *past] for past in rounds[:2])
+            yield from ([user(), said, *round_] for round_ in rounds[:2])
+            yield from ([*first, said, *then] for first, then in zip(rounds, again, strict=False))
             return
         yield [user()]
-        yield [user("Qzotherzq"), said, user()]
+        yield [user(f"{STEM}otherzq"), said, user()]
         yield [user(), mused, user()]
-        yield [user(), said] * 5 + [user("  Qzspaces\n\n")]
+        yield [user(), said] * 5 + [user(f"  {STEM}spaces\n\n")]
         yield [user(), mused, user(), said, user()]
         if self.tools and self._has_tool_rounds:
-            yield from ([*past, said, user()] for past in rounds)
+            yield from ([*round_, said, user()] for round_ in rounds)
             yield [*rounds[0], user()]
 
 
@@ -300,8 +325,13 @@ def tail_base(previous: Message | None) -> list[Message]:
     """The sentinel exchange in front of a reply: with a tool's result if the reply answers one."""
     if previous is None or previous.role != "tool":
         return [user()]
-    call = reply_of([PROBE_NAME], text=PAST)
-    return [user(), call, *results(call, 1, 7)]
+    return _round(0)
+
+
+def _round(number: int, *, calls: int = 1, reasoning: str | None = None, said: str = "") -> list[Message]:
+    """A question, calls, and what the tools answered; calls of another number have other ids."""
+    reply = reply_of([PROBE_NAME] * calls, text=said_before(number), reasoning=reasoning, said=said)
+    return [user(), reply, *results(reply, calls, 7)]
 
 
 def _key(message: Message) -> tuple[object, ...]:

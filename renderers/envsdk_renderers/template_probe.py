@@ -1,36 +1,38 @@
 """What a chat template is probed with: sentinel messages, and the form of a conversation that it reads.
 
-A sentinel is a word that means nothing to any template.
+A sentinel is a word that means nothing to any template. It begins with `STEM`, which no content has (see `Mask`), so it
+is nobody else's.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolCall, ToolSchema
 
-from .templates import ChatTemplate, Dialect, Mask, TemplateFailed
+from .harmless import Harmless
+from .templates import PROBE_NAME, STEM, ChatTemplate, Dialect, Mask, TemplateFailed
 
 Previous: TypeAlias = Literal["text", "reasoned", "call", "two calls", "tool"]
 Following: TypeAlias = Literal["user", "tool", "tools", "tool then user", "system"]
 
 PREVIOUS: tuple[Previous, ...] = ("text", "reasoned", "call", "two calls", "tool")
 FOLLOWING: tuple[Following, ...] = ("user", "tool", "tools", "tool then user", "system")
-REPLY, REASONING, SAID = "Qzreplyzq", "Qzreasonzq", "Qzsaidzq"
+REPLY, REASONING, SAID = f"{STEM}replyzq", f"{STEM}reasonzq", f"{STEM}saidzq"
 """What the sentinel's message ends with, thinks, and says beside its calls."""
-KEY = "qzkey"
-_QUESTION = "Qzquestionzq"
-PAST, FIRST_CALL = "Qzpastzq", "Qzfirstzq"
-PROBE_NAME = "qzfunction"
+KEY = f"{STEM.lower()}key"
+QUESTION = f"{STEM}questionzq"
+FIRST_CALL = f"{STEM}firstzq"
 PROBE_TOOL: ToolSchema = {
     "type": "function",
     "function": {
         "name": PROBE_NAME,
-        "description": "Qzdescriptionzq",
+        "description": f"{STEM}descriptionzq",
         "parameters": {
             "type": "object",
-            "properties": {KEY: {"type": "string", "description": "Qzparameterzq"}},
+            "properties": {KEY: {"type": "string", "description": f"{STEM}parameterzq"}},
             "required": [KEY],
         },
     },
@@ -39,7 +41,12 @@ PROBE_TOOL: ToolSchema = {
 
 def slot(index: int) -> str:
     """The sentinel that stands for the content of the next messages' message `index`."""
-    return f"Qz{index}slotzq"
+    return f"{STEM}{index}slotzq"
+
+
+def said_before(number: int) -> str:
+    """What an earlier reply says or passes to a tool; another number, another reply, and another id of its calls."""
+    return f"{STEM}past{number}zq"
 
 
 @dataclass(frozen=True)
@@ -56,17 +63,36 @@ class Script:
     ) -> str:
         """Render a conversation; raises `TemplateFailed`."""
         return self.template.render(
-            self.dialect.messages(messages),
+            self.dialect.messages(self.dialect.addressed(messages)),
             tools=self.dialect.tools(tools),
             generation_prompt=generation_prompt,
             arguments=self.arguments,
         )
 
+    def proved(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool = False
+    ) -> str:
+        """Render a conversation of which something will be emitted.
+
+        Raises:
+            TemplateUnsupported: If content and the template's own text together make a control token.
+            TemplateFailed: If the template refuses.
+        """
+        text = self.text(messages, tools, generation_prompt=generation_prompt)
+        twin = self._harmless.twin(messages, tools) if self.mask.hides_names else None
+        if twin is not None:
+            self._harmless.refuse_forged(text, self.text(*twin, generation_prompt=generation_prompt))
+        return text
+
+    @cached_property
+    def _harmless(self) -> Harmless:
+        return Harmless(self.mask)
+
 
 # Messages to probe with.
 
 
-def user(text: str = _QUESTION) -> Message:
+def user(text: str = QUESTION) -> Message:
     """A user's message."""
     return Message(role="user", content=text)
 
@@ -76,7 +102,7 @@ def reply_of(
     *,
     reasoning: str | None = None,
     text: str = REPLY,
-    ids: Sequence[str] = (),
+    ids: Sequence[str | None] = (),
     said: str = "",
 ) -> Message:
     """An assistant's message whose last sampled word is the sentinel: its text, or the last argument of its calls.
@@ -90,7 +116,7 @@ def reply_of(
     """
     values = [FIRST_CALL] * (len(names) - 1) + [text]
     calls = [
-        ToolCall(name=name, arguments={KEY: value}, id=ids[index] if ids else f"qzcall{index}")
+        ToolCall(name=name, arguments={KEY: value}, id=ids[index] if ids else None)
         for index, (name, value) in enumerate(zip(names, values, strict=True) if names else ())
     ]
     return Message(role="assistant", content=said if names else text, reasoning=reasoning, tool_calls=tuple(calls))
@@ -98,33 +124,9 @@ def reply_of(
 
 def results(reply: Message, count: int, first: int = 0) -> list[Message]:
     """The results of a reply's calls, each with a slot for its content."""
-    calls = reply.tool_calls or (ToolCall(name=PROBE_NAME, id="qzcall0"),)
+    calls = reply.tool_calls or (ToolCall(name=PROBE_NAME),)
     answered = [calls[min(index, len(calls) - 1)] for index in range(count)]
-    return [
-        Message(role="tool", content=slot(first + i), tool_call_id=call.id, name=call.name)
-        for i, call in enumerate(answered)
-    ]
-
-
-def addressed(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an id for each call, and for each tool's result the id and the name of the call it answers."""
-    found: list[Message] = []
-    calls: tuple[ToolCall, ...] = ()
-    count = 0
-    for message in messages:
-        if message.role == "assistant":
-            calls, count = _with_ids(message.tool_calls), 0
-            message = message if calls == message.tool_calls else message.model_copy(update={"tool_calls": calls})
-        elif message.role == "tool" and calls:
-            call = next((c for c in calls if c.id == message.tool_call_id), calls[min(count, len(calls) - 1)])
-            message = message.model_copy(update={"tool_call_id": call.id, "name": message.name or call.name})
-            count += 1
-        found.append(message)
-    return found
-
-
-def _with_ids(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    return tuple(c if c.id else c.model_copy(update={"id": f"qzcall{index}"}) for index, c in enumerate(calls))
+    return [Message(role="tool", content=slot(first + i), name=call.name) for i, call in enumerate(answered)]
 
 
 def exchange(previous: Previous, following: Following) -> tuple[Message, list[Message]]:
@@ -152,21 +154,34 @@ def measure_dialect(template: ChatTemplate, mask: Mask, arguments: Mapping[str, 
         TemplateUnsupported: If it reads none of the usual forms.
     """
     forms = (Dialect(content=c, no_tools=n) for c in ("text", "parts") for n in ("none", "empty"))
-    spoken = next((form for form in forms if _says(Script(template, mask, form, arguments), [user()], _QUESTION)), None)
+    failures: list[TemplateFailed] = []
+    spoken = next((form for form in forms if _says(Script(template, mask, form, arguments), failures)), None)
     if spoken is None:
-        raise TemplateUnsupported("the chat template renders no user message, neither as text nor as parts")
+        why = f": {failures[0]}" if failures else ""
+        raise TemplateUnsupported(f"the chat template renders no user message, neither as text nor as parts{why}")
     calls = [
-        replace(spoken, arguments=a, call_content=c) for c in ("empty", "none", "absent") for a in ("dict", "text")
+        Script(template, mask, replace(spoken, arguments=a, call_content=c, ids=ids), arguments)
+        for ids in ("word", "function")
+        for c in ("empty", "none", "absent")
+        for a in ("dict", "text")
     ]
-    return next((form for form in calls if _calls(Script(template, mask, form, arguments))), spoken)
+    readable = [script for script in calls if _calls(script)]
+    named = (script for script in readable if PROBE_NAME in script.text([user(), reply_of([PROBE_NAME])], [PROBE_TOOL]))
+    chosen = next(named, next(iter(readable), None))
+    if chosen is None:
+        return spoken
+    given_text = replace(chosen.dialect, arguments="text")
+    return replace(chosen.dialect, takes_text=_calls(replace(chosen, dialect=given_text)))
 
 
-def _says(script: Script, messages: Sequence[Message], word: str) -> bool:
+def _says(script: Script, failures: list[TemplateFailed]) -> bool:
+    """Whether a user's message is rendered, as no Python; a failure joins the others."""
     try:
-        text = script.text(messages, generation_prompt=True)
-    except TemplateFailed:
+        text = script.text([user()], generation_prompt=True)
+    except TemplateFailed as error:
+        failures.append(error)
         return False
-    return word in text and f"'{word}'" not in text
+    return QUESTION in text and f"'{QUESTION}'" not in text
 
 
 def _calls(script: Script) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from envsdk.messages import Message
+
 from .template_probe import FIRST_CALL, REPLY, Following, Previous, exchange, slot, user
 from .templates import Mask, TemplateFailed, shared_start
 
@@ -19,6 +21,13 @@ class Stop(NamedTuple):
     """The text before it, behind the last sampled word."""
     is_confirmed: bool
     """Whether the tokenizer or the generation configuration says that it ends a turn."""
+    call_id: str = ""
+    """The id of the sentinel's last call, which may be in `closing`."""
+
+    def closing_of(self, reply: Message) -> str:
+        """The text between the last sampled word of a reply, whose calls have ids, and the end of its turn."""
+        given = reply.tool_calls[-1].id if reply.tool_calls else None
+        return self.closing.replace(self.call_id, given) if given and self.call_id else self.closing
 
 
 class Stops:
@@ -26,12 +35,20 @@ class Stops:
 
     Args:
         text: Renders sentinel messages.
+        addressed: Gives ids to their calls.
         mask: Finds the control tokens.
         ends: The tokens that are known to end a turn.
     """
 
-    def __init__(self, text: Callable[..., str], mask: Mask, ends: Sequence[str]) -> None:
+    def __init__(
+        self,
+        text: Callable[..., str],
+        addressed: Callable[[Sequence[Message]], list[Message]],
+        mask: Mask,
+        ends: Sequence[str],
+    ) -> None:
         self._text = text
+        self._addressed = addressed
         self._mask = mask
         self._ends = ends
 
@@ -47,7 +64,9 @@ class Stops:
     @cached_property
     def of_call(self) -> Stop | None:
         """How a turn ends that calls tools; None if that cannot be told."""
-        return self._find_stop("call", ("tool", "user"), self.of_text)
+        stop = self._find_stop("call", ("tool", "user"), self.of_text)
+        (sentinel,) = self._addressed([exchange("call", "user")[0]])
+        return stop._replace(call_id=sentinel.tool_calls[-1].id or "") if stop else None
 
     def _find_stop(self, previous: Previous, followings: Sequence[Following], known: Stop | None) -> Stop | None:
         """The token that ends a turn, the surest rule first."""

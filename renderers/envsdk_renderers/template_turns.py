@@ -14,7 +14,8 @@ from envsdk.messages import Message, ToolSchema
 
 from .content_probe import ContentRules
 from .template_base import Base, Pair, Tail, remember, tail_base
-from .template_probe import PROBE_NAME, PROBE_TOOL, REASONING, SAID, Script, addressed, reply_of, slot, user
+from .template_probe import PROBE_TOOL, REASONING, SAID, Script, reply_of, slot, user
+from .templates import PROBE_NAME
 
 _MANY_BASES = 256
 
@@ -25,23 +26,21 @@ class TemplateTurns:
     Args:
         script: The template.
         ends: The tokens that are known to end a turn.
-        hides: Whether names of control tokens in content are hidden from the template.
     """
 
-    def __init__(self, script: Script, ends: Sequence[str], *, hides: bool) -> None:
+    def __init__(self, script: Script, ends: Sequence[str]) -> None:
         self._script = script
         self._mask = script.mask
         self._ends = ends
-        self._hides = hides
         self._bases: dict[tuple[str | None, bytes], Base] = {}
 
     def hide(self, message: Message) -> Message:
         """The message as the template may see it."""
-        return self._mask.hide_message(message) if self._hides else message
+        return self._mask.hide_message(self._script.dialect.readable(message))
 
     def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
         """The tools as the template may see them."""
-        return [self._mask.hide_all(tool) for tool in tools] if self._hides else list(tools)
+        return [self._mask.hide_all(tool) for tool in tools]
 
     def base(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Base:
         """The fixed base of an episode; the system message is its own."""
@@ -93,16 +92,18 @@ class TemplateTurns:
         """
         base = self.base(history[:1], tools)
         previous = history[-1] if history else None
-        shown = [self.hide(answer) for answer in answers]
+        reply, *shown = self._script.dialect.addressed([self.hide(message) for message in (reply, *answers)])
         self.refuse_triggers(shown)
         rules = self._rules_with_tools if tools else self._rules_without_tools
         contents = [rules.write(message) for message in shown]
         if any(content is None for content in contents):
             return self._measured_tail(base, previous, reply, shown), {}
+        if not (reply.tool_calls and base.writes_ids):
+            reply, *shown = map(_without_ids, (reply, *shown))
         calls = tuple((call.name, call.id) for call in reply.tool_calls)
         thinks = None if reply.reasoning is None else bool(reply.reasoning)
         key = (previous is not None and previous.role == "tool", thinks, bool(reply.content), calls)
-        key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in answers))
+        key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in shown))
         tail = base.tails.get(key)
         if tail is None:
             slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(shown)]
@@ -113,20 +114,20 @@ class TemplateTurns:
 
     def _measured_tail(self, base: Base, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
         """Measure what follows a sentinel of the reply's shape, if that can be relied on."""
-        names = [self._mask.hide(call.name) for call in reply.tool_calls]
-        ids = [call.id or f"qzcall{index}" for index, call in enumerate(reply.tool_calls)]
+        names = [call.name for call in reply.tool_calls]
+        ids = [call.id for call in reply.tool_calls]
         reasoning = None if reply.reasoning is None else REASONING if reply.reasoning else ""
         sentinel = reply_of(names, ids=ids, reasoning=reasoning, said=SAID if reply.content else "")
         pair = _pair(previous, sentinel, answers)
         sentinel = self._judge(base, sentinel, answers, pair)
-        return base.tail(tail_base(previous), sentinel, addressed([sentinel, *answers])[1:], pair)
+        return base.tail(tail_base(previous), sentinel, answers, pair)
 
     def _judge(self, base: Base, reply: Message, answers: Sequence[Message], pair: Pair) -> Message:
         """The sentinel reply whose tail holds; one without reasoning where the template has none."""
         generic = reply_of([PROBE_NAME] * len(reply.tool_calls), reasoning=reply.reasoning, said=reply.content)
         slotted = [Message(role=answer.role, content=slot(index)) for index, answer in enumerate(answers)]
         is_after_tool = pair[0] == "tool" or pair[0].endswith("after a tool")
-        judgement = base.judge(generic, addressed([generic, *slotted])[1:], is_after_tool=is_after_tool, pair=pair)
+        judgement = base.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.status == "not possible" and reply.reasoning is not None:
             return self._judge(base, reply.model_copy(update={"reasoning": None}), answers, pair)
         if judgement.error is not None:
@@ -137,11 +138,19 @@ class TemplateTurns:
         """The token with which the next message opens, where that ends a reply; None if it is not known."""
         is_tool = following.role == "tool"
         sentinel = reply_of([PROBE_NAME] * max(len(reply.tool_calls), int(is_tool)))
-        _, answer = addressed([sentinel, Message(role=following.role, content=slot(0))])
+        answer = Message(role=following.role, content=slot(0))
         try:
             return self.base((), (PROBE_TOOL,) if sentinel.tool_calls else ()).tail([user()], sentinel, [answer]).stop
         except RenderError:
             return None
+
+
+def _without_ids(message: Message) -> Message:
+    """The message, of whose ids nothing is written."""
+    calls = [call if call.id is None else call.model_copy(update={"id": None}) for call in message.tool_calls]
+    if message.tool_call_id is None and not calls:
+        return message
+    return message.model_copy(update={"tool_calls": tuple(calls), "tool_call_id": None})
 
 
 def _as_dict(value: Any) -> Any:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
-from .reply_probe import THINK
 from .template_base import Pair
-from .template_probe import KEY, PROBE_NAME, REPLY, Script, reply_of
+from .template_probe import KEY, REPLY, Script, reply_of
 from .template_stop import Stop
-from .templates import TemplateFailed
+from .templates import PROBE_NAME, TemplateFailed
 
 
 class Said(NamedTuple):
@@ -36,6 +35,7 @@ class Validation:
         written: What a rendered text is when it has been encoded and decoded again.
         stops: How turns end.
         asks: What the template writes to ask for a reply, and the part of it that opens every reply.
+        tag: What opens reasoning; empty if there is none.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class Validation:
         written: Callable[[str], str],
         stops: Sequence[Stop],
         asks: tuple[str, str],
+        tag: str,
     ) -> None:
         self._script = script
         self._written = written
         self._stops = stops
         self._asks, self._opening = asks
+        self._tag = tag
 
     def episode(self, messages: Sequence[Message], turns: Sequence[Said], tools: Sequence[ToolSchema]) -> None:
         """Compare all deltas of an episode with one rendering of the whole conversation.
@@ -107,14 +109,14 @@ class Validation:
         behind = behind.partition(f"{REPLY}{end}e")[0]
         if not found:
             return None
-        has_calls = bool(messages[reply].tool_calls)
-        stop = self._stops[-1] if has_calls else self._stops[0]
-        control = next(iter(self._script.mask.controls(behind[len(stop.closing) :])), None)
-        if control is None or not behind.startswith(stop.closing):
+        stop = self._stops[-1] if messages[reply].tool_calls else self._stops[0]
+        closing = stop.closing_of(messages[reply])
+        control = next(iter(self._script.mask.controls(behind[len(closing) :])), None)
+        if control is None or not behind.startswith(closing):
             return None
         if stop.written not in ("", control[0]) or control[1]:
             return None
-        return self._written(behind[len(stop.closing) + len(control[0]) :])
+        return self._written(behind[len(closing) + len(control[0]) :])
 
     def _is_in(self, behind: str, turn: Said) -> bool:
         """Whether a delta stands there, up to where it asks for a reply, which a later rendering may do otherwise."""
@@ -131,7 +133,7 @@ class Validation:
         silent = self._whole(messages, tools, ("", ""), generation_prompt=False)
         asked = self._whole(messages, tools, ("", ""))
         asks = self._written(asked[self._script.mask.shared(asked, silent) :])
-        given = asks.split(THINK)[0] if turn.generation_prompt else ""
+        given = (asks.partition(self._tag)[0] if self._tag else asks) if turn.generation_prompt else ""
         return behind.endswith(asks) and turn.text == behind.removesuffix(asks) + given
 
 
@@ -142,16 +144,16 @@ def _pair(messages: Sequence[Message], reply: int, end: int) -> Pair:
 
 
 def _marked(reply: Message, mark: str) -> Message:
-    """The reply with a sentinel at the end of what was sampled."""
+    """The reply with a sentinel at the end of what was sampled: whatever argument of the last call is written last."""
     if not reply.tool_calls:
         return reply.model_copy(update={"content": reply.content + mark, "parts": None})
     *calls, last = reply.tool_calls
-    arguments = {**last.arguments, KEY: mark} if isinstance(last.arguments, dict) else {KEY: mark}
-    return reply.model_copy(update={"tool_calls": (*calls, last.model_copy(update={"arguments": arguments}))})
+    names = last.arguments if isinstance(last.arguments, dict) and last.arguments else (KEY,)
+    last = last.model_copy(update={"arguments": dict.fromkeys(names, mark)})
+    return reply.model_copy(update={"tool_calls": (*calls, last)})
 
 
 def _sentinel(reply: Message, mark: str) -> Message:
     """A reply of that shape that says nothing but the sentinel."""
     names = [call.name or PROBE_NAME for call in reply.tool_calls]
-    ids = [call.id or f"qzcall{index}" for index, call in enumerate(reply.tool_calls)]
-    return reply_of(names, text=mark, ids=ids, reasoning=reply.reasoning)
+    return reply_of(names, text=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)

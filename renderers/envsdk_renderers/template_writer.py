@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from envsdk.emission import Emission
 
-from .templates import Mask
+from .templates import Mask, has_stem
 
 _NOTHING = re.compile("((?!))")
 _LONG_SCAFFOLD = 200
@@ -42,7 +42,7 @@ class Writer:
 
     def write(self, out: Emission, text: str, *, is_scaffold: bool = True) -> None:
         """Write rendered text. What was hidden in it is content; so is what is too long to be remembered."""
-        if is_scaffold and text.isascii() and len(text) <= _LONG_SCAFFOLD:
+        if is_scaffold and len(text) <= _LONG_SCAFFOLD and not has_stem(text):
             out.scaffold(text)
             return
         for part, is_control in self._mask.parts(text):

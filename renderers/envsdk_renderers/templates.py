@@ -5,8 +5,10 @@ does, but reads no clock: `strftime_now` tells a fixed date. Knows nothing about
 """
 
 import datetime
+import hashlib
 import json
 import re
+import string
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +20,17 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from envsdk.errors import ConfigError, RenderError
+from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall, ToolSchema
 
 FIXED_DATE = "2025-01-01"
 """The date that `strftime_now` tells if no other is given."""
-_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+STEM = "Qzxj"
+"""How every word begins that a probe says, or that hides something. It is nobody else's, in any case of letters."""
+PROBE_NAME = f"{STEM.lower()}function"
+"""The function that probes call. No other has this name, for the stem is hidden in content."""
+_LETTERS = string.ascii_lowercase + string.digits
+_WORD = re.compile(f"(?i:{STEM})(?:([0-9]{{1,6}})([a-z]))?")
 
 
 class TemplateFailed(RenderError):
@@ -38,10 +45,15 @@ class Dialect:
     """Whether content is a string or a list of typed parts."""
     arguments: Literal["dict", "text"] = "dict"
     """Whether a call's arguments are a dict or its JSON."""
+    takes_text: bool = True
+    """Whether arguments that are a text may stay one; else they are read, as far as they are JSON."""
     call_content: Literal["empty", "none", "absent"] = "empty"
     """What the content of a message is that only calls tools."""
     no_tools: Literal["none", "empty"] = "none"
     """What an episode without tools passes as its tools."""
+    ids: Literal["word", "function"] = "word"
+    """What the id of a call looks like that has none: nine letters and digits, or `functions.name:0` (Kimi K2 names the
+    function nowhere else)."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them."""
@@ -50,6 +62,55 @@ class Dialect:
     def tools(self, tools: Sequence[ToolSchema]) -> list[Any] | None:
         """The tools as the template reads them."""
         return [dict(tool) for tool in tools] if tools or self.no_tools == "empty" else None
+
+    def readable(self, message: Message) -> Message:
+        """The message with arguments that are JSON, which is OpenAI's form, as the dict that the template reads."""
+        calls = message.tool_calls
+        if self.takes_text or not any(isinstance(call.arguments, str) for call in calls):
+            return message
+        read = [
+            call.model_copy(update={"arguments": _object_of(call.arguments)})
+            if isinstance(call.arguments, str)
+            else call
+            for call in calls
+        ]
+        return message.model_copy(update={"tool_calls": tuple(read)})
+
+    def addressed(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with an id for each call, and for each tool's result the id and the name of the call it answers.
+
+        An id that is missing follows from the call alone, so it is the same wherever the call is written.
+        """
+        found: list[Message] = []
+        calls: tuple[ToolCall, ...] = ()
+        by_id: dict[str | None, ToolCall] = {}
+        count = 0
+        for message in messages:
+            if message.role == "assistant":
+                calls, count = tuple(self._with_id(index, call) for index, call in enumerate(message.tool_calls)), 0
+                by_id = {call.id: call for call in reversed(calls)}
+                message = message if calls == message.tool_calls else message.model_copy(update={"tool_calls": calls})
+            elif message.role == "tool" and calls:
+                call = by_id.get(message.tool_call_id) or calls[min(count, len(calls) - 1)]
+                given = {"tool_call_id": message.tool_call_id or call.id, "name": message.name or call.name}
+                if given != {"tool_call_id": message.tool_call_id, "name": message.name}:
+                    message = message.model_copy(update=given)
+                count += 1
+            found.append(message)
+        return found
+
+    def _with_id(self, index: int, call: ToolCall) -> ToolCall:
+        if call.id:
+            return call
+        said = json.dumps([index, call.name, call.arguments], sort_keys=True).encode()
+        number = int.from_bytes(hashlib.blake2b(said, digest_size=7).digest())
+        is_probe = call.name == PROBE_NAME
+        if self.ids == "function":
+            given = f"functions.{call.name}:{number % 1000 if is_probe else index}"
+        else:
+            letters = "".join(_LETTERS[number // 36**place % 36] for place in range(9))
+            given = STEM + letters[len(STEM) :] if is_probe else letters
+        return call.model_copy(update={"id": given})
 
     def _message(self, message: Message) -> dict[str, Any]:
         content: Any = message.content
@@ -74,6 +135,15 @@ class Dialect:
             arguments = json.dumps(arguments, ensure_ascii=False)
         read: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
         return read if call.id is None else {"id": call.id, **read}
+
+
+def _object_of(text: str) -> dict[str, Any] | str:
+    """The arguments that are given as JSON, which is OpenAI's form; the text itself if it is no object."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else text
 
 
 class ChatTemplate:
@@ -132,53 +202,67 @@ class ChatTemplate:
 
 
 class Mask:
-    """Hides the names of control tokens in content from the template, and from whoever cuts what it renders.
+    """Hides what a conversation must not say to a template: names of control tokens, and the words of the probes.
 
-    The first character of each name becomes one of a private-use plane; `restore` puts it back.
+    Each hidden character becomes a word of ASCII letters and digits, which comes through whatever a template does with
+    content (JSON, `repr`, a filter); `restore` puts the character back. All these words, and all sentinels, begin with
+    `STEM`, and where content has that itself, it is hidden like a control token. So what begins with it in a rendering
+    was written by a probe or by a mask, and by nobody else.
 
     Args:
         names: The names of the control tokens.
+        hides_names: Whether they are hidden; else only the stem is.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        ordered = sorted(filter(None, names), key=len, reverse=True)
-        pattern = "|".join(map(re.escape, ordered)) or "(?!)"
-        self._longest = len(ordered[0]) if ordered else 0
-        self._name = re.compile(f"(?=(?:{pattern}))(.)", re.DOTALL)
+    def __init__(self, names: Sequence[str], *, hides_names: bool = True) -> None:
+        self.hides_names = hides_names
+        self.names = sorted(filter(None, names), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, self.names)) or "(?!)"
+        self._longest = len(self.names[0]) if self.names else 0
+        hidden = f"{pattern}|(?i:{STEM})" if hides_names else f"(?i:{STEM})"
+        self._hidden = re.compile(f"(?=(?:{hidden}))(.)", re.DOTALL)
         self._cut = re.compile(f"({pattern})")
-        firsts = sorted({name[0] for name in ordered})
-        self._hidden = {first: chr(_PRIVATE_USE[index]) for index, first in enumerate(firsts)}
-        self._escape = chr(_PRIVATE_USE[-1])  # stands before a character of ours that content has itself
-        ours = "".join([*self._hidden.values(), self._escape])
-        self._ours = re.compile(f"[{ours}]")
-        shown = {hidden: first for first, hidden in self._hidden.items()}
-        self._restore = re.compile(f"{self._escape}([{ours}])|([{ours}])", re.DOTALL)
-        self._shown = shown
+        firsts = {name[0] for name in self.names} if hides_names else set[str]()
+        self._firsts = sorted(firsts)
+        self._chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
+        self._end = next((letter for letter in reversed(_LETTERS[:26]) if letter not in firsts), "q")
+        self._words = {char: f"{STEM}{index}{self._end}" for index, char in enumerate(self._chars)}
 
     def hide(self, text: str) -> str:
-        """The text without names of control tokens."""
-        if text.isascii() and not any(first in text for first in self._hidden):
+        """The text without names of control tokens and without the stem."""
+        if not any(first in text for first in self._firsts) and not has_stem(text):
             return text
-        escaped = self._ours.sub(lambda match: self._escape + match[0], text)
-        return self._name.sub(lambda match: self._hidden[match[1]], escaped)
+        return self._hidden.sub(lambda match: self._words[match[1]], text)
 
     def restore(self, text: str) -> str:
-        """What was hidden is there again."""
-        if text.isascii():
-            return text
-        return self._restore.sub(lambda match: match[1] or self._shown.get(match[2], match[2]), text)
+        """What was hidden is there again.
+
+        Raises:
+            TemplateUnsupported: If there is a word of the probes in it, or one that hid something and was changed.
+        """
+        return _WORD.sub(self._char, text) if has_stem(text) else text
+
+    def _char(self, word: re.Match[str]) -> str:
+        index = int(word[1]) if word[1] else len(self._chars)
+        if index >= len(self._chars) or word[0] != self._words[self._chars[index]]:
+            text = word.string[max(word.start() - 40, 0) : word.end() + 40]
+            raise TemplateUnsupported(
+                "the template writes a word of the probe, or changes what was hidden from it", rendered=text
+            )
+        return self._chars[index]
 
     def hide_message(self, message: Message) -> Message:
         """The message with all its texts hidden; itself if there is nothing to hide."""
-        calls = tuple(
-            call.model_copy(update={"name": self.hide(call.name), "arguments": self.hide_all(call.arguments)})
-            for call in message.tool_calls
-        )
-        texts = {"content": message.content, "reasoning": message.reasoning, "name": message.name}
+        calls = tuple(map(self._hide_call, message.tool_calls))
+        texts = {name: getattr(message, name) for name in ("content", "reasoning", "name", "tool_call_id")}
         changed: dict[str, Any] = {k: self.hide(v) for k, v in texts.items() if v and self.hide(v) != v}
         if calls != message.tool_calls:
             changed["tool_calls"] = calls
         return message.model_copy(update=changed) if changed else message
+
+    def _hide_call(self, call: ToolCall) -> ToolCall:
+        texts = {"name": self.hide(call.name), "id": call.id and self.hide(call.id)}
+        return call.model_copy(update={**texts, "arguments": self.hide_all(call.arguments)})
 
     def hide_all(self, value: Any) -> Any:
         """A value of JSON with all its strings hidden."""
@@ -208,6 +292,11 @@ class Mask:
     def controls(self, text: str) -> list[tuple[str, int]]:
         """The control tokens of a rendered text and where they begin."""
         return [(match[1], match.start()) for match in self._cut.finditer(text)]
+
+
+def has_stem(text: str) -> bool:
+    """Whether a text has what only probes and masks say."""
+    return STEM.lower() in text.lower()
 
 
 def shared_start(texts: Sequence[str]) -> int:
