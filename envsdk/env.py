@@ -27,7 +27,7 @@ from .registry import get_renderer
 from .renderer import Renderer
 from .spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, check_task, find, load_tasks, pick
-from .tokenizers import Tokenizer
+from .tokenizers import Tokenizer, load_tokenizer
 from .tools import is_async, rebound
 from .trajectory import Trajectory
 from .turn import Turn
@@ -56,7 +56,9 @@ class Env(gymnasium.Env[Observation, Any]):
     Args:
         renderer: The model family's renderer: its name, its name with options (`{"name": "qwen3", "enable_thinking":
             False}`), or an object. None is `qwen3`; as a sub-agent, its parent's.
-        tokenizer: What `load_tokenizer` takes. A renderer that is an object brings its own.
+        tokenizer: What `load_tokenizer` takes: that of the policy's model. None is the embedded vocabulary, which only
+            the policies `random`, `reference` and `null` accept unless it is chosen (`"embedded"`). A renderer that is
+            an object brings its own.
         history: The history policy: its name, its name with options (`{"name": "compact", "every": 10}`), or an object.
         limits: When an episode is cut off; by default the class's `default_limits`. A mapping changes the fields that
             it names, and leaves the others as the class has them; a `Limits` replaces them all.
@@ -92,7 +94,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self,
         *,
         renderer: str | Mapping[str, Any] | Renderer | None = None,
-        tokenizer: str | Path | Tokenizer | Any = "embedded",
+        tokenizer: str | Path | Tokenizer | Any = None,
         history: str | Mapping[str, Any] | HistoryPolicy = "keep",
         limits: Limits | Mapping[str, Any] | None = None,
         tasks: Rows | str | Path | None = None,
@@ -102,7 +104,7 @@ class Env(gymnasium.Env[Observation, Any]):
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.config: Any = self._read_config(config)
-        self._inherits = renderer is None and tokenizer == "embedded"
+        self._inherits = renderer is None and tokenizer is None
         self._renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         self._history = get_history(history)
         self._limits = Limits.of(limits, self.default_limits)
@@ -578,6 +580,11 @@ def is_being_cancelled() -> bool:
 
 def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
     if isinstance(renderer, Renderer):
+        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
+            raise ConfigError(
+                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that has another one, "
+                f"{renderer.tokenizer.name!r}: give one of both, or get_renderer({renderer.name!r}, tokenizer)"
+            )
         return renderer
     if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")

@@ -67,6 +67,10 @@ class ConfigError(EnvsdkError, ValueError):
     """An option of an environment, a renderer, a history policy or a limit is not valid."""
 
 
+class TokenizerMismatch(ConfigError):
+    """A policy was made for another tokenizer than the environment has, or nobody chose the environment's."""
+
+
 class SandboxError(EnvsdkError):
     """A program could not be run, or nobody knows how it ended. It says nothing about the program."""
 

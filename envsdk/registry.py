@@ -51,12 +51,12 @@ def list_renderers() -> list[str]:
     return sorted({*_renderers, *(point.name for point in entry_points(group=RENDERERS))})
 
 
-def get_renderer(name: str, tokenizer: Any = "embedded", **options: Any) -> "Renderer":
+def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer":
     """Make a renderer.
 
     Args:
         name: Its name; `list_renderers()` has them.
-        tokenizer: What `load_tokenizer` takes.
+        tokenizer: What `load_tokenizer` takes; None is the embedded vocabulary by default.
         **options: The renderer's own options.
 
     Raises:

@@ -236,6 +236,7 @@ class Recorder:
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self.policy = policy
+        self.tokenizer = policy.tokenizer  # which rollouts compare with that of the environment
         self.log: Log = defaultdict(list)
 
     async def __call__(self, prompt: np.ndarray, **request: Any) -> envsdk.Action:

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..messages import Message, to_messages
 from ..renderer import Renderer
 from ..rollouts import arollout
+from ..rollouts.vocabularies import check_tokenizer
 from ..turn import Turn
 from .scorer import check_count, check_score
 
@@ -54,7 +55,8 @@ class judge:  # noqa: N801 - it is called like a function
         prompt: Makes the prompt of a reply and its target, in place of the built-in one: a text or messages. It tells
             the model how to answer.
         renderer: The renderer of the judge's model: what `get_renderer` takes, or an object.
-        tokenizer: The tokenizer of the judge's model, as `load_tokenizer` takes it.
+        tokenizer: The tokenizer of the judge's model, as `load_tokenizer` takes it. It is compared with the one that
+            the policy declares, see `envsdk.rollouts.Policy`.
         max_tokens: How long the answer may be.
         sampling: Sampling parameters for the policy, such as `{"temperature": 0.0}`.
         name: Tells this judge from others in the file: the model and its version.
@@ -62,6 +64,7 @@ class judge:  # noqa: N801 - it is called like a function
 
     Raises:
         ConfigError: For an option that is not valid.
+        TokenizerMismatch: If the policy was made for another tokenizer, or none was chosen.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class judge:  # noqa: N801 - it is called like a function
         verdicts: Mapping[str, float] = YES_OR_NO,
         prompt: Callable[[str, Any], str | Sequence[Message]] | None = None,
         renderer: str | Mapping[str, Any] | Renderer = "qwen3",
-        tokenizer: Any = "embedded",
+        tokenizer: Any = None,
         max_tokens: int = 1024,
         sampling: Mapping[str, Any] | None = None,
         name: str = "judge",
@@ -88,6 +91,7 @@ class judge:  # noqa: N801 - it is called like a function
         self._verdicts = _checked(verdicts)
         self._prompt = prompt
         self._renderer = Env(renderer=renderer, tokenizer=tokenizer).renderer
+        check_tokenizer(policy, self._renderer)
         self._max_tokens = max_tokens
         self._sampling = dict(sampling or {})
         self._name = name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ..env import Env, check_seed, is_being_cancelled
-from ..errors import ConfigError
+from ..errors import ConfigError, TokenizerMismatch
 from ..event_loops import run
 from ..registry import make
 from ..tools import is_async
@@ -44,6 +44,7 @@ async def agather(
     Raises:
         UnknownName: If there is no environment or policy of that name.
         ConfigError: For arguments of another kind.
+        TokenizerMismatch: See `arollout`.
     """
     if max_concurrency < 1:
         raise ConfigError(f"max_concurrency is {max_concurrency}; expected at least 1")
@@ -61,7 +62,13 @@ async def agather(
         find_policy(policy, env, None)
     results: list[Trajectory | None] = [None] * len(seeds)
     todo = _numbered(checked)
-    await asyncio.gather(*(_work(env, policy, todo, results, on_end) for env in envs))
+    workers = [asyncio.ensure_future(_work(env, policy, todo, results, on_end)) for env in envs]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:  # one that raised ends the others
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
     return [trajectory for trajectory in results if trajectory is not None]
 
 
@@ -118,6 +125,8 @@ async def _work(
             options = {"episode_id": group_id + number, "group_id": group_id}
             try:
                 trajectory = await arollout(env, policy, seed=seed, options=options)
+            except TokenizerMismatch:  # no episode of this call can do better
+                raise
             except (Exception, asyncio.CancelledError) as error:  # an episode is somebody else's code: that is recorded
                 if is_being_cancelled():
                     raise

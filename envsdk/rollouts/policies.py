@@ -11,13 +11,19 @@ from ..env import Env
 from ..errors import PolicyError, unknown_name
 from ..messages import Message
 from ..renderer import Renderer
+from .vocabularies import ANY_TOKENIZER, check_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 class Policy(Protocol):
-    """Samples a reply to a prompt; `async def` or plain."""
+    """Samples a reply to a prompt; `async def` or plain.
+
+    Its attribute `tokenizer`, if it has one, declares which tokenizer it was made for: what `load_tokenizer` takes, or
+    `"any"`. A context whose renderer has another one is refused (`TokenizerMismatch`). A policy that declares none may
+    get the ids of every environment whose tokenizer was chosen.
+    """
 
     def __call__(
         self,
@@ -78,6 +84,8 @@ class RandomPolicy:
         stop_probability: How likely each token is to be the stop token.
     """
 
+    tokenizer = ANY_TOKENIZER
+
     def __init__(self, vocab_size: int, *, seed: int = 0, stop_probability: float = 0.1) -> None:
         self._vocab_size = vocab_size
         self._seed = seed
@@ -113,6 +121,8 @@ class ReplyPolicy:
         reply: Returns the next reply of an environment, which may be a sub-agent: a message, or its text.
     """
 
+    tokenizer = ANY_TOKENIZER
+
     def __init__(self, env: Env, reply: Callable[[Env], Message | str]) -> None:
         self._env = env
         self._reply = reply
@@ -145,10 +155,18 @@ class _ByRole:
     def __init__(self, policies: Mapping[str, Callable[..., Any]]) -> None:
         self._policies = policies
 
-    def __call__(self, prompt: "NDArray[np.int32]", *, role: str, **others: Any) -> Any:
+    def of(self, role: str) -> Callable[..., Any]:
         if role not in self._policies:
             raise PolicyError(f"there is no policy for the role {role!r}; there are some for {sorted(self._policies)}")
-        return self._policies[role](prompt, role=role, **others)
+        return self._policies[role]
+
+    def __call__(self, prompt: "NDArray[np.int32]", *, role: str, **others: Any) -> Any:
+        return self.of(role)(prompt, role=role, **others)
+
+
+def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> None:
+    """Refuse a policy (the role's, if there are several) that does not know the renderer's ids."""
+    check_tokenizer(policy.of(role) if isinstance(policy, _ByRole) else policy, renderer)
 
 
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from ..event_loops import run
 from ..handoff import HandoffResult
 from ..registry import make
 from ..trajectory import Trajectory
-from .policies import PolicyLike, find_policy, request_of
+from .policies import PolicyLike, check_policy, find_policy, request_of
 
 
 def refuse_no_env(env: object, function: str) -> None:
@@ -62,6 +62,8 @@ async def arollout(
         UnknownName: If there is no environment or policy of that name.
         ConfigError: If `env` is not an environment.
         PolicyError: If the policy returns no `Action`.
+        TokenizerMismatch: If the policy was made for another tokenizer, or nobody chose the environment's: `embedded`
+            is the default for the policies `random`, `reference` and `null` alone.
         Exception: Whatever the environment or the policy raises; `env.fail(error)` then has what there is.
     """
     if isinstance(env, str):
@@ -86,6 +88,7 @@ class _Player:
         self._ask = ask
         self._episode = env.episode
         self._episode.side_by_side = True
+        self._checked: set[str] = set()  # contexts whose ids the policy knows
 
     async def play_to_the_end(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
         try:
@@ -133,6 +136,9 @@ class _Player:
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
+        if observation.context not in self._checked:
+            check_policy(self._ask, info["role"], agent.context.renderer)
+            self._checked.add(observation.context)
         action = self._ask(agent.context.prompt(), **request_of(observation, info, self._episode.id))
         if inspect.isawaitable(action):
             action = await action

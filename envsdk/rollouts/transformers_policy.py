@@ -14,7 +14,7 @@ import numpy as np
 from ..action import Action, FinishReason
 from ..errors import ConfigError
 from ..packages import load
-from ..tokenizers import Tokenizer
+from ..tokenizers import Tokenizer, load_tokenizer, local_tokenizer
 from .kv_cache import CacheKind, Computed, KVCache
 from .sampling import Sampling, draw
 
@@ -56,8 +56,10 @@ class TransformersPolicy:
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
-        tokenizer: The tokenizer of the environments; needed for stop strings. With it, the size of the model's
-            vocabulary is checked.
+        tokenizer: The tokenizer that the model was trained with: what `load_tokenizer` takes. A rollout compares it
+            with that of the environment; stop strings need it; the model's vocabulary may not be smaller than it.
+            By default the one in the folder, or the cached Hugging Face id, that the model was loaded from; if there
+            is none, it is not known, and nothing is compared.
         seed: Another seed gives other replies.
         temperature: See `Sampling`; what an environment asks for by `Turn(sampling=...)` goes first.
         top_k: See `Sampling`.
@@ -75,7 +77,7 @@ class TransformersPolicy:
     def __init__(
         self,
         model: Any,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         *,
         seed: int = 0,
         temperature: float = 1.0,
@@ -88,8 +90,9 @@ class TransformersPolicy:
     ) -> None:
         self._torch = _torch()
         self._config = _text_config(model)
-        if tokenizer is not None:
-            _check_vocabulary(tokenizer, self._config.vocab_size)
+        known = None if tokenizer is None else load_tokenizer(tokenizer)
+        if known is not None:
+            _check_vocabulary(known, self._config.vocab_size)
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; expected None or at least 1")
         if max_cache_bytes < 0:
@@ -98,13 +101,21 @@ class TransformersPolicy:
             raise ConfigError(f"cache is {cache!r}; expected one of {get_args(CacheKind)}")
         self.model = model
         self.statistics = Statistics()
-        self._tokenizer = tokenizer
+        self._tokenizer = known
+        self._is_found = known is not None
         self._seed = seed
         self._sampling = Sampling(temperature, top_k, top_p)
         self._max_tokens = max_tokens
         self._policy_version = policy_version
         self._refreshed = 0
         self._cache = KVCache(model, cache, max_cache_bytes)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the model, which rollouts compare with the environment's; None if it is not known."""
+        if not self._is_found:
+            self._tokenizer, self._is_found = local_tokenizer(str(getattr(self.model, "name_or_path", ""))), True
+        return self._tokenizer
 
     @property
     def policy_version(self) -> int | None:
@@ -233,7 +244,7 @@ class TransformersPolicy:
                 f"the prompt has the token {prompt.max()}, but the model has the ids 0 to {rows - 1}: it is of another "
                 "family than the environment's tokenizer"
             )
-        if stop and self._tokenizer is None:
+        if stop and self.tokenizer is None:
             raise ConfigError(f"stop strings {stop!r:.80} need the tokenizer: TransformersPolicy(model, tokenizer)")
 
     def _room(self, length: int, max_tokens: int | None) -> int:

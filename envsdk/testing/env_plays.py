@@ -15,6 +15,7 @@ from ..event_loops import run
 from ..limits import STEPS_WITHOUT_LIMIT
 from ..rollouts import arollout
 from ..rollouts.policies import find_policy, request_of
+from ..rollouts.vocabularies import Layer
 from ..trajectory import Trajectory
 from .env_differences import cause_of, told
 from .env_subject import Subject
@@ -198,7 +199,7 @@ def roll_out(env: Env, policy: str, seed: int) -> Trajectory:
         await asyncio.sleep(0)  # where others wait, they go on
         return ask(*arguments, **options)
 
-    return run(arollout(env, sample, seed=seed))
+    return run(arollout(env, Layer(sample, ask), seed=seed))
 
 
 def sampler(env: Env, policy: str, seed: int) -> Callable[[], Action]:

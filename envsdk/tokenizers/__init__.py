@@ -11,7 +11,7 @@ both give the same ids; what cannot be shown stays with the `tokenizers` library
 
 from .chat_template import ChatTemplateSource
 from .kinds import HuggingFaceTokenizer, TiktokenTokenizer
-from .load import DATA, load_tokenizer
+from .load import DATA, load_tokenizer, local_tokenizer
 from .protocol import UNNAMED, Tokenizer
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "TiktokenTokenizer",
     "Tokenizer",
     "load_tokenizer",
+    "local_tokenizer",
 ]

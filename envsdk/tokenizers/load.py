@@ -108,6 +108,19 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
     return _load_file(file, name, vocab_size)
 
 
+def local_tokenizer(origin: str) -> Tokenizer | None:
+    """Load the tokenizer of a model that was loaded from a folder or a Hugging Face id, if this machine has it.
+
+    Raises:
+        TokenizerError: If its file cannot be read.
+    """
+    if not origin:
+        return None
+    folder = Path(origin) if Path(origin).is_dir() else cached_snapshot(origin)
+    file = None if folder is None else folder / VOCABULARY
+    return None if file is None or not file.is_file() else _load_file(file, origin, None)
+
+
 def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
     import tiktoken
     import tokenizers

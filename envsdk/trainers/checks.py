@@ -1,12 +1,14 @@
 """What every adapter asks first: are the samples sound, and can the trainer compute what the sampler did?"""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..errors import ConfigError, InvalidSample
+from ..rollouts.vocabularies import Layer
 from ..samples import Sample
+from ..tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from ..rollouts.policies import PolicyLike
@@ -80,16 +82,25 @@ def check_sampling(asked: Mapping[str, Any], temperature: float | None) -> None:
             )
 
 
-def guarded(policy: "PolicyLike", temperature: float | None) -> "PolicyLike":
-    """A policy that refuses what `check_sampling` refuses; a named one samples nothing, and stays as it is."""
-    if not callable(policy):
+def guarded(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokenizer | None" = None) -> "PolicyLike":
+    """A policy that refuses what `check_sampling` refuses; a named one samples nothing, and stays as it is.
+
+    Args:
+        policy: The policy, or one for each role.
+        temperature: The trainer's.
+        tokenizer: The trainer's, if it is known: that of a policy which declares none.
+    """
+    if isinstance(policy, Mapping):
+        by_role = cast("Mapping[str, PolicyLike]", policy)
+        return {role: guarded(one, temperature, tokenizer) for role, one in by_role.items()}
+    if isinstance(policy, str):
         return policy
 
     def ask(prompt: Any, *, sampling: Mapping[str, Any], **request: Any) -> Any:
         check_sampling(sampling, temperature)
         return policy(prompt, sampling=sampling, **request)
 
-    return ask
+    return Layer(ask, policy, tokenizer)
 
 
 def _check_temperature(sample: Sample, temperature: float) -> None:

@@ -21,6 +21,7 @@ from ..action import Action, FinishReason
 from ..env import Env
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyError
 from ..messages import ToolSchema
+from ..rollouts.vocabularies import check_tokenizer
 from ..samples import Sample
 from ..trajectory import Trajectory
 from .capability import Capability
@@ -160,6 +161,7 @@ class _Rollout:
 
     async def _sample(self, prompt: "NDArray[np.int32]", info: dict[str, Any]) -> Action:
         """Let the engine go on with a prompt, which has to be the one that it renders."""
+        check_tokenizer(self._scheduler, self._env.episode.agent.context.renderer)
         opening = self._openings.get(info["context"])
         if opening is None or not opening.begins(prompt):
             opening = self._open(prompt)

@@ -13,6 +13,7 @@ from ..env import Env
 from ..errors import ConfigError, EpisodeError, InvalidSample
 from ..limits import StopReason
 from ..registry import make
+from ..rollouts.vocabularies import check_tokenizer
 from ..samples import Sample
 from ..trajectory import Trajectory
 from .capability import Capability
@@ -121,6 +122,7 @@ class CookbookEnv(_EnvBase):
         if self._is_used:
             raise EpisodeError("an Env of the cookbook is for one episode: make another")
         self._is_used = True
+        check_tokenizer(self, self.env.renderer)  # the cookbook does not tell an Env which model samples
         _, info = await self.env.areset(seed=self._seed, options=self._options)
         if self.trajectory is not None:
             return load("tinker_cookbook.rl.types", "tinker").InitialObservationOverflow(

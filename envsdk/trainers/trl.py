@@ -30,7 +30,7 @@ from ..rollouts.many import agather
 from ..rollouts.policies import PolicyLike
 from ..rollouts.transformers_policy import TransformersPolicy
 from ..samples import Sample
-from ..tokenizers import load_tokenizer
+from ..tokenizers import Tokenizer, load_tokenizer
 from ..trajectory import Trajectory
 from .capability import Capability
 from .checks import checked, guarded
@@ -216,9 +216,9 @@ class RolloutFunc:
 
     Args:
         make_env: Makes an environment of an id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
-        policy: A policy that has the trainer's weights. By default the trainer's own model samples, by a
-            `TransformersPolicy` with the trainer's temperature, and replies of up to `max_completion_length` tokens:
-            that needs the whole model in one process.
+        policy: A policy that has the trainer's weights; if it declares no tokenizer, it has the trainer's, too. By
+            default the trainer's own model samples, by a `TransformersPolicy` with the trainer's temperature, and
+            replies of up to `max_completion_length` tokens: that needs the whole model in one process.
         on_break: What to do with a rollout of several samples.
         max_concurrency: How many episodes of an environment run at a time.
         max_failed_batches: The training ends when so many batches in a row have nothing but failed episodes.
@@ -245,6 +245,7 @@ class RolloutFunc:
         self.trajectories: list[Trajectory] = []
         """What was played for the last batch."""
         self._calls = 0
+        self._tokenizer: tuple[Any, Tokenizer] | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """Play an episode for each prompt; see `to_batch`.
@@ -256,7 +257,9 @@ class RolloutFunc:
         self._calls += 1
         episodes = [read_prompt(prompt) for prompt in prompts]
         if self.policy is not None:
-            self.trajectories = self._play(episodes, guarded(self.policy, trainer.temperature))
+            tokenizer = None if isinstance(self.policy, str) else self._tokenizer_of(trainer)
+            policy = guarded(self.policy, trainer.temperature, tokenizer)
+            self.trajectories = self._play(episodes, policy)
         else:
             with _sampling(trainer) as model:
                 policy = guarded(self._policy_of(trainer, model), trainer.temperature)
@@ -289,12 +292,19 @@ class RolloutFunc:
             played.update(zip(indices, found, strict=True))
         return [played[index] for index in range(len(episodes))]
 
+    def _tokenizer_of(self, trainer: Any) -> Tokenizer:
+        """The trainer's, read once; that of a processor is its text's."""
+        given = trainer.processing_class
+        if self._tokenizer is None or self._tokenizer[0] is not given:
+            self._tokenizer = given, load_tokenizer(getattr(given, "tokenizer", given))
+        return self._tokenizer[1]
+
     def _policy_of(self, trainer: Any, model: Any) -> TransformersPolicy:
         """A new one for each batch, with a seed of its own: no reply is sampled twice, here or in another process."""
         number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
         return TransformersPolicy(
             model,
-            load_tokenizer(trainer.processing_class),
+            self._tokenizer_of(trainer),
             seed=int(number.generate_state(1)[0]),
             temperature=trainer.temperature,
             max_tokens=trainer.max_completion_length,

@@ -31,6 +31,7 @@ from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..rollouts.background import Background
 from ..rollouts.many import agather
 from ..rollouts.transformers_policy import TransformersPolicy
+from ..rollouts.vocabularies import Layer
 from ..samples import Sample
 from ..trajectory import Trajectory
 from .capability import Capability
@@ -237,7 +238,7 @@ class RolloutWorker:
             version, (env_id, seed) = self._version, self._episodes[group_id % len(self._episodes)]
             trajectories = await agather(
                 partial(self._make_env, env_id),
-                partial(self._ask, group_id),
+                Layer(partial(self._ask, group_id), self.policy),
                 seeds=[seed] * self._num_generations,
                 max_concurrency=self._num_generations,
             )

@@ -15,7 +15,7 @@ from ..registry import get_renderer, make
 from ..renderer import Renderer
 from ..rollouts import arollout
 from ..samples import Sample
-from ..tokenizers import load_tokenizer
+from ..tokenizers import Tokenizer, load_tokenizer
 from ..trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling, checked
@@ -158,8 +158,8 @@ class EnvAgentLoop(_LoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Roll out the episode of a row: a list of `AgentLoopOutput` for the V1 trainer, one for others."""
         seed, options = _reset_of(row)
-        server = _Server(self.server_manager, sampling_params, self.rollout_config)
         renderer = _renderer(_json(self._options["renderer"]), self.tokenizer)
+        server = _Server(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
         env = make(self._env, **{**self._options, "renderer": renderer})
         try:
             trajectory = await arollout(env, server, seed=seed, options=options)
@@ -192,7 +192,8 @@ class _Server:
     the episode, as any cut does.
     """
 
-    def __init__(self, manager: Any, sampling_params: Mapping[str, Any], config: Any) -> None:
+    def __init__(self, manager: Any, sampling_params: Mapping[str, Any], config: Any, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.metrics = {"generate_sequences": 0.0}
         self._manager, self._params, self._config = manager, sampling_params, config
         self.temperature = float(sampling_params["temperature"])

@@ -286,7 +286,7 @@ def test_a_task_index_out_of_range_is_refused() -> None:
 
 def test_a_policy_that_returns_no_action_is_refused() -> None:
     with pytest.raises(errors.PolicyError, match="returns an Action, got a list"):
-        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), lambda prompt, **_: [1], seed=0)
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded"), lambda prompt, **_: [1], seed=0)
 
 
 def test_an_unknown_policy_lists_the_known_ones() -> None:

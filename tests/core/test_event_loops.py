@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
@@ -48,6 +49,8 @@ EVERYWHERE = pytest.mark.parametrize("where", [outside, inside])
 
 class Client:
     """Bound to the event loop of its first use, as clients of HTTP are."""
+
+    tokenizer = ANY_TOKENIZER
 
     def __init__(self) -> None:
         self.loops: set[asyncio.AbstractEventLoop] = set()
@@ -168,6 +171,7 @@ def test_context_variables_of_the_caller_are_there_in_every_call(where: Callable
     variable = contextvars.ContextVar("variable", default=0)
     seen = []
 
+    @in_any_vocabulary
     def policy(prompt: Any, **_: Any) -> Action:
         seen.append(variable.get())
         variable.set(99)
@@ -202,6 +206,7 @@ def test_what_an_author_raises_comes_out_with_its_traceback(where: Callable[...,
 def test_an_interrupt_ends_the_episode_and_the_next_one_runs(where: Callable[..., Any]) -> None:
     ended = []
 
+    @in_any_vocabulary
     async def policy(prompt: Any, **_: Any) -> Action:
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
@@ -258,6 +263,8 @@ def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
             asyncio.get_running_loop().create_task(asyncio.sleep(60))  # left behind
             await asyncio.sleep(0.001)
             return Action([5])
+
+        policy.tokenizer = "any"
 
         def play():
             return envsdk.rollout("envsdk/KuhnPoker-v0", policy, seed=0).status
@@ -368,4 +375,4 @@ def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
     assert (result.terminated, result.reward) == (True, 2.0)
 
     replies = iter(actions(made))
-    assert envsdk.rollout(made, lambda *_, **__: Action(next(replies)), seed=0).reward == 2.0
+    assert envsdk.rollout(made, in_any_vocabulary(lambda *_, **__: Action(next(replies))), seed=0).reward == 2.0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from soundness import check
+from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
@@ -280,6 +281,7 @@ def test_sub_agents_side_by_side_cannot_be_forked() -> None:
     env = Boss()
     errors: list[str] = []
 
+    @in_any_vocabulary
     def policy(prompt: Any, *, context: str, **others: Any) -> Any:
         if context == "main/w-2":
             with pytest.raises(EpisodeError, match="a rollout is running sub-agents") as error:
@@ -295,6 +297,7 @@ def test_a_policy_may_fork_what_it_plays() -> None:
     env = Draws()
     looked: list[Trajectory] = []
 
+    @in_any_vocabulary
     async def policy(prompt: Any, **others: Any) -> Any:
         if len(env.drawn) == 4 and "fork" not in others["episode_id"]:
             looked.append(await arollout(env.fork(), RANDOM, reset=False))

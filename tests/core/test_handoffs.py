@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from soundness import check
+from toy_policies import in_any_vocabulary
 
 from envsdk import (
     Action,
@@ -83,6 +84,7 @@ class Boss(Env):
 def says(text: str) -> Any:
     """A policy that says its role and the number of its reply."""
 
+    @in_any_vocabulary
     def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         from envsdk import Action
 
@@ -154,6 +156,7 @@ def test_a_list_is_children_side_by_side_and_the_record_is_the_same_as_one_after
 def test_children_in_a_list_wait_for_nobody() -> None:
     running = most = 0
 
+    @in_any_vocabulary
     async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         nonlocal running, most
         running += 1
@@ -235,6 +238,7 @@ def test_what_a_child_does_counts_for_its_parents() -> None:
 
 
 def test_a_child_that_takes_too_long_gives_a_result_that_says_so() -> None:
+    @in_any_vocabulary
     async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         await asyncio.sleep(9 if role == "worker" else 0)
         return says("I")(prompt, role=role, context=context)
@@ -615,6 +619,7 @@ def test_an_environment_is_one_agent_at_a_time() -> None:
             self.error = result.error
             return Turn("ok", terminated=True)
 
+    @in_any_vocabulary
     async def slow(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         await asyncio.sleep(0)
         return says("I")(prompt, role=role, context=context)
@@ -630,6 +635,7 @@ def test_an_environment_is_one_agent_at_a_time() -> None:
 
 
 def test_sub_agents_that_were_interrupted_are_not_forgotten() -> None:
+    @in_any_vocabulary
     async def policy(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         await asyncio.sleep(0)
         if context.endswith("-2"):
@@ -820,6 +826,7 @@ def test_a_failure_is_told_without_what_is_no_part_of_the_episode() -> None:
 
 
 def test_a_time_limit_holds_in_a_fork_too() -> None:
+    @in_any_vocabulary
     async def slow(prompt: Any, *, role: str, context: str, **_: Any) -> Any:
         await asyncio.sleep(0.03)
         return says("I")(prompt, role=role, context=context)

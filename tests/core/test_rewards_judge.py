@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 import envsdk
 from envsdk import Action, Env, Message, Turn, errors, rewards
 
-RENDERER = envsdk.get_renderer("qwen3")
+RENDERER = envsdk.get_renderer("qwen3", "embedded")
 
 
 class Says:
     """A policy that says its texts one after the other, the last one again and again, and keeps what it was asked."""
+
+    tokenizer = RENDERER.tokenizer
 
     def __init__(self, *texts: str, finish_reason: str = "stop") -> None:
         self.texts = list(texts)
@@ -177,7 +179,7 @@ def test_what_the_policy_raises_is_raised_and_nothing_is_kept() -> None:
             raise ConnectionError("the judge is gone")
         return await Says("Verdict: yes")(prompt)
 
-    judge = rewards.judge(policy, "Is it polite?")
+    judge = rewards.judge(policy, "Is it polite?", tokenizer="embedded")
     with pytest.raises(ConnectionError, match="gone"):
         score(judge)
     assert score(judge) == 1.0
@@ -185,13 +187,13 @@ def test_what_the_policy_raises_is_raised_and_nothing_is_kept() -> None:
 
 def test_a_policy_that_returns_no_action_is_an_error() -> None:
     with pytest.raises(errors.PolicyError):
-        score(rewards.judge(lambda prompt, **_: "yes", "Is it polite?"))
+        score(rewards.judge(lambda prompt, **_: "yes", "Is it polite?", tokenizer="embedded"))
 
 
 def test_an_answer_that_was_interrupted_goes_on() -> None:
     tokens = RENDERER.reply(Message(role="assistant", content="Verdict: yes"))
     parts = [Action(tokens[:2], finish_reason="abort"), Action(tokens[2:])]
-    assert score(rewards.judge(lambda prompt, **_: parts.pop(0), "Is it polite?")) == 1.0
+    assert score(rewards.judge(lambda prompt, **_: parts.pop(0), "Is it polite?", tokenizer="embedded")) == 1.0
 
 
 def test_a_judge_can_be_pickled_and_a_copy_of_an_environment_asks_the_same_one(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ class Polite(Env):
     """Asks for a polite sentence."""
 
     def __init__(self, judge: rewards.judge) -> None:
-        super().__init__()
+        super().__init__(tokenizer="embedded")
         self.score = rewards.aweighted(polite=(0.75, judge), short=(0.25, rewards.regex("^.{1,20}$")))
 
     def start(self) -> Turn:

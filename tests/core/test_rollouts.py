@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Message, Turn, errors
@@ -95,6 +96,7 @@ def test_a_failed_episode_keeps_its_steps_and_stops_no_other(fails: str, steps: 
 
 
 def test_a_policy_that_fails_is_an_error_trajectory_too() -> None:
+    @in_any_vocabulary
     async def policy(prompt: np.ndarray, *, keep: int, **_: object) -> Action:
         if keep:
             raise ConnectionError("the server is gone")
@@ -108,6 +110,7 @@ def test_a_policy_that_fails_is_an_error_trajectory_too() -> None:
 def test_no_more_episodes_run_at_a_time_than_allowed() -> None:
     running, most = set(), []
 
+    @in_any_vocabulary
     async def policy(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
         running.add(episode_id)
         most.append(len(running))
@@ -129,6 +132,7 @@ def test_a_policy_gets_what_the_turn_asks_for() -> None:
 
     seen = {}
 
+    @in_any_vocabulary
     def policy(prompt: np.ndarray, **arguments: object) -> Action:
         seen.update(arguments)
         return Action([5])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_models import gpt_oss_tokenizer, qwen3_folder
 from soundness import check
+from toy_policies import in_any_vocabulary
 
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
 from envsdk.errors import ConfigError, EpisodeError, TurnError
@@ -37,6 +38,7 @@ class Interview(Env):
 def speaks(env: Env, summary: str = "All was answered.") -> Any:
     """A policy that answers at length, and writes the same summary each time."""
 
+    @in_any_vocabulary
     def policy(prompt: Any, *, context: str, max_tokens: int | None, **_: Any) -> Action:
         renderer = env.episode.owners[context].context.renderer
         is_summary = "/summary-" in context

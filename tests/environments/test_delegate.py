@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from envsdk_environments.delegate import Article, Delegate, Researcher, ResearcherTask
 from real_models import FAMILIES
+from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Limits, Message, ToolCall, Trajectory, errors
@@ -212,6 +213,7 @@ def test_of_calls_in_one_reply_each_has_its_own_answer():
 def test_the_researchers_of_one_reply_go_on_side_by_side():
     running = most = 0
 
+    @in_any_vocabulary
     async def policy(prompt: Any, **arguments: Any) -> Action:
         nonlocal running, most
         running += 1
@@ -322,6 +324,7 @@ def test_what_counts_was_read_and_is_a_word_of_the_answer(answer: str, reward: f
 
 
 def test_samples_have_the_log_probabilities_of_their_own_context():
+    @in_any_vocabulary
     def policy(prompt: np.ndarray, *, role: str, context: str, **others: Any) -> Action:
         action = reference(prompt, role=role, context=context, **others)
         return Action(action.tokens, np.full(len(action.tokens), -1.0 - len(context) / 64, dtype=np.float32))

@@ -13,15 +13,26 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from trainers.episodes import refuses_every_defect
+from transformers import PreTrainedTokenizerFast
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
 from envsdk.credit import group_advantages
-from envsdk.errors import ConfigError, EpisodeError, InvalidSample, MissingPackage, SingleSampleOnly
+from envsdk.errors import (
+    ConfigError,
+    EpisodeError,
+    InvalidSample,
+    MissingPackage,
+    SingleSampleOnly,
+    TokenizerMismatch,
+)
+from envsdk.tokenizers import DATA
 from envsdk.trainers.trl import RolloutFunc, prompt_of, read_prompt, reward_func, scored, to_batch, to_row
 from envsdk.trainers.trl_async import LocalWeights, RolloutWorker, group_metrics, to_fields
 
-TRAINER = SimpleNamespace(temperature=1.0, processing_class=SimpleNamespace(pad_token_id=7))
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"), pad_token="<|endoftext|>")
+OTHER = PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"), additional_special_tokens=["<|another|>"])
+TRAINER = SimpleNamespace(temperature=1.0, processing_class=TOKENIZER)
 
 
 def make_env(env_id: str, history: Any = "keep") -> Env:
@@ -168,6 +179,18 @@ def test_batches_of_failed_episodes_are_an_error_when_they_do_not_end() -> None:
     assert rollout_func(prompts, TRAINER)["failed"] == [1.0, 1.0]
     with pytest.raises(EpisodeError, match=r"all of 2 episodes failed, the last one with: .*the disk is full"):
         rollout_func(prompts, TRAINER)
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_trainer_of_another_tokenizer_than_the_environments_is_refused(declares: bool) -> None:
+    def policy(prompt: Any, *, stop_token_ids: tuple[int, ...], **_: Any) -> Action:
+        return Action([stop_token_ids[0]], [-0.5])
+
+    trainer = SimpleNamespace(temperature=1.0, processing_class=TOKENIZER if declares else OTHER)
+    if declares:
+        policy.tokenizer = OTHER  # type: ignore[attr-defined]
+    with pytest.raises(TokenizerMismatch, match=r"the policy .* was made for the tokenizer"):
+        RolloutFunc(make_env, policy)([prompt_of("envsdk/GuessNumber-v0", 0)], trainer)
 
 
 class Cold(Env):
