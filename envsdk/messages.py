@@ -4,6 +4,7 @@ Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reas
 """
 
 import copy
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
@@ -63,6 +64,28 @@ def check_json(value: Any, depth: int = 0) -> None:
             raise ValueError(f"a {type(value).__name__} is no value of JSON")
 
 
+def read_arguments(given: Any) -> Any:
+    """Read arguments at the edge: the JSON text of an object becomes that object; anything else stays as it is.
+
+    Text stays text if reading it would lose something: a key that comes twice, a number that JSON cannot hold.
+    """
+    if not isinstance(given, str):
+        return given
+    try:
+        value: Any = json.loads(given, object_pairs_hook=_with_unique_keys)
+        check_json(value)
+    except (ValueError, RecursionError):
+        return given
+    return cast("Any", value) if isinstance(value, dict) else given
+
+
+def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key comes twice")
+    return value
+
+
 def _is_json(value: dict[str, Any]) -> dict[str, Any]:
     check_json(value)
     return value
@@ -92,7 +115,8 @@ class ToolCall(_Frozen):
 
     Attributes:
         name: The tool's name; empty if the call could not be read.
-        arguments: The arguments by name, or the text that the model gave in their place, verbatim.
+        arguments: The arguments by name, or the text that the model gave in their place, verbatim. JSON text in a
+            message of the OpenAI form is read (see `from_openai`); a text given to `ToolCall` itself stays text.
         id: The call's id, for families that have ids.
         error: What is wrong with the call, or None: not JSON, unknown tool, missing argument, not closed.
         raw: The call's text as it was sampled, where that is not the text that the family itself would write.
@@ -106,12 +130,24 @@ class ToolCall(_Frozen):
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "ToolCall":
-        """Read a call in the OpenAI form, or one given flat as name and arguments; arguments stay as they are."""
+        """Read a call in the OpenAI form, or one given flat as name and arguments.
+
+        Arguments that are the JSON text of an object, as OpenAI's form has them, become that object, as in inference
+        servers: chat templates expect it. Any other text stays that text.
+
+        Raises:
+            pydantic.ValidationError: If it is not a call.
+        """
         function = data.get("function", data)
-        return cls(name=function["name"], arguments=function.get("arguments", {}), id=data.get("id"))
+        given = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {"name": function}
+        arguments = read_arguments(given.get("arguments", {}))
+        return cls.model_validate({"name": given.get("name"), "arguments": arguments, "id": data.get("id")})
 
     def to_openai(self) -> dict[str, Any]:
-        """Write the call in the OpenAI form; arguments given as a string stay that string."""
+        """Write the call in the OpenAI form, with the arguments as a dict, as chat templates expect them.
+
+        Arguments that are a text stay that text.
+        """
         call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return call if self.id is None else {"id": self.id, **call}
 
@@ -123,6 +159,14 @@ def _read_call(call: Any) -> Any:
     if not isinstance(call, Mapping) or "function" not in call:
         return cast("Any", call)
     return ToolCall.from_openai(cast("Mapping[str, Any]", call))
+
+
+def _with_arguments(call: Any) -> Any:
+    """A call that was given flat, as name and arguments, with its arguments read."""
+    if not isinstance(call, Mapping) or "arguments" not in call:
+        return cast("Any", call)
+    fields = cast("Mapping[str, Any]", call)
+    return {**fields, "arguments": read_arguments(fields["arguments"])}
 
 
 def _none_is_empty(value: Any) -> Any:
@@ -222,6 +266,8 @@ class Message(_Frozen):
         fields = dict(data)
         if "reasoning_content" in fields:
             fields["reasoning"] = fields.pop("reasoning_content")
+        if isinstance(fields.get("tool_calls"), (list, tuple)):
+            fields["tool_calls"] = [_with_arguments(call) for call in fields["tool_calls"]]
         return cls.model_validate(fields)
 
     def to_openai(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ No text holds a control token, so the template's text and an encoder that is saf
 
 import json
 import re
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -86,6 +87,16 @@ def _messages(rng: Random, kind: str, step: int, names: list[str] | tuple[str, .
     ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": random_text(rng)} for call in calls]
     return [{**message, "tool_calls": calls}, *results]
+
+
+def as_servers_read(messages: Messages) -> Messages:
+    """The messages as inference servers give them to a chat template: with arguments that are JSON text read."""
+    read = json.loads(json.dumps(messages))
+    for function in (call["function"] for message in read for call in message.get("tool_calls") or ()):
+        with suppress(TypeError, ValueError):
+            arguments = json.loads(function["arguments"])
+            function["arguments"] = arguments if isinstance(arguments, dict) else function["arguments"]
+    return read
 
 
 def _arguments(rng: Random) -> dict[str, Any] | str:

@@ -1,12 +1,23 @@
 """Messages: typed, and the same after a round trip through the OpenAI format."""
 
+import json
+
 import pytest
 from conversations import conversations
 from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envsdk import Message, ToolCall
-from envsdk.messages import check_calls
+from envsdk.messages import check_calls, to_messages
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+JSON_OBJECTS = st.dictionaries(TEXTS, JSON, max_size=4)
 
 
 @given(conversations())
@@ -17,11 +28,50 @@ def test_messages_survive_the_openai_format(conversation: tuple) -> None:
         assert Message.model_validate_json(message.model_dump_json()) == message
 
 
-def test_arguments_given_as_a_string_stay_verbatim() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1 }'}}
-    message = Message.from_openai({"role": "assistant", "content": None, "tool_calls": [call]})
-    assert message.tool_calls[0].arguments == '{"a":1 }'
-    assert message.to_openai()["tool_calls"] == [call]
+def in_every_form(arguments: str) -> list[Message]:
+    """A message with a call, in each form that may come in."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    flat = {"name": "f", "arguments": arguments, "id": "1"}
+    said = {"role": "assistant", "content": None}
+    return [
+        *(Message.from_openai({**said, "tool_calls": [form]}) for form in (call, flat)),
+        *(to_messages([{**said, "tool_calls": (form,)}])[0] for form in (call, flat)),
+        Message(role="assistant", tool_calls=[call]),
+        Message(role="assistant", tool_calls=[ToolCall.from_openai(call)]),
+    ]
+
+
+@given(JSON_OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]))
+def test_arguments_given_as_json_text_are_read(arguments: dict, style: dict) -> None:
+    for message in in_every_form(json.dumps(arguments, **style)):
+        assert json.dumps(message.tool_calls[0].arguments) == json.dumps(arguments)
+        (written,) = message.to_openai()["tool_calls"]
+        assert written == {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        assert Message.from_openai(message.to_openai()) == message
+
+
+DEEP = ('{"a": ' * 100 + "1" + "}" * 100, '{"a": ' * 100_000, '{"a": ' + "9" * 5000 + "}")
+NOT_OBJECTS = ("", "x", "[1]", '"a"', "null", "3", '{"a": 1', '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}')
+
+
+@pytest.mark.parametrize("text", [*NOT_OBJECTS, '{"a": "\\ud800"}', *DEEP])
+def test_arguments_that_are_not_the_json_text_of_an_object_stay_text(text: str) -> None:
+    for message in in_every_form(text):
+        assert message.tool_calls[0].arguments == text
+        assert Message.from_openai(message.to_openai()) == message
+
+
+def test_a_stored_call_keeps_its_text() -> None:
+    sampled = Message(role="assistant", tool_calls=(ToolCall(name="f", arguments='{"a": 1}'),))
+    assert sampled.tool_calls[0].arguments == '{"a": 1}'
+    assert Message.model_validate_json(sampled.model_dump_json()) == sampled
+    assert Message.model_validate(sampled.model_dump()) == sampled
+
+
+@pytest.mark.parametrize("call", [*({"function": given} for given in ({}, 3, None, {"name": 3})), {}, 3])
+def test_what_is_not_a_call_is_refused(call: object) -> None:
+    with pytest.raises(ValidationError):
+        Message.from_openai({"role": "assistant", "tool_calls": [call]})
 
 
 def test_parts_of_text_are_the_content() -> None:

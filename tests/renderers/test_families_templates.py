@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import real_models
-from conversations import Messages, Tools, random_conversation
+from conversations import Messages, Tools, as_servers_read, random_conversation
 from families import (
     CHATML,
     FAMILIES,
@@ -67,7 +67,7 @@ def official_tokens(family: Family, messages: Messages, tools: Tools, *, generat
     template = template_of(family)
     try:
         return official_tokenizer(family.vocabulary).apply_chat_template(
-            messages,
+            as_servers_read(messages),
             tools=tools,
             chat_template=template,
             add_generation_prompt=generation_prompt,
@@ -482,6 +482,23 @@ def test_a_family_without_tools_refuses_them(name: str) -> None:
         renderer.render([user, Message(role="tool", content="t")])
     with pytest.raises(RenderError, match="cannot express a tool call"):
         renderer.render([user, Message(role="assistant", tool_calls=(ToolCall(name="f"),))])
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_arguments_given_as_json_text_are_those_of_the_object(name: str) -> None:
+    family, arguments = WITH_TOOLS[name], {"query": "Paris", "limit": 3, "deep": {"a": [None, True]}}
+    calls = [
+        {"type": "function", "function": {"name": "search", "arguments": given}}
+        for given in (json.dumps(arguments), arguments)
+    ]
+    conversations = [
+        [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls
+    ]
+    as_text, as_object = (
+        family.renderer().render([*map(Message.from_openai, messages)]).tokens.tolist() for messages in conversations
+    )
+    assert as_text == as_object
+    assert as_text == official_tokens(family, conversations[1], None, generation_prompt=False)
 
 
 def test_an_xml_call_needs_arguments_by_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import real_models
-from conversations import NAMES, Messages, Tools, conversations, random_conversation, texts
+from conversations import NAMES, Messages, Tools, as_servers_read, conversations, random_conversation, texts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -39,7 +39,7 @@ def official(tokenizer: Tokenizer) -> Any:
 def assert_equal_to_the_template(official: Any, renderer: Any, messages: Messages, tools: Tools) -> None:
     for generation_prompt in (True, False):
         expected = official.apply_chat_template(
-            messages,
+            as_servers_read(messages),
             tools=tools,
             add_generation_prompt=generation_prompt,
             enable_thinking=renderer.enable_thinking,
@@ -239,10 +239,19 @@ def is_json_after_nfc(renderer: Renderer, text: str) -> bool:
     return True
 
 
+def is_readable(renderer: Renderer, call: ToolCall) -> bool:
+    """NFC merges an accent into the n of an escaped newline before it; the official tokenizer does so, too."""
+    try:
+        json.loads(renderer.tokenizer.normalize(json.dumps(call.arguments, ensure_ascii=False)))
+    except json.JSONDecodeError:
+        return False
+    return isinstance(call.arguments, dict)
+
+
 def test_parsing_gives_back_what_a_reply_was_rendered_from(renderer: Renderer) -> None:
     replies = 0
     for message in (Message.from_openai(m) for messages, _ in GENERATED for m in messages if m["role"] == "assistant"):
-        if all(isinstance(call.arguments, dict) for call in message.tool_calls):
+        if all(is_readable(renderer, call) for call in message.tool_calls):
             assert parsed_reply(renderer, message) == normal_form(renderer, message)
             replies += 1
     assert replies >= 500
