@@ -29,6 +29,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_is_unicode)]
 
 
 _MAX_DEPTH = 64
+_MAX_LISTED = 32  # an error is reported for each call, of which a reply may have many
 _MAX_INTEGER = 10**4000  # Python reads and writes no longer ones
 
 
@@ -324,7 +325,8 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
 
 def _call_error(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str | None:
     if call.name not in schemas:
-        return f"unknown tool {call.name!r}; known: {', '.join(schemas) or 'none'}"
+        more = f" and {len(schemas) - _MAX_LISTED} more" if len(schemas) > _MAX_LISTED else ""
+        return f"unknown tool {call.name!r:.80}; known: {', '.join([*schemas][:_MAX_LISTED]) or 'none'}{more}"
     parameters: Mapping[str, Any] = schemas[call.name].get("parameters") or {}
     required = parameters.get("required") or ()
     missing = [name for name in required if isinstance(call.arguments, dict) and name not in call.arguments]

@@ -25,6 +25,8 @@ from .messages import Message, ToolCall, ToolSchema, check_json
 from .tools import Tool, as_tool, is_async
 from .turn import Turn
 
+_MAX_REPORTED = 8
+_MAX_ERROR_CHARS = 1000
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, str, str, str, int]] = set()
 """Which crashes of tools were logged, by environment, tool, exception and place in the code."""
@@ -470,7 +472,8 @@ def _plain(value: Any) -> Any:
 
 
 def _correction(reply: Message) -> Message:
-    wrong = "; ".join(reply.errors)
+    more = [f"and {len(reply.errors) - _MAX_REPORTED} more"] if len(reply.errors) > _MAX_REPORTED else []
+    wrong = "; ".join([*(error[:_MAX_ERROR_CHARS] for error in reply.errors[:_MAX_REPORTED]), *more])
     return Message(role="user", content=f"Your reply could not be read: {wrong}. Please reply again.")
 
 

@@ -1,6 +1,5 @@
 """Search inside the assistant's own turn: the model writes a query between tags, and the results appear behind it."""
 
-import re
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 from envsdk.tasks import Split, draw_in_split
 
-_TAGS = re.compile(r"<search>(?P<search>.*?)</search>|<answer>(?P<answer>.*?)</answer>", re.DOTALL)
+_TAGS = ("search", "answer")
 _STOP = ("</search>", "</answer>")
 _SYSTEM = (
     "Answer the question. To look something up, write <search>words</search>; what was found then stands between "
@@ -76,15 +75,15 @@ class SearchInline(Env):
 
     def respond(self, reply: Message) -> Turn:
         """Put what was found behind the query, or take the answer; whichever comes first in what is new."""
-        match = _TAGS.search(reply.new_text)
-        if match is None:
+        tag, said = first_tagged(reply.new_text)
+        if tag is None:
             return Turn("Write <search>words</search> or <answer>the answer</answer>.", stop=_STOP)
-        if match["answer"] is not None:
-            is_right = match["answer"].strip().casefold() == self.quest.answer.casefold()
+        if tag == "answer":
+            is_right = said.strip().casefold() == self.quest.answer.casefold()
             verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
             return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
         self.searches += 1
-        found = self.search(match["search"])
+        found = self.search(said)
         return Turn(f"\n<information>{found}</information>\n", continues=True, stop=_STOP, metrics={"searches": 1})
 
     def _draw(self, config: SearchInlineConfig) -> SearchInlineTask:
@@ -104,6 +103,18 @@ class SearchInline(Env):
     def null_reply(self) -> str:
         """Guess."""
         return "<answer>I do not know</answer>"
+
+
+def first_tagged(text: str) -> tuple[str | None, str]:
+    """Return the first tag that is closed, and what is between it and its end, in time linear in the text."""
+    found: list[tuple[int, str, str]] = []
+    for tag in _TAGS:
+        # If the first opening is not closed behind it, no later one is.
+        start = text.find(f"<{tag}>")
+        end = text.find(f"</{tag}>", start)
+        if 0 <= start < end:
+            found.append((start, tag, text[start + len(tag) + 2 : end]))
+    return min(found)[1:] if found else (None, "")
 
 
 def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlineTask:

@@ -32,7 +32,7 @@ Target: {target}
 
 {question}
 End with one line that says {forms}."""
-_VERDICT = re.compile(r"verdict:[ \t]*(.*?)[ \t]*", re.IGNORECASE)
+_VERDICT = re.compile(r"verdict:[ \t]*+(.*)", re.IGNORECASE)  # of a stripped line
 
 
 class judge:  # noqa: N801 - it is called like a function

@@ -49,7 +49,8 @@ def read_mistral(text: str) -> tuple[str, list[ToolCall]]:
         except (ValueError, RecursionError) as error:
             return "", [_broken(text, f"the tool calls are not valid JSON: {error}")]
         items = cast("list[Any]", values)
-        return text[end:], [_call_of(item, text[start:end]) for item in items] or [_broken(text, "there is no call")]
+        # Each call has its own text: all of it for each would take quadratic time and memory.
+        return text[end:], [_call_of(item, json.dumps(item)) for item in items] or [_broken(text, "there is no call")]
     calls: list[ToolCall] = []
     position, mark = 0, "[TOOL_CALLS]"
     while named := _NAMED.match(text, position):

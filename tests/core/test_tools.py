@@ -271,7 +271,7 @@ def test_a_long_result_is_cut_and_says_so():
     assert answers(env, ("say", {"text": "0123456789"}), ("say", {"text": "é" * 12_345}), ("no" * 99, {})) == [
         "0123456789",
         "é" * 10 + "\n[cut: 10 of 12,345 characters are shown]",
-        "Error: unk\n[cut: 10 of 267 characters are shown]",
+        "Error: unk\n[cut: 10 of 147 characters are shown]",
     ]
 
 

@@ -1,7 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 import real_models
-from envsdk_environments.search_inline import SearchInline
+from envsdk_environments.search_inline import SearchInline, first_tagged
+from hypothesis import given
+from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Action, Message
@@ -101,3 +105,14 @@ def test_a_search_in_the_thinking_is_answered_there():
     assert env.quest.path[1] in env.renderer.tokenizer.decode(observation.tokens)
     env.step(env.renderer.tokenizer.encode("so <answer>x</answer>"))
     assert "<information>" in next(m for m in env.messages() if m.role == "assistant").reasoning
+
+
+@given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n", "<"]), max_size=12))
+def test_the_first_tag_that_is_closed_is_taken(pieces: list[str]):
+    text = "".join(pieces)
+    match = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
+    assert first_tagged(text) == ((match[1], match[2]) if match else (None, ""))
+
+
+def test_openings_that_are_never_closed_are_read_at_once():
+    assert first_tagged("<search><answer>" * 60_000) == (None, "")

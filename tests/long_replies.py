@@ -1,0 +1,90 @@
+"""Long replies that a parser may find hard to read: repetitions of tags, of parts of tags, and of their neighbors."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import real_models
+from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.harmony import Harmony
+from envsdk_renderers.qwen3 import Qwen3
+from envsdk_renderers.reply_formats import FORMATS
+from envsdk_renderers.role_colon import RoleColon
+from families import FAMILIES, vocabulary
+
+from envsdk import Renderer
+from envsdk.messages import ToolSchema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PLAIN = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+TOOL: ToolSchema = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+def of_format(name: str) -> FixedBase:
+    return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=name)
+
+
+MAKERS: Mapping[str, Callable[[], Renderer]] = {
+    "qwen3": lambda: Qwen3(vocabulary("qwen3")),
+    "role_colon": lambda: RoleColon(vocabulary("qwen3")),
+    "harmony": lambda: Harmony(real_models.gpt_oss_tokenizer()),
+    **{name: family.renderer for name, family in FAMILIES.items() if "direct" not in name},
+    **{f"fixed_base, {name}": (lambda name=name: of_format(name)) for name in FORMATS},
+}
+"""Every registered renderer, and each reply format of `fixed_base`."""
+
+PIECES = {
+    "think": ("<think>", "</think>"),
+    "calls": ("<tool_call>", "</tool_call>"),
+    "xml": ("<function=f>", "</function>", "<parameter=a>", "</parameter>", "<parameter="),
+    "glm": ("f\n", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "json": (
+        '{"name": "f", "parameters": {}}',
+        '{"name": "f", "arguments": {"a": 1}}',
+        '{"name":',
+        "[",
+        "{",
+        '"',
+        ",",
+        "1",
+    ),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL_CALLS]f{}", ";", "<|python_tag|>"),
+    "harmony": ("<|start|>assistant", "<|start|>", "<|channel|>analysis", "<|message|>", "<|end|>", " to=f"),
+    "text": ("x", "\n", " ", "<", "\\", "é", "\n\nUser:", "User:"),
+}
+STARTS = (
+    "",
+    "<tool_call>",
+    "<think>",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS][",
+    "<tool_call>f<arg_key>",
+    "<tool_call><function=f>",
+)
+
+
+def units() -> Iterator[str]:
+    """What is repeated: each piece, and each pair of two."""
+    pieces = [piece for group in PIECES.values() for piece in group]
+    yield from pieces
+    yield from ("".join(pair) for pair in itertools.permutations(pieces, 2))
+
+
+def long_reply(renderer: Renderer, start: str, unit: str, size: int) -> "NDArray[np.int32]":
+    """A reply that begins with a text and goes on with repetitions of another, in all about `size` bytes long."""
+    tokens = [as_tokens(renderer, start), np.tile(as_tokens(renderer, unit), max(1, size // len(unit.encode())))]
+    return np.concatenate(tokens)
+
+
+def as_tokens(renderer: Any, text: str) -> "NDArray[np.int32]":
+    out = renderer.emission()
+    out.scaffold(text)
+    return out.tokens()[0]

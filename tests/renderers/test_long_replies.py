@@ -1,0 +1,69 @@
+"""Long replies are read in linear time; what can be checked of that without a clock. The rest is a benchmark."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from envsdk_renderers import glm_calls, json_calls, xml_calls
+from envsdk_renderers.argument_types import ArgumentTypes
+from long_replies import MAKERS, STARTS, TOOL, long_reply, units
+
+from envsdk import Message, Renderer, list_renderers
+from envsdk.messages import check_calls
+
+LONG = 60_000
+
+
+@cache
+def renderer(name: str) -> Renderer:
+    return MAKERS[name]()
+
+
+def size_of(message: Message) -> int:
+    texts = [message.content, message.reasoning or "", *message.errors]
+    for call in message.tool_calls:
+        texts += [call.name, str(call.arguments), call.error or "", call.raw or ""]
+    return sum(map(len, texts))
+
+
+def test_every_renderer_is_held_to_it() -> None:
+    # `auto` chooses one of the others.
+    assert set(list_renderers()) - {renderer(name).name for name in MAKERS} == {"auto"}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_read_of_a_reply_is_no_larger_than_a_multiple_of_it(name: str) -> None:
+    reader, rng = renderer(name), np.random.default_rng(0)
+    every = list(units())
+    for start in STARTS:
+        for unit in rng.choice(every, 12).tolist():
+            small, large = (
+                size_of(check_calls(reader.parse(long_reply(reader, start, unit, size), tools=[TOOL]), [TOOL]))
+                for size in (1000, 4000)
+            )
+            assert large <= 4.5 * small + 1000, (start, unit, small, large)
+
+
+# Each of these took minutes where it was not linear.
+
+
+@pytest.mark.parametrize(
+    "unit", ["<arg_key>", "<arg_key></arg_key>", "<arg_key>a</arg_key><arg_value>", "</arg_value>"]
+)
+def test_repeated_tags_of_glm_are_read_at_once(unit: str) -> None:
+    text = "f" + unit * (LONG // len(unit))
+    call = glm_calls.read_call(text, ArgumentTypes([]))
+    assert (call.name, call.arguments) == (("", text) if unit != "</arg_value>" else (text, {}))
+
+
+@pytest.mark.parametrize("unit", ["<parameter=", "<parameter=a>", "<parameter=a></parameter>x", "</parameter>", "\n"])
+def test_repeated_tags_of_xml_are_read_at_once(unit: str) -> None:
+    text = "<function=f>" + unit * (LONG // len(unit)) + "</function>"
+    call = xml_calls.read_call(text, ArgumentTypes([]))
+    assert (call.name, call.arguments) == (("", text) if unit != "\n" else ("f", {}))
+
+
+def test_each_of_many_broken_calls_has_its_own_text() -> None:
+    after, calls = json_calls.read_mistral("[" + "1," * LONG + "1]!")
+    assert (after, len(calls)) == ("!", LONG + 1)
+    assert {(call.arguments, call.raw) for call in calls} == {("1", "1")}
