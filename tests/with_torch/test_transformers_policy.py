@@ -91,12 +91,12 @@ class Boss(Quiz):
 
 
 EPISODES = {
-    "keep": lambda: Quiz(history="keep"),
-    "strip": lambda: Quiz(history="strip"),
-    "compact": lambda: Quiz(history={"name": "compact", "every": 2}),
-    "budget": lambda: Quiz(history={"name": "budget", "max_tokens": 90}),
-    "summarize": lambda: Quiz(history={"name": "summarize", "threshold": 80, "max_tokens": 6}),
-    "handoff": Boss,
+    "keep": lambda: Quiz(tokenizer="embedded", history="keep"),
+    "strip": lambda: Quiz(tokenizer="embedded", history="strip"),
+    "compact": lambda: Quiz(tokenizer="embedded", history={"name": "compact", "every": 2}),
+    "budget": lambda: Quiz(tokenizer="embedded", history={"name": "budget", "max_tokens": 90}),
+    "summarize": lambda: Quiz(tokenizer="embedded", history={"name": "summarize", "threshold": 80, "max_tokens": 6}),
+    "handoff": partial(Boss, tokenizer="embedded"),
 }
 
 
@@ -308,7 +308,7 @@ def test_a_reply_under_way_at_a_refresh_goes_on_with_the_new_weights():
     policy = TransformersPolicy(model_of("qwen3"), policy_version=1, max_tokens=12)
 
     async def run() -> Trajectory:
-        playing = asyncio.ensure_future(envsdk.arollout(Quiz(), policy, seed=0))
+        playing = asyncio.ensure_future(envsdk.arollout(Quiz(tokenizer="embedded"), policy, seed=0))
         while policy.statistics.computed < 70 and not playing.done():
             await asyncio.sleep(0)
         policy.refresh()
@@ -329,7 +329,7 @@ def test_the_same_seed_and_episode_give_the_same_tokens_however_episodes_are_int
 
     def run(concurrency: int, seeds: Sequence[int], **options: Any) -> dict[str, np.ndarray]:
         policy = TransformersPolicy(model, **{"seed": 5, "max_tokens": 12, **options})
-        return sampled(rollouts.gather(Boss, policy, seeds=seeds, max_concurrency=concurrency))
+        return sampled(rollouts.gather(EPISODES["handoff"], policy, seeds=seeds, max_concurrency=concurrency))
 
     expected = run(1, [0, 1])
     for others in (run(2, [0, 1]), run(2, [1, 0], max_cache_bytes=40_000)):
@@ -431,7 +431,9 @@ def test_a_reply_ends_where_the_positions_of_the_model_end():
 
 def test_a_rollout_takes_a_policy_of_the_model_alone():
     policy = TransformersPolicy(model_of("qwen3"), max_tokens=12, policy_version=0)
-    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0", limits={"max_steps": 3}), policy, seed=1)
+    trajectory = envsdk.rollout(
+        envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 3}), policy, seed=1
+    )
     assert trajectory.sampled_tokens == policy.statistics.sampled > 0
     assert [sample.validate().policy_version[0] for sample in trajectory.samples()] == [0]
     assert Statistics(**policy.statistics.to_dict()) == policy.statistics
@@ -512,7 +514,7 @@ def test_a_model_in_training_mode_is_refused():
 def test_a_fork_goes_on_from_what_was_computed_for_its_original(kind: str):
     def forked(cache: str) -> tuple[list[Trajectory], Statistics]:
         policy = TransformersPolicy(model_of(kind), TOKENIZER, cache=cache)  # type: ignore[arg-type]
-        env = Quiz()
+        env = Quiz(tokenizer="embedded")
         env.reset(seed=0)
         forks: list[Env] = []
 
