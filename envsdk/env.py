@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import logging
 import math
@@ -25,6 +26,7 @@ from .limits import Limits, plain_integer
 from .messages import Message, ToolSchema
 from .registry import get_renderer
 from .renderer import Renderer
+from .reserved import check_attribute, check_class
 from .spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, check_task, find, load_tasks, pick
 from .tokenizers import Tokenizer, load_tokenizer
@@ -84,11 +86,12 @@ class Env(gymnasium.Env[Observation, Any]):
     the second, and the null policy the first: on average over the seeds, up to a tenth of the range."""
     n_tasks: ClassVar[int | None] = None
     """How many different tasks seeds give, where those are few (the whole space of them); None: another one each."""
-    _may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond", "resume")
-    """The methods of authors that are awaited if they return something to wait for."""
 
     task: Any
     """The current task, if there are tasks."""
+    _envsdk: "Driver"
+    """Everything that the SDK keeps of an environment. No other attribute is its own, so authors may use any name that
+    is not one of the methods and properties below."""
 
     def __init__(
         self,
@@ -103,20 +106,23 @@ class Env(gymnasium.Env[Observation, Any]):
     ) -> None:
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
-        self.config: Any = self._read_config(config)
-        self._inherits = renderer is None and tokenizer is None
-        self._renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
-        self._history = get_history(history)
-        self._limits = Limits.of(limits, self.default_limits)
-        self.tasks = None if tasks is None else load_tasks(tasks)
         self.render_mode = render_mode
+        self.task = None
+        driver = DRIVERS[_class_of_sdk(type(self))]
+        object.__setattr__(self, "_envsdk", driver(self, config, renderer, tokenizer, history, limits))
+        self.tasks: Rows | None = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
-        self.task = None
-        self._agent: Agent | None = None
-        self._episodes = 0
         if self.renderer.renders_whole:  # measured: what it cannot say is refused here, and not in the first episode
             self.renderer.check_tools(self.default_tools())
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_class(cls, Env, next(base for base in cls.__mro__ if base in DRIVERS))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_attribute(_class_of_sdk(type(self)), name, value)
+        super().__setattr__(name, value)
 
     # What authors write.
 
@@ -147,61 +153,71 @@ class Env(gymnasium.Env[Observation, Any]):
         """What a player who does not try would say now."""
         return ""
 
+    def default_tools(self) -> Sequence[ToolSchema]:
+        """The tools of a first turn that says none."""
+        return ()
+
     # What authors use.
 
     @property
     def context(self) -> str:
         """The name of the context that is spoken to, as this environment calls it: `main` if no turn said another."""
-        agent = self._running
+        agent = self._envsdk.running
         return agent.own_name(agent.context.name)
 
     def messages(self) -> list[Message]:
         """All that was said in the current context, in order."""
-        return list(self._running.context.messages)
+        return list(self._envsdk.running.context.messages)
 
     # What policies and trainers use.
 
     @property
+    def config(self) -> Any:
+        """The environment's own options, an object of its `Config`."""
+        return self._envsdk.config
+
+    @property
     def renderer(self) -> Renderer:
         """The renderer, with its `tokenizer`."""
-        return self._renderer
+        return self._envsdk.renderer
 
     @property
     def history(self) -> HistoryPolicy:
         """The history policy."""
-        return self._history
+        return self._envsdk.history
 
     @property
     def limits(self) -> Limits:
         """The limits of an episode."""
-        return self._limits
+        return self._envsdk.limits
 
     @property
     def trajectory(self) -> Trajectory | None:
         """The episode, once it is over; None before."""
-        return None if self._agent is None else self._agent.episode.trajectory
+        agent = self._envsdk.agent
+        return None if agent is None else agent.episode.trajectory
 
     @property
     def episode(self) -> Episode:
         """The current episode, which a sub-agent shares with who handed over to it."""
-        return self._running.episode
+        return self._envsdk.running.episode
 
     @property
     def episode_id(self) -> str:
         """The current episode's id, which is its trajectory's."""
-        return self._running.episode.id
+        return self._envsdk.running.episode.id
 
     @property
     def name(self) -> str:
         """The id that the environment was made by, or its class's name."""
-        return type(self).__name__ if self.spec is None else self.spec.id
+        return self._envsdk.name
 
     def prompt(self) -> "NDArray[np.int32]":
         """The prompt of whose action is due, which may be a sub-agent: int32 of shape (n,), a copy; O(context).
 
         While a rollout runs sub-agents side by side, that is any of them.
         """
-        return self._running.episode.agent.context.prompt()
+        return self._envsdk.running.episode.agent.context.prompt()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -222,17 +238,17 @@ class Env(gymnasium.Env[Observation, Any]):
             TaskError: If there is no such task, or it does not fit the task model.
             EpisodeError: Inside an event loop, if a method of the environment has to be awaited.
         """
-        self._refuse_event_loop()
-        self._begin(seed, options)
-        result = self._drive(self._running.episode.begin())
+        self._envsdk.refuse_event_loop()
+        self._envsdk.begin(seed, options)
+        result = self._envsdk.drive(self._envsdk.running.episode.begin())
         return result.observation, result.info
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """As `reset`, inside an event loop."""
-        self._begin(seed, options)
-        result = await self.adrive(self._running.episode.begin())
+        self._envsdk.begin(seed, options)
+        result = await self._envsdk.drive_async(self._envsdk.running.episode.begin())
         assert isinstance(result, Result)
         return result.observation, result.info
 
@@ -246,12 +262,12 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: Before `reset` and after the end.
             ActionError: If the action is not legal; the episode goes on as if it had not been given.
         """
-        self._refuse_event_loop()
-        return self._drive(self._running.episode.step(action))
+        self._envsdk.refuse_event_loop()
+        return self._envsdk.drive(self._envsdk.running.episode.step(action))
 
     async def astep(self, action: Action | Any) -> Result:
         """As `step`, inside an event loop."""
-        result = await self.adrive(self._running.episode.step(action))
+        result = await self._envsdk.drive_async(self._envsdk.running.episode.step(action))
         assert isinstance(result, Result)
         return result
 
@@ -261,7 +277,7 @@ class Env(gymnasium.Env[Observation, Any]):
         Raises:
             EpisodeError: If no action is due.
         """
-        result = self._running.episode.pending()
+        result = self._envsdk.running.episode.pending()
         return result.observation, result.info
 
     def fork(self) -> Self:
@@ -284,7 +300,7 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: If no action is due, or only the rest of one; while sub-agents go on side by side; for a
                 sub-agent; or if something cannot be copied.
         """
-        agent = self._running
+        agent = self._envsdk.running
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
         agent.episode.check_fork()
@@ -306,7 +322,7 @@ class Env(gymnasium.Env[Observation, Any]):
         Raises:
             EpisodeError: If there is no episode, or it has ended already.
         """
-        return self._running.episode.fail(error)
+        return self._envsdk.running.episode.fail(error)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The conversation as text that is safe to print, if `render_mode` is `"ansi"`."""
@@ -316,14 +332,14 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def close(self) -> None:
         """Free what the environment holds, and its sub-agents. It may be called again."""
-        errors = self._close_children()
+        errors = self._envsdk.close_children()
         if errors:
             raise errors[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        contexts = {} if self._agent is None else self._agent.episode.contexts
+        contexts = {} if self._envsdk.agent is None else self._envsdk.agent.episode.contexts
         messages = [message for context in contexts.values() for message in context.messages]
-        for shared in (self.config, self.tasks, self.spec, self._history, *messages):
+        for shared in (self.config, self.tasks, self.spec, self._envsdk.history, *messages):
             memo[id(shared)] = shared  # they never change
         other = type(self).__new__(type(self))
         memo[id(self)] = other
@@ -341,51 +357,86 @@ class Env(gymnasium.Env[Observation, Any]):
     def __repr__(self) -> str:
         return f"<{self.name} renderer={self.renderer.name!r} history={self.history.specification()}>"
 
-    # How it works.
+
+class Driver:
+    """The machinery of an environment: what it was made with, its part of the episode, and who calls its methods.
+
+    Args:
+        env: The environment.
+        config: Its own options.
+        renderer: See `Env`, and so for the others.
+    """
+
+    may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond", "resume")
+    """The methods of authors that are awaited if they return something to wait for."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: Mapping[str, Any],
+        renderer: str | Mapping[str, Any] | Renderer | None,
+        tokenizer: Any,
+        history: str | Mapping[str, Any] | HistoryPolicy,
+        limits: Limits | Mapping[str, Any] | None,
+    ) -> None:
+        self.env = env
+        self.config: Any = self._read_config(config)
+        self._inherits = renderer is None and tokenizer is None
+        self.renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
+        self.history = get_history(history)
+        self.limits = Limits.of(limits, env.default_limits)
+        self.given_name: str | None = None
+        self.agent: Agent | None = None
+        self._episodes = 0
 
     @property
-    def _running(self) -> Agent:
-        if self._agent is None:
+    def name(self) -> str:
+        """The id that the environment was made by, or its class's name."""
+        spec = self.env.spec
+        return self.given_name or (type(self.env).__name__ if spec is None else spec.id)
+
+    @property
+    def running(self) -> Agent:
+        """Its part of the running episode, or of the last one."""
+        if self.agent is None:
             raise EpisodeError("there is no episode yet: call reset() first")
-        return self._agent
+        return self.agent
 
     def _waits(self) -> bool:
         """Whether a method of the author has to be waited for."""
-        return any(is_async(getattr(self, name)) for name in self._may_be_async)
+        return any(is_async(getattr(self.env, name)) for name in self.may_be_async)
 
     def _needs_loop(self) -> bool:
         """Whether a step may have to wait for something."""
-        return self._history.is_async or self._waits()
-
-    def default_tools(self) -> Sequence[ToolSchema]:
-        """The tools of a first turn that says none."""
-        return ()
+        return self.history.is_async or self._waits()
 
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
         try:
-            return self.Config(**config)
+            return self.env.Config(**config)
         except ValidationError as error:
-            known = ", ".join(self.Config.model_fields) or "none"
-            raise ConfigError(f"{type(self).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
+            known = ", ".join(self.env.Config.model_fields) or "none"
+            raise ConfigError(
+                f"{type(self.env).__name__}: {what_is_invalid(error)}. Its own options: {known}"
+            ) from error
 
-    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin another episode; what is refused leaves the running one as it is."""
         seed, given = check_seed(seed), _check_options(options)
         chosen = [self._chosen(given)] if "task" in given else []
         self._episodes += 1
         episode_id = given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
-        for error in self._close_children():
-            _log.warning("a sub-agent of %r could not be closed: %r", self, error)
-        if self._agent is not None:
-            self._agent.episode.abandoned = True
-        episode = Episode(episode_id, self, seed)
-        self._agent, self._renderer = episode.root, self._own_renderer
+        for error in self.close_children():
+            _log.warning("a sub-agent of %r could not be closed: %r", self.env, error)
+        if self.agent is not None:
+            self.agent.episode.abandoned = True
+        episode = Episode(episode_id, self.env, seed)
+        self.agent, self.renderer = episode.root, self._own_renderer
         episode.config = self.config.model_dump(mode="json")
         episode.group_id = given.get("group_id")
         self._prepare(seed, chosen)
 
     def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return check_task(find(self.tasks, options["task"]), self.Task)
+        return check_task(find(self.env.tasks, options["task"]), self.env.Task)
 
     def join(self, agent: Agent, seed: int | None, task: Any) -> None:
         """Become a sub-agent of an episode.
@@ -394,30 +445,32 @@ class Env(gymnasium.Env[Observation, Any]):
             HandoffError: If it is in use already.
             TaskError: If it has no such task.
         """
-        if self._agent is not None and self._agent.is_running:
+        if self.agent is not None and self.agent.is_running:
             raise HandoffError(
-                f"{self!r} is in use already, as {self._agent.name!r} of {self._agent.episode.id!r}: make another "
+                f"{self.env!r} is in use already, as {self.agent.name!r} of {self.agent.episode.id!r}: make another "
                 "object for each handoff"
             )
-        self._agent = agent
+        self.agent = agent
         inherits = self._inherits and agent.parent is not None
-        self._renderer = agent.parent.context.renderer if inherits and agent.parent else self._own_renderer
-        self._prepare(seed, [] if task is None else [task if self.tasks is None else find(self.tasks, task)])
+        self.renderer = agent.parent.context.renderer if inherits and agent.parent else self._own_renderer
+        self._prepare(seed, [] if task is None else [task if self.env.tasks is None else find(self.env.tasks, task)])
 
     def _prepare(self, seed: int | None, chosen: list[Any]) -> None:
         """Set the random state and the task: the row that was chosen, else one that the seed picks."""
-        super().reset(seed=seed)
-        self.task = None
-        if not chosen and self.tasks is not None:
-            chosen = [self.tasks[pick(self.tasks, seed, self.np_random)]]
+        gymnasium.Env.reset(self.env, seed=seed)
+        self.env.task = None
+        if not chosen and self.env.tasks is not None:
+            chosen = [self.env.tasks[pick(self.env.tasks, seed, self.env.np_random)]]
         for row in chosen:
-            self._running.task = check_task(row, self.Task)
-            self.task = copy.deepcopy(self._running.task)  # what the author does to it changes neither data nor record
+            self.running.task = check_task(row, self.env.Task)
+            self.env.task = copy.deepcopy(
+                self.running.task
+            )  # what the author does to it changes neither data nor record
 
     def _started(self, turn: Turn) -> None:
         """The first turn was said."""
 
-    def _drive(self, play: Play) -> Result:
+    def drive(self, play: Play) -> Result:
         """Ask the authors' methods what the episode asks for, one after the other."""
         try:
             call = next(play)
@@ -428,22 +481,22 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _resolve(self, play: Play, call: Call | Children) -> Call | Children:
         assert isinstance(call, Call)
-        env = call.agent.env
+        driver = driver_of(call.agent.env)
         try:
-            env._refuse_event_loop()
+            driver.refuse_event_loop()
         except EpisodeError:
             play.close()  # it is the caller's fault, and no sub-agent's
             call.agent.episode.interrupted = True
             raise
         try:
-            said = env._now(env._say(call))
-            env._heard(call, said)
+            said = driver.now(driver._say(call))
+            driver._heard(call, said)
         except Exception as error:
-            env._note(error, call.method)
+            driver._note(error, call.method)
             return play.throw(error)
         return play.send(said)
 
-    async def adrive(
+    async def drive_async(
         self, play: Play, run: "Callable[[list[Agent]], Awaitable[list[HandoffResult]]] | None" = None
     ) -> Result | HandoffResult:
         """As `step` does, inside an event loop: ask the authors' methods; `run` runs sub-agents side by side."""
@@ -459,12 +512,12 @@ class Env(gymnasium.Env[Observation, Any]):
                         raise
                     call = play.send(results)
                     continue
-                env = call.agent.env
+                driver = driver_of(call.agent.env)
                 try:
-                    said = await _not_cancelled(env._say(call))
-                    env._heard(call, said)
+                    said = await _not_cancelled(driver._say(call))
+                    driver._heard(call, said)
                 except Exception as error:
-                    env._note(error, call.method)
+                    driver._note(error, call.method)
                     call = play.throw(error)
                 else:
                     call = play.send(said)
@@ -474,19 +527,19 @@ class Env(gymnasium.Env[Observation, Any]):
     def _say(self, call: Call) -> Any:
         if callable(call.method):
             return call.method(call.argument)
-        return self.start() if call.method == "start" else getattr(self, call.method)(call.argument)
+        return self.env.start() if call.method == "start" else getattr(self.env, call.method)(call.argument)
 
     def _heard(self, call: Call, said: Any) -> None:
         if call.method == "start":
             self._started(said)
 
-    def _close_children(self) -> list[Exception]:
+    def close_children(self) -> list[Exception]:
         """Close the environments of all sub-agents of the last episode, each once; returns what that raised."""
         errors: list[Exception] = []
-        if self._agent is None or self._agent.parent is not None:
+        if self.agent is None or self.agent.parent is not None:
             return errors
-        for agent in self._agent.agents():
-            if agent is not self._agent and agent.env._agent is agent and not agent.closed:
+        for agent in self.agent.agents():
+            if agent is not self.agent and driver_of(agent.env).agent is agent and not agent.closed:
                 agent.closed = True
                 try:
                     agent.env.close()
@@ -494,7 +547,7 @@ class Env(gymnasium.Env[Observation, Any]):
                     errors.append(error)
         return errors
 
-    def _now(self, value: T | Awaitable[T]) -> T:
+    def now(self, value: T | Awaitable[T]) -> T:
         """The value, awaited in an event loop of our own if it has to be."""
         if isinstance(value, (Turn, Handoff)) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
@@ -502,18 +555,32 @@ class Env(gymnasium.Env[Observation, Any]):
             return _run_at_once(value)
         return run(_not_cancelled(value))
 
-    def _refuse_event_loop(self) -> None:
+    def refuse_event_loop(self) -> None:
         """Before anything happens: inside an event loop a plain function cannot wait for an async method."""
         if in_event_loop() and self._needs_loop():
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
     def _note(self, error: Exception, method: Method) -> None:
         """Note on an exception which method of the author it came from, and when; log it if its parent takes it."""
-        agent = self._running
+        agent = self.running
         name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
         error.add_note(f"Raised by {name}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
         if agent.parent is not None:  # it gets the error as a result, and the model perhaps as an answer
             _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
+
+
+def driver_of(env: Env) -> Driver:
+    """Return the machinery of an environment."""
+    return env._envsdk  # pyright: ignore[reportPrivateUsage]
+
+
+DRIVERS: dict[type, type[Driver]] = {Env: Driver}
+"""The machinery of each class of the SDK that authors derive from."""
+
+
+@functools.cache
+def _class_of_sdk(cls: type) -> type:
+    return next(base for base in cls.__mro__ if base in DRIVERS)
 
 
 _RESET_OPTIONS = ("episode_id", "group_id", "task")

@@ -150,10 +150,12 @@ class Episode:
 
     def enter(self, child: Agent) -> Play:
         """Begin with a sub-agent."""
+        from .env import driver_of
+
         assert child.handoff is not None
         self.agent = child
         try:
-            child.env.join(child, seed_of(self.seed, child.name), child.handoff.task)
+            driver_of(child.env).join(child, seed_of(self.seed, child.name), child.handoff.task)
         except Exception as error:
             return self._close(child, StopReason.ERROR, error)
         return (yield from self.open(child))

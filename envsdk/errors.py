@@ -19,6 +19,10 @@ class NoEndWarning(UserWarning):
     """An episode that nothing limits had so many steps that it was ended."""
 
 
+class ReservedName(EnvsdkError, AttributeError):
+    """An environment gives a name to something of its own that the SDK uses for something else."""
+
+
 class UnknownName(EnvsdkError, LookupError):
     """A renderer, environment, history policy, tool or option of that name does not exist."""
 

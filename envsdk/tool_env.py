@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from .env import Env, EnvConfig, is_being_cancelled
+from .env import DRIVERS, Driver, Env, EnvConfig, driver_of, is_being_cancelled
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
 from .limits import StopReason
@@ -78,7 +78,6 @@ class ToolEnv(Env):
     """
 
     Config: ClassVar[type[EnvConfig]] = ToolEnvConfig
-    _may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
     tools: "Sequence[Tool | Callable[..., Any]]" = ()
     """Tools that are no methods; functions are made tools. It may be set in `__init__`."""
     told_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
@@ -113,6 +112,29 @@ class ToolEnv(Env):
 
         What tools handed over to goes first; its results are their answers.
         """
+        return await tool_driver_of(self).respond(reply)
+
+    async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
+        """Answer the calls that handed over with what came of it, and go on as after any tool."""
+        return await tool_driver_of(self).resume(result)
+
+    def after_handoff(self, result: Any) -> Turn | Awaitable[Turn]:
+        """Go on after a handoff of `finish`, `after_tools` or `on_bad_reply`, such as to a judge; see `Env.resume`."""
+        raise NotImplementedError(f"{type(self).__name__} has no after_handoff(): it returns the Turn after a Handoff")
+
+    def default_tools(self) -> list[ToolSchema]:
+        """See `Env.default_tools`."""
+        return [tool.schema for tool in tool_driver_of(self).tools().values()]
+
+
+class ToolDriver(Driver):
+    """The machinery of a `ToolEnv`."""
+
+    env: ToolEnv
+    may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
+
+    async def respond(self, reply: Message) -> Turn | Sequence[Handoff]:
+        """See `ToolEnv.respond`."""
         calls = reply.tool_calls[self._answered :]
         answers = self._without_busy(await self._run_calls(calls))
         handoffs = [handoff for answer in answers for handoff in answer.handoffs]
@@ -122,18 +144,14 @@ class ToolEnv(Env):
         return await self._conclude(reply, calls, answers)
 
     async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
-        """Answer the calls that handed over with what came of it, and go on as after any tool."""
+        """See `ToolEnv.resume`."""
         if self._handed_over is None:
-            turn = self.after_handoff(result)
+            turn = self.env.after_handoff(result)
             return await turn if inspect.isawaitable(turn) else turn
         (reply, calls, answers), self._handed_over = self._handed_over, None
         left = iter(result)
         answers = [self._with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
         return await self._conclude(reply, calls, answers)
-
-    def after_handoff(self, result: Any) -> Turn | Awaitable[Turn]:
-        """Go on after a handoff of `finish`, `after_tools` or `on_bad_reply`, such as to a judge; see `Env.resume`."""
-        raise NotImplementedError(f"{type(self).__name__} has no after_handoff(): it returns the Turn after a Handoff")
 
     def _without_busy(self, answers: list[Answer]) -> list[Answer]:
         """An environment can be one sub-agent at a time: a second call of a reply for the same one is told so."""
@@ -167,16 +185,16 @@ class ToolEnv(Env):
         is_bad = not any(answer.was_run for answer in answers) if answers else says_nothing
         self._bad_replies = self._bad_replies + 1 if is_bad else 0
         if is_bad:
-            turn = self.on_bad_reply(reply, messages or [_correction(reply)], self._bad_replies)
+            turn = self.env.on_bad_reply(reply, messages or [_correction(reply)], self._bad_replies)
         elif messages:
-            turn = self.after_tools(reply, messages)
+            turn = self.env.after_tools(reply, messages)
         else:
-            turn = self.finish(reply)
+            turn = self.env.finish(reply)
         turn = await turn if inspect.isawaitable(turn) else turn
         if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
             return turn  # it will be refused where all turns are
         if turn.tools is not None:
-            self._functions = {**self._tools(), **turn.functions}
+            self._functions = {**self.tools(), **turn.functions}
         self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
         metrics = {
             "tool_calls": len(answers),
@@ -186,20 +204,12 @@ class ToolEnv(Env):
         }
         return _with_metrics(turn, metrics)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        other = super().__deepcopy__(memo)
-        other._functions = copy.deepcopy(self._functions, memo)
-        return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_functions": None}  # they are bound to this very object
-
-    # How it works.
-
     def _read_config(self, config: Any) -> EnvConfig:
-        if not issubclass(self.Config, ToolEnvConfig):
-            raise ConfigError(f"{type(self).__name__}.Config is no subclass of ToolEnvConfig, as that of a ToolEnv is")
-        _tool_methods(type(self))
+        if not issubclass(self.env.Config, ToolEnvConfig):
+            raise ConfigError(
+                f"{type(self.env).__name__}.Config is no subclass of ToolEnvConfig, as that of a ToolEnv is"
+            )
+        _tool_methods(type(self.env))
         self._functions: dict[str, Tool] | None = None  # those of the current episode
         return super()._read_config(config)
 
@@ -211,51 +221,51 @@ class ToolEnv(Env):
         self._answered = 0  # how many calls of a reply that goes on were answered
 
     def _started(self, turn: Turn) -> None:
-        self._functions = {**self._tools(), **getattr(turn, "functions", {})}
+        self._functions = {**self.tools(), **getattr(turn, "functions", {})}
 
     def _waits(self) -> bool:
         """Whether anything has to be waited for; if not, `step` needs no event loop."""
-        hooks = (getattr(self, name) for name in self._may_be_async)
-        is_own = type(self).respond is ToolEnv.respond
+        hooks = (getattr(self.env, name) for name in self.may_be_async)
+        is_own = type(self.env).respond is ToolEnv.respond
         if not is_own or self.config.concurrent_tools or any(map(is_async, hooks)):
             return True
-        tools = self._tools() if self._functions is None else self._functions
+        tools = self.tools() if self._functions is None else self._functions
         return any(tool.is_async or self._timeout_s(tool) is not None for tool in tools.values())
 
-    def default_tools(self) -> list[ToolSchema]:
-        """See `Env.default_tools`."""
-        return [tool.schema for tool in self._tools().values()]
-
-    def _tools(self) -> dict[str, Tool]:
+    def tools(self) -> dict[str, Tool]:
         """The tools by name."""
         try:
-            given = [as_tool(tool) for tool in self.tools]
+            given = [as_tool(tool) for tool in self.env.tools]
         except TypeError as error:
-            raise ConfigError(f"`tools` of {type(self).__name__} is a list of tools and functions: {error}") from error
-        tools = [*map(self._bound, _tool_methods(type(self))), *given]
+            raise ConfigError(
+                f"`tools` of {type(self.env).__name__} is a list of tools and functions: {error}"
+            ) from error
+        tools = [*map(self._bound, _tool_methods(type(self.env))), *given]
         by_name = {tool.name: tool for tool in tools}
         if len(by_name) < len(tools):
-            raise ConfigError(f"{type(self).__name__} has two tools of one name: {', '.join(t.name for t in tools)}")
+            raise ConfigError(
+                f"{type(self.env).__name__} has two tools of one name: {', '.join(t.name for t in tools)}"
+            )
         return by_name
 
     def _bound(self, name: str) -> Tool:
-        tool = getattr(self, name)
+        tool = getattr(self.env, name)
         if not isinstance(tool, Tool):
-            raise ConfigError(f"the tool {name!r} of {type(self).__name__} is hidden by an attribute of that name")
+            raise ConfigError(f"the tool {name!r} of {type(self.env).__name__} is hidden by an attribute of that name")
         return tool
 
     def _timeout_s(self, tool: Tool) -> float | None:
         return self.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Answer]:
-        left = self._running.tool_calls_left(len(calls))
+        left = self.running.tool_calls_left(len(calls))
         running = (self._answer(call, index < left) for index, call in enumerate(calls))
         return await _together(list(running)) if self.config.concurrent_tools else [await answer for answer in running]
 
     async def _answer(self, call: ToolCall, is_allowed: bool) -> Answer:
         """Run a call. Whatever is wrong with it, there is an answer."""
         if self._functions is None:  # this is a copy
-            self._functions = self._tools()
+            self._functions = self.tools()
         tool = self._functions.get(call.name)
         if call.error is not None:
             return self._refused(call.error)
@@ -282,7 +292,7 @@ class ToolEnv(Env):
             return self._failed(_said(error))
         except EnvsdkError:
             raise
-        except (*self.told_exceptions, SystemExit) as error:
+        except (*self.env.told_exceptions, SystemExit) as error:
             return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
@@ -309,12 +319,12 @@ class ToolEnv(Env):
 
     def _crashed(self, tool: Tool, error: BaseException, answer: Answer) -> Answer:
         """Log, count or raise what a tool raised, unless it is expected."""
-        if any(isinstance(error, kind) for kind in self.told_exceptions if kind is not Exception):
+        if any(isinstance(error, kind) for kind in self.env.told_exceptions if kind is not Exception):
             return answer
         if self.config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise error
-        place = (type(self).__qualname__, tool.name, type(error).__qualname__, *_place(error))
+        place = (type(self.env).__qualname__, tool.name, type(error).__qualname__, *_place(error))
         if place not in _logged:
             _logged.add(place)
             _log.error(
@@ -335,6 +345,23 @@ class ToolEnv(Env):
     def _cut(self, text: str) -> str:
         limit = self.config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_functions": None}  # they are bound to this very object
+
+
+def tool_driver_of(env: ToolEnv) -> ToolDriver:
+    """Return the machinery of an environment with tools."""
+    return cast("ToolDriver", driver_of(env))
+
+
+DRIVERS[ToolEnv] = ToolDriver
 
 
 @functools.cache

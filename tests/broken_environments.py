@@ -466,25 +466,43 @@ class ClosesOnce(Sound):
         super().close()
 
 
+# A class body that hides step() or reset() is refused; these are changed behind the SDK's back.
+
+
 class StepsBehindTheEnd(Sound):
-    def step(self, action: Any) -> Any:
-        if self.trajectory is not None:
-            return self._last
-        self._last = super().step(action)
-        return self._last
+    pass
+
+
+def _step_behind_the_end(self: Any, action: Any) -> Any:
+    if self.trajectory is None:
+        self.result_of_step = Env.step(self, action)
+    return self.result_of_step
+
+
+StepsBehindTheEnd.step = _step_behind_the_end
 
 
 class DropsTokens(Sound):
     """It says that it kept a token less than it did."""
 
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
-        return result._replace(observation=result.observation._replace(keep=result.observation.keep - 1))
+
+def _step_that_drops(self: Any, action: Any) -> Any:
+    result = Env.step(self, action)
+    return result._replace(observation=result.observation._replace(keep=result.observation.keep - 1))
+
+
+DropsTokens.step = _step_that_drops
 
 
 class OldReset(Sound):
-    def reset(self, seed: int | None = None) -> Any:
-        return super().reset(seed=seed)
+    pass
+
+
+def _old_reset(self: Any, seed: int | None = None) -> Any:
+    return Env.reset(self, seed=seed)
+
+
+OldReset.reset = _old_reset
 
 
 class LivesOnThinking(Sound):

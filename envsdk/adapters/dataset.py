@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, ImportString, field_serializer, field_validator
 
-from ..env import Env, EnvConfig
+from ..env import DRIVERS, Driver, Env, EnvConfig
 from ..errors import ConfigError, TaskError
 from ..limits import Limits
 from ..messages import Message
@@ -88,10 +88,6 @@ class Dataset(Env):
             raise NotImplementedError("the rows have no column with an answer")
         return str(self._value(self.config.answer))
 
-    def _waits(self) -> bool:
-        score = self.config.score
-        return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
-
     def _filled(self, template: str) -> str:
         try:
             return template.format_map(self.task)
@@ -109,6 +105,15 @@ class Dataset(Env):
             f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}); say with `question` "
             "and `answer` which columns are what"
         )
+
+
+class _DatasetDriver(Driver):
+    def _waits(self) -> bool:
+        score = self.config.score
+        return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
+
+
+DRIVERS[Dataset] = _DatasetDriver
 
 
 def _takes_row(function: Callable[..., Any]) -> bool:

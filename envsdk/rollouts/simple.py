@@ -8,7 +8,7 @@ from typing import Any
 
 from ..action import Action, Observation
 from ..agent import Agent
-from ..env import Env
+from ..env import Env, driver_of
 from ..episode import Result
 from ..errors import ConfigError, PolicyError
 from ..event_loops import run
@@ -104,9 +104,9 @@ class _Player:
         agent = self._episode.agent
         if agent.parent is None:
             action = await self._sample(agent, observation, info)
-            return await self._env.adrive(self._episode.step(action), self._run)
+            return await driver_of(self._env).drive_async(self._episode.step(action), self._run)
         result = await self._finish(agent, Result(observation, 0.0, False, False, dict(info)))  # a fork may begin here
-        return await self._env.adrive(self._episode.take_back(agent, result), self._run)
+        return await driver_of(self._env).drive_async(self._episode.take_back(agent, result), self._run)
 
     async def _run(self, children: list[Agent]) -> list[HandoffResult]:
         """Run sub-agents side by side; if one raises, which is no failure of its own, the others are cancelled."""
@@ -125,10 +125,10 @@ class _Player:
         try:
             async with clock:
                 if outcome is None:
-                    outcome = await self._env.adrive(self._episode.enter(child), self._run)
+                    outcome = await driver_of(self._env).drive_async(self._episode.enter(child), self._run)
                 while isinstance(outcome, Result):
                     action = await self._sample(child, outcome.observation, outcome.info)
-                    outcome = await self._env.adrive(self._episode.play(child, action), self._run)
+                    outcome = await driver_of(self._env).drive_async(self._episode.play(child, action), self._run)
                 return outcome
         except TimeoutError:
             if not clock.expired():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..action import Action
-from ..env import Env
+from ..env import Env, driver_of
 from ..errors import RenderError
 from ..history import HistoryPolicy
 from ..messages import Message, ToolSchema
@@ -85,11 +85,7 @@ class _Conversation(Env):
         self._script = script
         self._step = 0
         super().__init__(renderer=script.renderer, history=policy)
-
-    @property
-    def name(self) -> str:
-        """What the samples say of where they are from."""
-        return "sft"
+        driver_of(self).given_name = "sft"  # the samples say so
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """The tools of the conversation."""

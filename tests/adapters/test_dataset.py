@@ -15,6 +15,7 @@ from adapters import scoring
 import envsdk
 from envsdk import Env, Message, Trajectory, event_loops
 from envsdk.adapters.dataset import Dataset
+from envsdk.env import driver_of
 from envsdk.errors import ConfigError, TaskError, TurnError
 from envsdk.rollouts import ReplyPolicy, gather
 
@@ -262,5 +263,5 @@ def test_forks_and_copies_go_on_their_own():
 def test_any_reply_is_scored(reply: str):
     env = Dataset(tasks=ROWS, score=scoring.exact)
     env.reset(seed=0)
-    turn = env._now(env.respond(Message(role="assistant", content=reply)))
+    turn = driver_of(env).now(env.respond(Message(role="assistant", content=reply)))
     assert (turn.reward, turn.terminated) == (0.0, True)

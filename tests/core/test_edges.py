@@ -171,7 +171,7 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
     for token in odd:
         env.reset(seed=0)
         env.step(np.array([token, *tokenizer.encode("x"), tokenizer.token_id("<|im_end|>")], dtype=np.int32))
-        said = env._agent.context.view[1].content
+        said = env.episode.root.context.view[1].content
         assert f"<|im_start|>assistant\n{said}<|im_end|>" in tokenizer.decode(env.prompt())
 
 
@@ -222,7 +222,7 @@ def test_a_message_put_before_all_others_leaves_one_list_of_tools() -> None:
     env.options = {"tools": [tool]}
     env.reset(seed=0)
     observation, *_ = env.step(says(env, "one"))
-    expected = env.renderer.render(env._agent.context.view, tools=[tool], history="keep", generation_prompt=True)
+    expected = env.renderer.render(env.episode.root.context.view, tools=[tool], history="keep", generation_prompt=True)
     assert observation.keep == 0
     assert env.prompt().tolist() == expected.tokens.tolist()
 

@@ -16,6 +16,7 @@ from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajec
 from envsdk.errors import ConfigError, EpisodeError, InvalidRecord
 from envsdk.rollouts import RandomPolicy
 from envsdk.rollouts.policies import find_policy
+from envsdk.tool_env import tool_driver_of
 
 
 class Draws(Env):
@@ -144,7 +145,7 @@ class Counter(ToolEnv):
             return "Done."
 
         self.double = double
-        return Turn("Count.", tools=[*(self._tools().values()), envsdk.tool(double), envsdk.tool(reset)])
+        return Turn("Count.", tools=[*(tool_driver_of(self).tools().values()), envsdk.tool(double), envsdk.tool(reset)])
 
     def finish(self, reply: Message) -> Turn:
         return Turn(reward=float(self.total), terminated=True)

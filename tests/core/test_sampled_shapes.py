@@ -216,7 +216,7 @@ def is_of_a_call(error: str) -> bool:
 
 def recorded_reply(env) -> Message:
     """The last reply in the record; the environment got a copy of it."""
-    return next(message for message in reversed(env._agent.context.messages) if message.role == "assistant")
+    return next(message for message in reversed(env.episode.root.context.messages) if message.role == "assistant")
 
 
 def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: Any) -> int:
@@ -236,7 +236,7 @@ def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: A
         prompts.append(env.prompt())
         assert prompts[-1].tolist() == [*kept, *observation.tokens]
         assert observation.extends == ("break" not in info)
-        view = env._agent.context.view  # pyright: ignore
+        view = env.episode.root.context.view  # pyright: ignore
         rendered = renderer.render(view, tools=[SEARCH], generation_prompt=True, history="keep")
         bounds = zip(rendered.starts, rendered.starts[1:], strict=False)
         texts = [verbatim.get(id(m)) or decode(rendered.tokens[a:b]) for m, (a, b) in zip(view, bounds, strict=True)]
@@ -311,5 +311,5 @@ def test_a_reply_behind_a_dropped_round_is_kept_verbatim(renderer: Renderer) -> 
     info: dict[str, Any] = {}
     while "break" not in info:
         *_, info = env.step(act(tokens))
-    assert env._agent.context.view[-2] is recorded_reply(env)  # pyright: ignore
+    assert env.episode.root.context.view[-2] is recorded_reply(env)  # pyright: ignore
     assert str(tokens)[1:-1] in str(env.prompt().tolist())

@@ -92,7 +92,7 @@ def test_every_prompt_says_what_the_conversation_says(history: Any) -> None:
             break
         prompt = np.append(context[: observation.keep], observation.tokens)
         breaks += "break" in info
-        shown = RENDERER.render(env._agent.context.view, generation_prompt=True)
+        shown = RENDERER.render(env.episode.root.context.view, generation_prompt=True)
         assert text(prompt) == text(shown.tokens) == text(env.prompt())
     assert breaks == (0 if history != {"name": "budget", "max_tokens": 120} else breaks)
     assert breaks or not isinstance(history, dict) or history["name"] != "budget"
