@@ -41,7 +41,7 @@ from .template_probe import (
 from .template_stop import Stop
 from .template_turns import TemplateTurns
 from .template_validation import Said, Validation
-from .template_writer import TemplateEmission, Writer
+from .template_writer import TemplateEmission, Writer, any_slot
 from .templates import FIXED_DATE, ChatTemplate, Mask, TemplateFailed
 
 if TYPE_CHECKING:
@@ -424,10 +424,10 @@ class FixedBase(Renderer):
         self, out: TemplateEmission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
     ) -> None:
         """Write what stands behind a turn; what it asks with is left to `emit_generation_prompt`."""
-        bounds = [*tail.starts, len(tail.text)]
+        bounds, slots = [*tail.starts, len(tail.text)], any_slot(contents)
         for index, message in enumerate(messages):
             out.begin(first + index, message.role)
-            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents)
+            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
         out.asks = tail.text[bounds[len(messages)] :]
 
     # Validating.

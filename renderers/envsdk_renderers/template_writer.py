@@ -21,6 +21,11 @@ class TemplateEmission(Emission):
     asks: str
 
 
+def any_slot(contents: Mapping[str, str]) -> re.Pattern[str]:
+    """What finds the slots that have a content."""
+    return re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else _NOTHING
+
+
 class Writer:
     """Writes rendered text.
 
@@ -31,9 +36,17 @@ class Writer:
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
 
-    def fill(self, out: Emission, text: str, contents: Mapping[str, str], *, is_scaffold: bool = True) -> None:
-        """Write a text and what stands in its slots."""
-        slots = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else _NOTHING
+    def fill(
+        self,
+        out: Emission,
+        text: str,
+        contents: Mapping[str, str],
+        slots: re.Pattern[str] | None = None,
+        *,
+        is_scaffold: bool = True,
+    ) -> None:
+        """Write a text and the contents of its slots; of many texts with the same contents, give `any_slot` once."""
+        slots = any_slot(contents) if slots is None else slots
         for index, part in enumerate(slots.split(text)):
             if index % 2:
                 out.content(self._mask.restore(contents[part]))
