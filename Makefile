@@ -7,7 +7,7 @@ TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
 TORCH := .venvs/torch/.installed
 
-.PHONY: demo test test-versions test-peers test-torch lint format bench clean
+.PHONY: demo test test-all test-versions test-peers test-torch lint format bench clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -15,6 +15,10 @@ demo: $(CORE)
 
 test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
+
+# The same with the large matrices, such as all 20,000 damaged records.
+test-all: $(TEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable --full
 
 # With each supported Python that this machine has, each in .venvs/python3.X: all, or VERSIONS="3.12 3.13".
 test-versions: | .venv/pyvenv.cfg

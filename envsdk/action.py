@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get
 
 import numpy as np
 
+from .arrays import LARGEST
 from .errors import ActionError
+from .stored import Count, Stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,13 +51,14 @@ class Action:
     policy_version: int | None = None
     """Which weights sampled it."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Data beside the tokens: carried into the samples, never read. A numpy array is aligned with the tokens (routed
-    experts, top-k): its first dimension is n, and the samples hold it at their positions. Anything else belongs to the
-    action as a whole (images, a request's id)."""
+    """Data besides the tokens: carried into the samples, never read. A numpy array of signed integers or floats is
+    aligned with the tokens (routed experts, top-k): its first dimension is n, and the samples hold it at their
+    positions, with -1 or NaN elsewhere: these mean that nothing is known. Anything else belongs to the action as a
+    whole (images, a request's id)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Break(Stored):
     """A declared loss of the extension property."""
 
     kind: BreakKind
@@ -63,9 +66,9 @@ class Break:
     reason: BreakReason
     context: str
     base: str
-    kept: int
+    kept: Count
     """How many tokens of `base` stay."""
-    dropped: int
+    dropped: Count
     """How many tokens that the policy had seen or sampled are gone."""
     detail: str = ""
 
@@ -118,8 +121,8 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
 
 def _check_sampling(action: Action) -> None:
     temperature: Any = action.temperature
-    if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature < float("inf"):
-        raise ActionError(f"temperature is {temperature!r}; expected a finite number of at least 0")
+    if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature <= LARGEST:
+        raise ActionError(f"temperature is {temperature!r}; expected a finite number of float32, of at least 0")
     version: Any = action.policy_version
     if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
         raise ActionError(f"policy_version is {version!r}; expected None or an integer from 0 to 2**31 - 1")
@@ -134,8 +137,16 @@ def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
             f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens: an array has a row for "
             "each token. What belongs to the action as a whole is given as a list or another value"
         )
-    if array.dtype.kind not in "biuf":
-        raise ActionError(f"extra[{key!r}] is an array of {array.dtype}; expected booleans, integers or floats")
+    if isinstance(array, np.ma.MaskedArray):
+        raise ActionError(
+            f"extra[{key!r}] is a masked array; expected a plain one, with -1 or NaN where nothing is known"
+        )
+    if array.dtype.kind not in "if" or array.dtype.itemsize > 8:
+        raise ActionError(
+            f"extra[{key!r}] is an array of {array.dtype}; expected signed integers or floats of at most 64 bits. "
+            "Samples hold -1 or NaN on all other tokens, which booleans and unsigned integers cannot: "
+            f"give extra[{key!r}].astype(np.int32)"
+        )
 
 
 def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":

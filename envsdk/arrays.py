@@ -1,5 +1,6 @@
 """Arrays that grow: appending is amortised O(new elements), whatever is there already."""
 
+import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of float32, as which rewards and temperatures reach a trainer."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -54,3 +57,16 @@ class Growing(Generic[Scalar]):
         if not 0 <= length <= self._length:
             raise IndexError(f"cannot keep {length} of {self._length} elements")
         self._length = length
+
+
+def fill_value(dtype: "np.dtype[Any]") -> int | float:
+    """Return what an array of side data holds where nothing is known: -1, or NaN for floats.
+
+    Raises:
+        ValueError: If the dtype has no such value: every boolean and every unsigned integer may mean something.
+    """
+    if dtype.kind == "i":
+        return -1
+    if dtype.kind == "f":
+        return math.nan
+    raise ValueError(f"an array of {dtype} has no value that means that nothing is known")

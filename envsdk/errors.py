@@ -1,6 +1,7 @@
 """The errors that envsdk raises. Each says what was given, what was expected, and what to do."""
 
 import difflib
+import reprlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -9,6 +10,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from .trajectory import Trajectory
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 class EnvsdkError(Exception):
@@ -161,11 +166,18 @@ class StorageError(EnvsdkError, OSError):
 
 
 def what_is_invalid(error: "ValidationError") -> str:
-    """What a pydantic model refuses, on one line: each field with its reason and what was given."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {item['input']!r:.80})"
-        for item in error.errors()
-    )
+    """What a pydantic model refuses, on one line: each field with its reason and what was given; the first ten."""
+    found = error.errors(include_url=False)
+    listed = [
+        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_shortened(item['input'])})"
+        for item in found[:10]
+    ]
+    return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
+
+
+def _shortened(value: object) -> str:
+    """The beginning of a value's `repr`, which for long lists and texts is not made as a whole."""
+    return _REPR.repr(value)[:80]
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:

@@ -1,22 +1,26 @@
 """Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
 
 import json
+import math
 import os
+import re
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
-from .errors import InvalidRecord, StorageError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from .errors import InvalidRecord, StorageError, what_is_invalid
+from .stored import Stored
 
 SCHEMA_VERSION = 1
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Record(Protocol):
@@ -33,6 +37,7 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=Stored)
 
 
 def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -54,10 +59,17 @@ def fragment(value: Any) -> orjson.Fragment:
         InvalidRecord: For keys that are no texts, values that hold themselves, and texts that are no Unicode.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        try:
+            text = _as_json(value)
+        except ValueError:  # NaN and the infinities are no JSON
+            text = _as_json(_finite(value))
         return orjson.Fragment(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -66,41 +78,33 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
-def pack(extra: Mapping[str, Any]) -> orjson.Fragment | dict[str, Any]:
-    """Data beside tokens as JSON, from which `unpack` makes arrays of the same dtype again."""
-    if not extra:
-        return {}
-    arrays = {key: _packed(cast("Any", value)) for key, value in extra.items() if isinstance(value, np.ndarray)}
-    return fragment({"arrays": arrays, "values": {key: extra[key] for key in extra if key not in arrays}})
-
-
-def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `pack` wrote.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
-    if not packed:
-        return {}
-    return {**packed["values"], **{key: _unpacked(array) for key, array in packed["arrays"].items()}}
-
-
-def _packed(array: "NDArray[Any]") -> dict[str, Any]:
-    return {"dtype": str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
-
-
-def _unpacked(packed: Mapping[str, Any]) -> "NDArray[Any]":
-    return np.array(packed["values"], dtype=packed["dtype"]).reshape(packed["shape"])
+def _finite(value: Any) -> Any:
+    """A value with each number that is not finite as its `repr`."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else repr(float(value))
+        case dict():
+            return {key: _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_finite(item) for item in cast("list[Any]", value)]
+        case np.ndarray() | np.generic():
+            return _finite(cast("Any", value).tolist())
+        case _:
+            return value
 
 
 def load(line: bytes | str, kind: str) -> dict[str, Any]:
     """Read the fields of a line.
 
     Raises:
-        InvalidRecord: If it is no JSON object, of another kind, or of another schema version.
+        InvalidRecord: If it is no JSON object, has a key twice, is of another kind, or of another schema version.
     """
     try:
-        value = json.loads(line)  # orjson would round long integers
+        text = line.decode() if isinstance(line, bytes) else line
+        # orjson would round long integers, and take the last of two values with the same key.
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):  # half of a pair is no Unicode
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -109,8 +113,37 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
     check_version(fields.pop("schema", None))
     found = fields.pop("kind", None)
     if found != kind:
-        raise InvalidRecord(f"the record is a {found}, not a {kind}")
+        raise InvalidRecord(f"the record is a {found!r:.80}, not a {kind!r}")
     return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return fields
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def build(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """Make an object of the fields of a record, each of which is checked.
+
+    Raises:
+        InvalidRecord: If one is missing, unknown, or not of its type; it names the fields.
+    """
+    try:
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise InvalidRecord(f"the {kind.__name__.lower()} is damaged: {what_is_invalid(error)}") from error
 
 
 def check_version(version: object) -> None:
@@ -119,7 +152,7 @@ def check_version(version: object) -> None:
     Raises:
         InvalidRecord: It names both.
     """
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
 
 

@@ -6,15 +6,17 @@ Steps hold ranges of their context's log, never tokens: the log has every token 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
-from .action import Break
+from .action import Break, FinishReason, RewriteReason
 from .arrays import Growing
 from .errors import InvalidRecord, UndeclaredBreak
-from .messages import Message
-from .records import dump, fragment, load, pack, unpack
+from .limits import StopReason
+from .records import build, dump, fragment, load
+from .stored import Count, Float32s, Int32s, Json, JsonObject, Number, Packed, Stored, StoredMessage, Temperature, pack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,51 +24,59 @@ if TYPE_CHECKING:
     from .samples import LossRule, Sample
 
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
+KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(StopReason(reason)))]
+"""The value of a `StopReason`."""
+
+
+_REASONS: Mapping[str, frozenset[str]] = {
+    "rewrite": frozenset((*get_args(RewriteReason), "undeclared")),
+    "switch": frozenset(("handoff", "return", "undeclared")),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Stored):
     """A part of a reply that was sampled in one go; a reply has several if the policy was interrupted."""
 
-    stop: int
+    stop: Count
     """The index in the log behind its last token."""
-    temperature: float = 1.0
-    policy_version: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    temperature: Temperature = 1.0
+    policy_version: Count | None = None
+    extra: Annotated[Mapping[str, Any], Packed] = field(default_factory=dict[str, Any])
     """`Action.extra`: an array has a row for each of the part's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Stored):
     """An episode that this one is a fork of."""
 
     trajectory_id: str
-    tokens: dict[str, int]
+    tokens: dict[str, Count]
     """How many tokens of each context's log are that episode's, by the context's name."""
 
 
 @dataclass(slots=True)
-class Step:
+class Step(Stored):
     """One observation and the action that answered it, as ranges of the log of `context`."""
 
     context: str
     base: str
-    keep: int
+    keep: Count
     """How many tokens of `base` the observation kept."""
     extends: bool
-    start: int
+    start: Count
     """Index in the log: the observation's tokens are `log[start:action_start]`."""
-    action_start: int
+    action_start: Count
     """Index in the log: the action's tokens are `log[action_start:stop]`."""
-    parts: tuple[Part, ...] = ()
-    finish_reason: str = "stop"
-    reply: int | None = None
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
+    finish_reason: FinishReason = "stop"
+    reply: Count | None = None
     """The index of the reply in the messages of its context; None if it was never finished."""
-    reward: float | None = None
+    reward: Number | None = None
     """What the reply earned; None if it was not scored."""
-    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    rewards: dict[str, Number] = field(default_factory=dict[str, float])
     """The named rewards that add up to it."""
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, Number] = field(default_factory=dict[str, float])
     broken: Break | None = None
     """The break that the observation was."""
 
@@ -77,29 +87,29 @@ class Step:
 
 
 @dataclass(slots=True)
-class ContextLog:
+class ContextLog(Stored):
     """What went through one context."""
 
     role: str
     parent: str | None
-    tokens: "NDArray[np.int32]"
+    tokens: Int32s
     """Every token that was handed out or sampled, in order: shape (n,)."""
-    logprobs: "NDArray[np.float32]"
+    logprobs: Float32s
     """Shape (n,): 0.0 on observations, NaN where the policy gave none."""
-    messages: list[Message]
+    messages: list[StoredMessage]
     """Everything that was said."""
-    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    reward: float | None = None
+    tools: list[JsonObject] = field(default_factory=list[dict[str, Any]])
+    reward: Number | None = None
     """What it earned by itself; None if it shares the episode's reward."""
-    stop_reason: str = ""
+    stop_reason: Literal[""] | KnownStopReason = ""
     """Why it ended, if it is a sub-agent's."""
     error: str | None = None
     """What went wrong, if it is a sub-agent's and that failed. It then gives no samples, unless asked for."""
-    task: Any = None
+    task: Json = None
     """The task, if it is a sub-agent's; what of it is no JSON is stored as its `repr`."""
     tokenizer: str = ""
     """The fingerprint of its tokenizer, if that is not the episode's."""
-    vocab_size: int = 0
+    vocab_size: Count = 0
     """The size of its vocabulary, if that is not the episode's."""
 
 
@@ -112,7 +122,7 @@ class Prompt(NamedTuple):
 
 
 @dataclass(slots=True, repr=False)
-class Trajectory:
+class Trajectory(Stored):
     """One episode, finished or failed."""
 
     id: str
@@ -120,20 +130,20 @@ class Trajectory:
     seed: int | None
     status: Status
     """`terminated`: the task is over. `truncated`: a limit. `error`: something failed; what came before is kept."""
-    stop_reason: str
+    stop_reason: KnownStopReason
     contexts: dict[str, ContextLog]
     steps: list[Step]
-    renderer: dict[str, Any] = field(default_factory=dict[str, Any])
+    renderer: JsonObject = field(default_factory=dict[str, Any])
     """The renderer and its options."""
     tokenizer: str = ""
     """The tokenizer's fingerprint."""
-    vocab_size: int = 0
-    history: dict[str, Any] = field(default_factory=dict[str, Any])
+    vocab_size: Count = 0
+    history: JsonObject = field(default_factory=dict[str, Any])
     """The history policy and its options."""
-    limits: dict[str, Any] = field(default_factory=dict[str, Any])
-    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: JsonObject = field(default_factory=dict[str, Any])
+    config: JsonObject = field(default_factory=dict[str, Any])
     """The environment's own options."""
-    task: Any = None
+    task: Json = None
     """The task; what of it is no JSON is stored as its `repr`."""
     group_id: str | None = None
     """What episodes of the same task share, for group baselines."""
@@ -299,31 +309,28 @@ class Trajectory:
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
         record["steps"] = [_dump_step(step) for step in self.steps]
-        record["task"] = fragment(self.task)
-        record["seed"] = fragment(self.seed)
+        for name in ("task", "seed", "renderer", "history", "limits", "config"):
+            record[name] = fragment(record[name])
         return dump("trajectory", record)
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Trajectory":
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote. Nothing is filled in, and nothing is read as another type than it is.
 
         Raises:
-            InvalidRecord: If it is no trajectory, of another schema version, or damaged.
+            InvalidRecord: If it is no trajectory, of another schema version, or damaged; it names the field.
         """
-        record = load(line, "trajectory")
+        trajectory = build(cls, load(line, "trajectory"))
+        ends = dict.fromkeys(trajectory.contexts, 0)
         try:
-            record["contexts"] = {name: _load_log(log) for name, log in record["contexts"].items()}
-            record["final_break"] = _load_break(record["final_break"])
-            record["steps"] = [_load_step(step) for step in record["steps"]]
-            record["origins"] = [_load_origin(origin) for origin in record["origins"]]
-            trajectory = cls(**record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidRecord(f"the trajectory is damaged: {type(error).__name__}: {error}") from error
-        try:
-            for _ in trajectory.walk():
-                pass
-        except TypeError as error:
+            for index, step in trajectory.walk():
+                _check_parts(index, step, trajectory.contexts[step.context])
+                ends[step.context] = step.stop
+        except UndeclaredBreak as error:
             raise InvalidRecord(f"the trajectory is damaged: {error}") from error
+        _check_end(trajectory)
+        for name, log in trajectory.contexts.items():
+            _check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
         return trajectory
 
 
@@ -334,7 +341,7 @@ def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping
         raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
     log = contexts[step.context]
     stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
-    if any(type(number) is not int for number in (step.keep, *stops)):  # a slice would take what an index refuses
+    if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
         raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
     if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
         raise InvalidRecord(
@@ -353,54 +360,110 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
             f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
             "history policy declares what it drops; if you changed the record, record a Break with it"
         )
+    if step.base != step.context and not is_new:
+        raise InvalidRecord(f"step {index} starts {step.context!r} from {step.base!r}, but it has begun before")
     if not 0 <= step.keep <= base_length:
         raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
     if step.extends != (not is_new and step.broken is None):
         raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.broken}")
+    if step.broken is not None:
+        _check_break(index, step, step.broken, length if drops else step.keep)
+
+
+def _check_break(index: int, step: Step, broken: Break, length: int) -> None:
+    """A break is what its step does: `length` is how many tokens there were of what it drops."""
+    kind = "rewrite" if step.keep < length else "switch"
+    expected = (kind, step.context, step.base, step.keep, length - step.keep)
+    found = (broken.kind, broken.context, broken.base, broken.kept, broken.dropped)
+    if found != expected:
+        raise InvalidRecord(f"step {index} has the break {found}; expected {expected}, which is what it does")
+    check_break(broken)
+
+
+def check_break(broken: Any) -> None:
+    """Refuse what is no `Break`, and one that contradicts itself.
+
+    Raises:
+        InvalidRecord: It says what is wrong.
+    """
+    if not isinstance(broken, Break):
+        raise InvalidRecord(f"is a {type(broken).__name__}: {broken!r:.80}; expected a Break")
+    counts: tuple[Any, ...] = (broken.kept, broken.dropped)
+    texts: tuple[Any, ...] = (broken.context, broken.base, broken.detail)
+    if not all(type(count) is int and count >= 0 for count in counts) or not all(isinstance(t, str) for t in texts):
+        raise InvalidRecord(f"is {broken!r:.200}; expected counts of tokens, and names of contexts")
+    if broken.reason not in _REASONS.get(broken.kind, ()) or (broken.kind == "rewrite") != (broken.dropped > 0):
+        raise InvalidRecord(
+            f"is a {broken.kind!r} for the reason {broken.reason!r} that drops {broken.dropped} tokens; expected a "
+            f"rewrite that drops tokens, for one of {sorted(_REASONS['rewrite'])}, or a switch that drops none, for "
+            f"one of {sorted(_REASONS['switch'])}"
+        )
+
+
+def _check_parts(index: int, step: Step, log: ContextLog) -> None:
+    """What an action was sampled with fits its tokens and its message."""
+    start = step.action_start
+    for part in step.parts:
+        logprobs = log.logprobs[start : part.stop]
+        unknown = np.isnan(logprobs)
+        if unknown.any() and not unknown.all():
+            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action, and for others none")
+        for key, value in part.extra.items():
+            if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
+                raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
+        start = part.stop
+    if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
+        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is no assistant's message of its context")
+    if (log.logprobs[step.start : step.action_start] != 0).any():
+        raise InvalidRecord(f"step {index} has log-probabilities on its observation; expected 0.0")
+
+
+def _check_end(trajectory: Trajectory) -> None:
+    """The status, the stop reason, the error, the last break and the origins fit each other."""
+    status, reason = trajectory.status, trajectory.stop_reason
+    ends = (StopReason.TERMINATED, StopReason.ERROR)
+    if (reason in ends) != (status != "truncated") or (reason in ends and reason != status):
+        raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
+    if trajectory.error is not None and status != "error":
+        raise InvalidRecord(f"status is {status!r}, but there is an error: {trajectory.error!r:.80}")
+    for origin in trajectory.origins:
+        if unknown := origin.tokens.keys() - trajectory.contexts.keys():
+            raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
+    broken = trajectory.final_break
+    if broken is not None:
+        if not {broken.context, broken.base} <= trajectory.contexts.keys():
+            raise InvalidRecord(f"final_break is in {broken.context!r}, from {broken.base!r}: not in the record")
+        check_break(broken)
+
+
+def _check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
+    """A log holds the tokens of its steps, and each is a token with a log-probability."""
+    if not end == len(log.tokens) == len(log.logprobs):
+        raise InvalidRecord(
+            f"context {name!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs, and steps up to {end}"
+        )
+    size = vocab_size or np.iinfo(np.int32).max
+    _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
+    _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+
+
+def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InvalidRecord(f"{field}.{at} is {array[at]}; expected {expected}")
 
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:
-    messages = [message.model_dump(exclude_defaults=True) for message in log.messages]
     record = {field.name: getattr(log, field.name) for field in fields(log)}
-    return {**record, "messages": fragment(messages), "task": fragment(log.task)}
+    messages = [message.model_dump() for message in log.messages]
+    return {**record, "messages": fragment(messages), "task": fragment(log.task), "tools": fragment(log.tools)}
 
 
 def _dump_step(step: Step) -> Step | dict[str, Any]:
     if not any(part.extra for part in step.parts):
         return step
     parts = [
-        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": pack(part.extra)} for part in step.parts
+        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": fragment(pack(part.extra))}
+        for part in step.parts
     ]
     return {**{f.name: getattr(step, f.name) for f in fields(step)}, "parts": parts}
-
-
-def _load_log(record: Mapping[str, Any]) -> ContextLog:
-    messages = [Message.model_validate(message) for message in record["messages"]]
-    given = np.array(record["tokens"])
-    tokens = given.astype(np.int32)
-    if given.size and (given.dtype.kind not in "iu" or not np.array_equal(given, tokens) or tokens.min() < 0):
-        raise ValueError("its tokens are no ids")
-    logprobs = np.array(record["logprobs"], dtype=np.float32)
-    if tokens.shape != logprobs.shape or tokens.ndim != 1:
-        raise ValueError(f"there are {tokens.shape} tokens and {logprobs.shape} logprobs")
-    arrays: dict[str, Any] = {"tokens": tokens, "logprobs": logprobs, "messages": messages}
-    return ContextLog(**{**record, **arrays})
-
-
-def _load_break(record: dict[str, Any] | None) -> Break | None:
-    return None if record is None else Break(**record)
-
-
-def _load_origin(record: dict[str, Any]) -> Origin:
-    origin = Origin(**record)
-    if not all(type(count) is int and count >= 0 for count in origin.tokens.values()):
-        raise ValueError(f"the tokens of {origin.trajectory_id!r} are no counts")
-    return origin
-
-
-def _load_step(record: dict[str, Any]) -> Step:
-    for part in record["parts"]:
-        part["extra"] = unpack(part["extra"])
-    record["parts"] = tuple(Part(**part) for part in record["parts"])
-    record["broken"] = _load_break(record["broken"])
-    return Step(**record)

@@ -1,12 +1,12 @@
 """What an environment says next."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from pydantic import ValidationError
 
+from .arrays import LARGEST
 from .errors import TurnError, what_is_invalid
 from .limits import plain_integer
 from .messages import Message, ToolSchema, to_messages
@@ -152,7 +152,7 @@ def _check_system(system: object) -> None:
 
 def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
     """Named finite numbers; one number is named like the field."""
-    if type(value) is float and math.isfinite(value):
+    if type(value) is float and abs(value) <= LARGEST:
         return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
@@ -161,8 +161,8 @@ def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]
         numbers = {str(name): float(number) for name, number in named.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(f"{field} {value!r:.80} is no number and no mapping of names to numbers: {error}") from error
-    if not all(map(math.isfinite, (*numbers.values(), sum(numbers.values())))):
-        raise TurnError(f"{field} {value!r:.80} is not finite")
+    if not all(abs(number) <= LARGEST for number in (*numbers.values(), sum(numbers.values()))):
+        raise TurnError(f"{field} {value!r:.80} is not finite in float32, as trainers have it")
     return numbers
 
 

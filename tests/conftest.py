@@ -31,3 +31,13 @@ def enable_thinking(request: pytest.FixtureRequest) -> bool:
 def renderer(tokenizer: Tokenizer, enable_thinking: bool) -> Renderer:
     """Qwen3's renderer: on both vocabularies, with and without thinking."""
     return get_renderer("qwen3", tokenizer, enable_thinking=enable_thinking)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the large matrices, too: see `make test-all`")
+
+
+@pytest.fixture(scope="session")
+def is_full(request: pytest.FixtureRequest) -> bool:
+    """Whether tests that draw from something large take all of it."""
+    return bool(request.config.getoption("--full"))

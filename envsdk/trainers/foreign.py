@@ -4,7 +4,6 @@ They say neither who spoke nor what was dropped. A prompt that begins with all o
 on in that one's context, however many others came between; every other prompt is a break, marked `undeclared`.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 
 from ..action import Action, Break, CheckedAction, check_action
-from ..arrays import Growing
+from ..arrays import LARGEST, Growing
 from ..errors import ActionError, ConfigError, InvalidRecord
 from ..trajectory import ContextLog, Part, Status, Step, Trajectory
 from .open_prompts import OpenPrompts, Place
@@ -142,8 +141,8 @@ def _checked(step: LoggedStep, vocab_size: int) -> "tuple[NDArray[np.int32], Che
 
 
 def _reward(reward: Any) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ActionError(f"the reward is {reward!r:.80}; expected a finite number, or None if it was not scored")
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not abs(float(reward)) <= LARGEST:
+        raise ActionError(f"the reward is {reward!r:.80}; expected a finite number of float32, or None: not scored")
     return float(reward)
 
 

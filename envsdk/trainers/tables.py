@@ -11,8 +11,9 @@ import orjson
 
 from ..errors import InvalidRecord, InvalidSample
 from ..packages import load
-from ..records import SCHEMA_VERSION, check_version, fragment, pack, storing, whole_file
+from ..records import SCHEMA_VERSION, check_version, fragment, storing, whole_file
 from ..samples import Sample
+from ..stored import pack
 from .capability import Capability
 from .checks import checked
 
@@ -180,7 +181,7 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         None if s.advantage is None else np.broadcast_to(np.asarray(s.advantage, np.float32), s.tokens.shape)
         for s in samples
     ]
-    texts = [(s.breaks, pack(s.extra), fragment(s.metadata)) for s in samples]
+    texts = [(s.breaks, fragment(pack(s.extra)), fragment(s.metadata)) for s in samples]
     for index, name in enumerate(_JSON):
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
     return {**columns, "schema": [SCHEMA_VERSION] * len(samples)}

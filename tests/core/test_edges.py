@@ -4,6 +4,7 @@ import asyncio
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,23 +88,50 @@ def test_parts_of_a_reply_share_the_turns_budget_and_make_a_reply_when_it_is_use
 def test_extra_is_the_steps_own() -> None:
     env = Talks(limits={"max_steps": 2})
     env.reset(seed=0)
-    buffer = np.ones((len(says(env, "one").tokens), 2), dtype=np.uint8)
+    buffer = np.ones((len(says(env, "one").tokens), 2), dtype=np.int16)
     env.step(says(env, "one", extra={"routed": buffer, "images": [7]}))
     buffer[:] = 2
     env.step(says(env, "one", extra={"routed": buffer}))
     (sample,) = env.trajectory.samples()
-    assert sample.extra["routed"].dtype == np.uint8
+    assert sample.extra["routed"].dtype == np.int16
     assert sample.extra["routed"].shape == (len(sample), 2)
     for step in (0, 1):
         assert (sample.extra["routed"][sample.step_ids == step] == step + 1).all()
-    assert (sample.extra["routed"][~sample.mask] == 0).all()
+    assert (sample.extra["routed"][~sample.mask] == -1).all()  # expert 0 is an expert
     assert sample.extra["images"] == [[7], None]
     for record in (env.trajectory, sample):
         line = record.to_json()
         read = type(record).from_json(line)
         assert read.to_json() == line
-    assert read.extra["routed"].dtype == np.uint8
+    assert read.extra["routed"].dtype == np.int16
     assert Trajectory.from_json(env.trajectory.to_json()).samples()[0].to_json() == sample.to_json()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint64", "longdouble", "complex64", "datetime64[s]", "object"])
+def test_an_array_that_has_no_value_for_what_is_not_known_is_refused(dtype: str) -> None:
+    env = Talks()
+    env.reset(seed=0)
+    with pytest.raises(errors.ActionError, match=r"extra\['x'\] is an array of .*expected signed integers or floats"):
+        env.step(Action([1, 2, 3], extra={"x": np.zeros(3, dtype)}))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float64", ">i4"])
+def test_what_is_not_known_is_minus_one_or_nan_and_survives_the_file(dtype: str) -> None:
+    env = Talks(limits={"max_steps": 1})
+    env.reset(seed=0)
+    action = says(env, "one")
+    values = np.arange(2 * len(action.tokens), dtype=dtype).reshape(-1, 2)
+    if values.dtype.kind == "f":
+        values[0] = -np.inf  # such as the log-probability of what was cut off
+    env.step(replace(action, extra={"x": values}))
+    (sample,) = env.trajectory.samples()
+    assert np.isnan(sample.extra["x"][~sample.mask]).all() or (sample.extra["x"][~sample.mask] == -1).all()
+    for record in (env.trajectory, sample):
+        line = record.to_json()
+        assert type(record).from_json(line).to_json() == line
+        assert b"NaN" not in line.replace(b'"NaN"', b"") and b"Infinity" not in line.replace(b'"-Infinity"', b"")
+    read = Trajectory.from_json(env.trajectory.to_json()).samples()[0]
+    np.testing.assert_array_equal(read.extra["x"], sample.extra["x"])
 
 
 @pytest.mark.parametrize("extra", [{"x": np.ones(2)}, {"x": np.array(1)}, {"x": np.array(["a"] * 3)}])
@@ -349,10 +377,10 @@ def test_an_environment_can_be_copied_and_pickled_in_the_middle_of_an_episode() 
 
 
 def with_base(keep: int) -> Trajectory:
-    logs = {
-        "main": ContextLog("main", None, np.array([1, 2, 3, 4], dtype=np.int32), np.full(4, -1, dtype=np.float32), []),
-        "child": ContextLog("child", "main", np.array([5, 6], dtype=np.int32), np.full(2, -1, dtype=np.float32), []),
-    }
+    def log(role: str, parent: str | None, tokens: list[int], logprobs: list[float]) -> ContextLog:
+        return ContextLog(role, parent, np.array(tokens, np.int32), np.array(logprobs, np.float32), [])
+
+    logs = {"main": log("main", None, [1, 2, 3, 4], [0, 0, -1, -1]), "child": log("child", "main", [5, 6], [0, -1])}
     steps = [
         Step("main", "main", 0, False, 0, 2, (Part(4),)),
         Step("child", "main", keep, False, 0, 1, (Part(2),), broken=None),

@@ -14,6 +14,7 @@ from envsdk_environments.guess_number import GuessNumber
 from envsdk_environments.kuhn_poker import KuhnPoker
 
 from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
+from envsdk.action import Break
 from envsdk.errors import InvalidSample
 from envsdk.rollouts import ReplyPolicy
 
@@ -93,6 +94,12 @@ def _set(name: str, value: Any) -> Callable[[Sample], Any]:
     return lambda sample: setattr(sample, name, value)
 
 
+def _masked(name: str) -> Callable[[Sample], Any]:
+    return lambda sample: setattr(sample, name, np.ma.masked_array(getattr(sample, name), mask=True))
+
+
+SOUND = Break("rewrite", "edit", "main", "main", 1, 2)
+
 DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     "a short mask": (_cut("mask"), "mask has shape"),
     "short logprobs": (_cut("logprobs"), "logprobs has shape"),
@@ -111,6 +118,78 @@ DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     "a trained token that nothing predicts": (_at("mask", "first", True), r"mask\[0\] is True, but nothing comes"),
     "a trained token of no step": (_at("step_ids", "trained", -1), "is no step"),
     "a trained token of no part": (_at("part_ids", "trained", -1), "is no part"),
+    "a step id below -1": (_at("step_ids", "first", -2), r"step_ids\[0\] = -2 is below -1"),
+    "a part id below -1": (_at("part_ids", "first", -2), r"part_ids\[0\] = -2 is below -1"),
+    "a step id without a part id": (_at("step_ids", "first", 0), r"part_ids\[0\] = -1 does not fit step_ids"),
+    "a step that is not there": (_at("step_ids", "trained", 99), "step_ids.* = 99 has no entry in step_rewards"),
+    "a part that is not there": (_at("part_ids", "trained", 99), "part_ids.* = 99 has no entry in temperature"),
+    "a version below -1": (_at("policy_version", "first", -2), r"policy_version\[0\] = -2 is below -1"),
+    "a step's reward that is not finite": (
+        _at("step_rewards", "first", np.inf),
+        r"step_rewards\[0\] = inf is not finite",
+    ),
+    "segment 99 of -7": (lambda s: (_set("segment_index", 99)(s), _set("n_segments", -7)(s)), "segment_index is 99 of"),
+    "a segment that is not there": (_set("segment_index", 1), "segment_index is 1 of n_segments 1"),
+    "a segment below 0": (_set("segment_index", -1), "segment_index is -1 of n_segments 1"),
+    "no segments": (_set("n_segments", 0), "segment_index is 0 of n_segments 0"),
+    "a reward that float32 cannot hold": (
+        _set("reward", 1e39),
+        "reward is 1e[+]39; expected a finite number of float32",
+    ),
+    "a loss weight that float32 cannot hold": (_set("loss_weight", 1e39), "loss_weight is 1e[+]39; expected a finite"),
+    **{
+        f"a break that is {broken!r:.50}": (_set("breaks", [SOUND, broken]), rf"breaks\[1\] .*{message}")
+        for broken, message in (
+            ("garbage", "is a str: 'garbage'; expected a Break"),
+            (None, "is a NoneType"),
+            ({"kind": "switch"}, "is a dict"),
+            (replace(SOUND, kind="tear"), "is a 'tear' for the reason 'edit'"),  # type: ignore[arg-type]
+            (replace(SOUND, reason="handoff"), "is a 'rewrite' for the reason 'handoff'"),
+            (replace(SOUND, reason="boredom"), "for the reason 'boredom'"),  # type: ignore[arg-type]
+            (replace(SOUND, dropped=0), "that drops 0 tokens"),
+            (replace(SOUND, kept=-1), "expected counts of tokens"),
+            (replace(SOUND, dropped="1"), "expected counts of tokens"),  # type: ignore[arg-type]
+            (replace(SOUND, context=None), "names of contexts"),  # type: ignore[arg-type]
+        )
+    },
+    **{
+        f"masked {name}": (_masked(name), f"{name} is a masked array")
+        for name in (
+            "tokens",
+            "mask",
+            "logprobs",
+            "step_ids",
+            "part_ids",
+            "step_rewards",
+            "temperature",
+            "policy_version",
+        )
+    },
+    **{
+        f"extra that is {value!r:.40}": (_set("extra", {"x": value}), rf"extra\['x'\] {message}")
+        for value, message in (
+            (5, "is 5; expected an array, or a list"),
+            ("text", "is 'text'; expected an array, or a list"),
+            ([], "has 0 values, but there are"),
+            (np.zeros(2, np.int32), r"has shape \(2,\)"),
+            (np.zeros((), np.int32), r"has shape \(\)"),
+            (np.array(["a"]), "is a ndarray of <U1; expected numbers"),
+            (np.ma.masked_array([1]), "is a MaskedArray"),
+        )
+    },
+    **{
+        f"metadata with the {name} {value!r}": (_set("metadata", {name: value}), rf"metadata\['{name}'\] is ")
+        for name, value in (
+            ("vocab_size", True),
+            ("vocab_size", -1),
+            ("vocab_size", 2**31),
+            ("tokenizer", ["t"]),
+            ("steps", "01"),
+            ("steps", [0, -1]),
+            ("steps", [0.0]),
+            ("is_scored", "yes"),
+        )
+    },
     "a reward that is not finite": (_set("reward", float("nan")), "reward is nan"),
     "a temperature that is not finite": (_at("temperature", "first", np.inf), "temperature.* is not finite"),
     "a negative temperature": (_at("temperature", "first", -1), r"temperature\[0\] = -1.0 is negative"),

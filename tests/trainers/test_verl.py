@@ -97,7 +97,8 @@ def test_all_outputs_have_the_same_extra_fields() -> None:
 
 def test_the_versions_of_the_weights_are_those_of_the_sample() -> None:
     sample = copy_of(kept().samples()[0])
-    sample.extra = {"min_global_steps": [None, 3, 2], "max_global_steps": [None, 4, 5]}
+    unknown = [None] * (len(sample.temperature) - 2)
+    sample.extra = {"min_global_steps": [*unknown, 3, 2], "max_global_steps": [*unknown, 4, 5]}
     [output] = convert([sample])
     assert output["extra_fields"]["min_global_steps"] == 2
     assert output["extra_fields"]["max_global_steps"] == 5

@@ -35,7 +35,7 @@ def every_kind() -> list[Sample]:
         if index % 3 == 1:
             sample.extra = {
                 "experts": np.arange(2 * len(sample), dtype=np.int16).reshape(-1, 2),
-                "request": ["a", None],
+                "request": ["a", *[None] * (len(sample.temperature) - 1)],
             }
         if index % 4 == 3:
             sample.logprobs = None

@@ -1,0 +1,303 @@
+"""Damaged lines of records: each is refused with the typed error, or read as exactly what it says.
+
+A small seeded sample runs in every test run; all 20,000 with `--full` (`make test-all`).
+"""
+
+import itertools
+import json
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from envsdk_environments.calculator import Calculator
+from trainers.episodes import delegated, kept, stripped, truncated
+
+from envsdk import Sample, Trajectory, rollout
+from envsdk.errors import InvalidRecord
+from envsdk.records import read_jsonl
+from envsdk.rollouts import ReplyPolicy
+
+Record = Trajectory | Sample
+
+
+def with_side_data() -> Trajectory:
+    """Calls of tools, and each kind of data besides tokens."""
+    env = Calculator(renderer="qwen3", tokenizer="embedded")
+    policy = ReplyPolicy(env, lambda speaker: speaker.reference_reply())
+
+    def sample(prompt: Any, **asked: Any) -> Any:
+        action = policy(prompt, **asked)
+        count = len(action.tokens)
+        extra = {
+            "experts": np.arange(2 * count, dtype=np.int16).reshape(-1, 2),
+            "scores": np.full(count, -np.inf, np.float32),
+            "request": {"id": "a-1", "tries": [1, 2.5, None, True]},
+        }
+        return replace(action, logprobs=-np.ones(count, np.float32), policy_version=3, extra=extra)
+
+    return rollout(env, sample, seed=3, options={"group_id": "g"})
+
+
+TRAJECTORIES = [kept(), stripped(), delegated(), truncated(), with_side_data()]
+RECORDS: list[Record] = [*TRAJECTORIES, *(sample for trajectory in TRAJECTORIES for sample in trajectory.samples()[:2])]
+LINES: list[tuple[type[Any], bytes]] = [(type(record), record.to_json()) for record in RECORDS]
+
+# Damages: each makes another line of one.
+
+EXTREMES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63, 10**30, 10**400),
+    *(0.5, -0.0, 1e39, -1e39, 1e308, "", "a", "1", "Error", "\ud800", "\x00", "é" * 100),
+    *([], [None], [[]], {}, {"a": 1}, [0] * 50, "<U500000000"),
+]
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a record with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from places(value[key])
+
+
+def place(rng: random.Random, record: Any) -> tuple[Any, Any]:
+    """One of those: mostly a field, sometimes an entry of an array."""
+    found = [(value, key) for value, key in places(record) if isinstance(value, dict) or rng.random() < 0.02]
+    return rng.choice(found)
+
+
+def of_json(change: Callable[[random.Random, Any, Any], None]) -> Callable[[random.Random, bytes], bytes]:
+    def damage(rng: random.Random, line: bytes) -> bytes:
+        record = json.loads(line)
+        change(rng, *place(rng, record))
+        return json.dumps(record, separators=(",", ":")).encode()
+
+    return damage
+
+
+def remove(rng: random.Random, value: Any, key: Any) -> None:
+    del value[key]
+
+
+def retype(rng: random.Random, value: Any, key: Any) -> None:
+    value[key] = rng.choice(EXTREMES)
+
+
+def wrap(rng: random.Random, value: Any, key: Any) -> None:
+    value[key] = rng.choice([[value[key]], {"a": value[key]}, str(value[key]), value[key] == value[key]])
+
+
+def nudge(rng: random.Random, value: Any, key: Any) -> None:
+    old = value[key]
+    is_number = isinstance(old, (int, float)) and not isinstance(old, bool)
+    value[key] = old + rng.choice([-1, 1, 1000, -1000, 0.5]) if is_number else rng.choice(EXTREMES)
+
+
+def add(rng: random.Random, value: Any, key: Any) -> None:
+    if isinstance(value, dict):
+        value["another"] = rng.choice(EXTREMES)
+    else:
+        value.insert(key, value[key])
+
+
+def swap(rng: random.Random, value: Any, key: Any) -> None:
+    other = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    value[key], value[other] = value[other], value[key]
+
+
+def flip(rng: random.Random, line: bytes) -> bytes:
+    damaged = bytearray(line)
+    for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+def cut(rng: random.Random, line: bytes) -> bytes:
+    return line[: rng.randrange(len(line))]
+
+
+def cut_out(rng: random.Random, line: bytes) -> bytes:
+    start = rng.randrange(len(line))
+    return line[:start] + line[start + rng.choice([1, 2, 10, 100]) :]
+
+
+def repeat(rng: random.Random, line: bytes) -> bytes:
+    start = rng.randrange(len(line))
+    stop = start + rng.choice([1, 5, 50])
+    return line[:stop] + line[start:stop] + line[stop:]
+
+
+def double_key(rng: random.Random, line: bytes) -> bytes:
+    """A key with a value of its own before a field, of which a lenient reader takes the last one."""
+    record = json.loads(line)
+    value, key = rng.choice([(value, key) for value, key in places(record) if isinstance(value, dict)])
+    value[f"\x00{key}"] = value[key]
+    return json.dumps(record, separators=(",", ":")).replace("\\u0000", "").encode()
+
+
+def header(rng: random.Random, line: bytes) -> bytes:
+    """A wrong header of an array, or wrong values, where there is one."""
+    record = json.loads(line)
+    found = [value[key] for value, key in places(record) if isinstance(value[key], dict) and "dtype" in value[key]]
+    if not found:
+        return flip(rng, line)
+    array, part = rng.choice(found), rng.choice(["dtype", "shape", "values"])
+    shape = array["shape"]
+    array[part] = {
+        "dtype": ["<U500000000", "O", "int", "float128", "V9", "M8[s]", "i4,i4", 5, None, "", "uint8", "float16"],
+        "shape": [[], [-1], [10**12, 0], [0, 10**30], [len(array["values"])], shape[::-1], [1.0], [True], "2", [2**40]],
+        "values": [None, [], ["NaN"], [[]], array["values"][:-1], [*array["values"], 0], [10**30], [None], "12"],
+    }[part][rng.randrange(9)]
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+DAMAGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    **{change.__name__: of_json(change) for change in (remove, retype, wrap, nudge, add, swap)},
+    **{damage.__name__: damage for damage in (flip, cut, cut_out, repeat, double_key, header)},
+}
+
+
+def is_read_as_it_is_written(kind: type[Any], line: bytes) -> bool:
+    """Whether a line can be read; it is then exactly what it says, and written again it stays what it is."""
+    try:
+        record = kind.from_json(line)
+    except InvalidRecord:
+        return False
+    again = record.to_json()
+    assert says_the_same(json.loads(again), json.loads(line)), line
+    assert kind.from_json(again).to_json() == again
+    return True
+
+
+def says_the_same(read: Any, line: Any) -> bool:
+    """Whether two values of JSON are equal, with types, but for numbers that float32 rounds."""
+    if isinstance(read, dict) and isinstance(line, dict):
+        return read.keys() == line.keys() and all(says_the_same(read[key], line[key]) for key in read)
+    if isinstance(read, list) and isinstance(line, list):
+        return len(read) == len(line) and all(map(says_the_same, read, line))
+    if isinstance(read, float) and type(line) in (int, float):
+        return read == line or read == float(np.float32(line)) or abs(read - line) < 1e-6 * abs(line) + 1e-37
+    return type(read) is type(line) and read == line
+
+
+def test_damaged_lines_are_refused_or_read_as_they_are_written(is_full: bool) -> None:
+    rng, count = random.Random(0), 20_000 if is_full else 600
+    damages = itertools.cycle(DAMAGES.values())
+    refused = 0
+    for number, damage in zip(range(count), damages, strict=False):
+        kind, line = LINES[number % len(LINES)] if is_full else LINES[rng.randrange(len(LINES))]
+        refused += not is_read_as_it_is_written(kind, damage(rng, line))
+    assert refused > count / 2
+
+
+@pytest.mark.parametrize(("kind", "line"), LINES)
+def test_lines_that_are_whole_are_read_to_the_byte(kind: type[Any], line: bytes) -> None:
+    assert kind.from_json(line).to_json() == line
+
+
+def fields_of(record: Any) -> Iterator[tuple[Any, str]]:
+    """Every field of a record that is the record's own: not of what an author gave, such as a task."""
+    given = {"task", "config", "renderer", "history", "limits", "tools", "metadata", "arguments"}
+    named = {"rewards", "metrics", "arrays", "values"}
+    for key, value in list(record.items()):
+        yield record, key
+        for item in [value] if isinstance(value, dict) else value if isinstance(value, list) else ():
+            if isinstance(item, dict) and key not in given | named:
+                yield from fields_of(item)
+
+
+@pytest.mark.parametrize(("kind", "line"), LINES)
+def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes) -> None:
+    names: set[str] = set()
+    for number, (_, key) in enumerate(fields_of(json.loads(line))):
+        if key in names:
+            continue
+        names.add(key)
+        record = json.loads(line)
+        value, _ = next(itertools.islice(fields_of(record), number, None))
+        del value[key]
+        with pytest.raises(InvalidRecord):
+            kind.from_json(json.dumps(record))
+            pytest.fail(key)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(status="Error"), "status: Input should be 'terminated'"),
+        (lambda r: r.update(status="error"), "status is 'error', but stop_reason is 'terminated'"),
+        (lambda r: r.update(stop_reason="tired"), "stop_reason: .*'tired' is not a valid StopReason"),
+        (lambda r: r.update(error="x"), "status is 'terminated', but there is an error"),
+        (lambda r: r.update(schema=True), "schema version True"),
+        (lambda r: r["steps"][0].update(reward="abc"), "steps.0.reward: .*expected a number"),
+        (lambda r: r["steps"][0].update(reward=True), "steps.0.reward: .*expected a number"),
+        (lambda r: r["steps"][0]["parts"][0].update(temperature="1"), "steps.0.parts.0.temperature: "),
+        (lambda r: r["steps"][0]["parts"][0].update(policy_version=10**30), "steps.0.parts.0.policy_version: "),
+        (lambda r: r["steps"][0].update(reply=0), "step 0 has the reply 0, which is no assistant's message"),
+        (lambda r: r["steps"][0].update(finish_reason="done"), "steps.0.finish_reason: "),
+        (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 10**30), "contexts.main.tokens: .* no int32"),
+        (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 4096), "contexts.main.tokens.3 is 4096; expected an"),
+        (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, True), "contexts.main.tokens: .*at 3 it holds True"),
+        (lambda r: r["contexts"]["main"]["tokens"].append(1), "context 'main' has 221 tokens and 220 logprobs"),
+        (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(0, -1), "step 0 has log-probabilities on its obs"),
+        (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, 0.5), "contexts.main.logprobs.* is 0.5"),
+        (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, None), "for some tokens of an action"),
+        (lambda r: r["contexts"]["main"]["messages"][1].pop("content"), "contexts.main.messages.1: .*see content"),
+        (lambda r: r["steps"][1]["broken"].update(dropped=1), "step 1 has the break .*; expected"),
+        (lambda r: r["steps"][1]["broken"].update(reason="handoff"), "for the reason 'handoff'"),
+        (lambda r: r["steps"][1].update(broken=None), "no break declares it"),
+        (lambda r: r.pop("seed"), "seed: Field required"),
+        (lambda r: r.update(sead=1), "sead: Extra inputs are not permitted"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file_the_line_and_the_field(
+    tmp_path: Path, change: Callable[[Any], Any], message: str
+) -> None:
+    record = json.loads(stripped().to_json())
+    change(record)
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(kept().to_json() + b"\n" + json.dumps(record).encode() + b"\n")
+    with pytest.raises(InvalidRecord, match=rf"t\.jsonl, line 2: .*{message}"):
+        list(read_jsonl(path, Trajectory))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"seed":0', b'"seed":0,"seed":1', "the key 'seed' is there twice"),
+        (b'"seed":0', b'"seed":NaN', "NaN is no number of JSON"),
+        (b'"seed":0', b'"seed":1e999', "seed: "),
+        (b'"keep":0', b'"keep":0,"keep":0', "the key 'keep' is there twice"),
+        (b'"config":{', b'"config":{"a":"\\ud800",', "surrogates not allowed"),
+        (b'"config":{', b'"config":{"a":1e999,', "config: .*cannot be written as JSON"),
+        (b'"config":{', b'"config":{"a":"\xed\xa0\x80",', "not JSON: 'utf-8'"),
+    ],
+    ids=str,
+)
+def test_what_lenient_readers_of_json_let_through_is_refused(old: bytes, new: bytes, message: str) -> None:
+    line = kept().to_json()
+    assert old in line
+    with pytest.raises(InvalidRecord, match=message):
+        Trajectory.from_json(line.replace(old, new, 1))
+
+
+def test_the_header_of_an_array_makes_no_memory(tmp_path: Path) -> None:
+    line = with_side_data().to_json().replace(b'"dtype":"int16"', b'"dtype":"<U500000000"')
+    tracemalloc.start()
+    with pytest.raises(InvalidRecord, match=r"of the array 'experts', its dtype is '<U500000000'"):
+        Trajectory.from_json(line)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * len(line)
+
+
+def test_numbers_that_are_not_finite_in_a_task_are_written_as_texts() -> None:
+    trajectory = kept()
+    task = {"a": float("nan"), "b": [np.float64("inf"), (1, -float("inf"))], "c": 10**400 // 10**300}
+    line = replace(trajectory, task=task).to_json()
+    assert Trajectory.from_json(line).task == {"a": "nan", "b": ["inf", [1, "-inf"]], "c": 10**100}
