@@ -1,7 +1,7 @@
 """Run untrusted Python code: in a process of its own, without network, with files of its own, within limits.
 
-`run_python` runs a program; `SandboxLimits` says what it may use, `SandboxResult` what came of it. It needs Linux: user
-namespaces, or else Landlock and seccomp. Whatever isolates is tried out, once, before it is trusted.
+`run_python` runs a program; `SandboxLimits` says what it may use, `SandboxResult` what came of it. It needs Linux:
+bubblewrap or user namespaces, or else Landlock and seccomp. Whatever isolates is tried out, once, before it is trusted.
 """
 
 from ..errors import SandboxError, SandboxUnavailable

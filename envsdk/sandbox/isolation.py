@@ -21,12 +21,13 @@ from .seccomp import filter_for
 from .system_calls import system_call
 
 _MIB = 2**20
-_OWN_PROCESSES = 2  # the launcher's, which are counted with the program's
+_OWN_PROCESSES = {"bubblewrap": 0, "namespaces": 2}  # the launcher's, which are counted with the program's
 _MAX_FILES = 10_000
 _PENDING_SIGNALS = 64
 
 _ADVICE = (
-    "Programs are isolated in Linux, by user namespaces (5.14 or newer; containers often forbid them) or by Landlock "
+    "Programs are isolated in Linux, by user namespaces (5.14 or newer, made by bubblewrap where it is installed; "
+    "containers often forbid them) or by Landlock "
     "(6.2 or newer). isolation='unsafe_no_isolation' runs them without: only what you would run yourself"
 )
 
@@ -57,7 +58,7 @@ def check_isolation(isolation: Isolation = "auto") -> Isolation:
 @functools.cache
 def _best() -> Isolation:
     reasons: list[str] = []
-    for isolation in ("namespaces", "landlock"):
+    for isolation in ("bubblewrap", "namespaces", "landlock"):
         try:
             return check_isolation(isolation)
         except SandboxUnavailable as error:
@@ -80,7 +81,7 @@ def run_isolated(
     Raises:
         SandboxError: If it could not be run, or nobody knows how it ended.
     """
-    if isolation == "namespaces":
+    if isolation in _OWN_PROCESSES:
         return Run(make_job(isolation, code, limits, "/tmp"), stdin, limits, isolation, unwanted).wait()
     with own_folder() as folder:
         Path(folder, "main.py").write_bytes(code)
@@ -109,10 +110,10 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
         "rules": None,
         "filter": None if isolation == "unsafe_no_isolation" else filter_for(isolation),
     }
-    if isolation == "namespaces":
+    if isolation in _OWN_PROCESSES:
         size = limits.disk_mib * _MIB + len(code) + 2**16
-        job["root"] = _root(f"mode=1777,nr_inodes={_MAX_FILES},size={size}")
-        processes = limits.processes + _OWN_PROCESSES
+        job["root"] = _root(f"mode=1777,nr_inodes={_MAX_FILES},size={size}", is_wrapped=isolation == "bubblewrap")
+        processes = limits.processes + _OWN_PROCESSES[isolation]
         job["limits"].append(("RLIMIT_NPROC", processes, processes))
     if isolation == "landlock":
         job["rules"] = [*file_rules(), (folder, OWN_FOLDER)]
@@ -133,7 +134,7 @@ def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
     return [cpu, *((name, value, value) for name, value in values.items())]
 
 
-def _root(disk: str) -> Root:
+def _root(disk: str, *, is_wrapped: bool) -> Root:
     mounts, hidden = shown_files()
     return {
         "staging": os.path.realpath(tempfile.gettempdir()),
@@ -141,6 +142,7 @@ def _root(disk: str) -> Root:
         "hidden": hidden,
         "disk": disk,
         "pivot_root": system_call("pivot_root"),
+        "is_wrapped": is_wrapped,
     }
 
 
@@ -198,7 +200,7 @@ def _prove(isolation: Isolation) -> None:
             raise SandboxUnavailable(f"{isolation}: {error}. {_ADVICE}") from error
         is_untouched = [path.name for path in Path(outside).iterdir()] == ["secret"]
         is_untouched = is_untouched and secret.read_text() == "secret" and secret.stat().st_mode & 0o777 == 0o666
-    last = "9 gives True" if isolation == "namespaces" else "9 is refused"
+    last = "9 gives True" if isolation in _OWN_PROCESSES else "9 is refused"
     if result.stdout.splitlines() != [*_PROVED, last] or not is_untouched:
         raise SandboxUnavailable(
             f"{isolation}: the trial program did not run, or was not kept apart: {result.report()}. {_ADVICE}"

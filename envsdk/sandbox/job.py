@@ -21,6 +21,8 @@ class Root(TypedDict):
     """The options of the file system that can be written."""
     pivot_root: int
     """The number of the system call, which has no function in C."""
+    is_wrapped: bool
+    """Whether bubblewrap has made the namespaces and shown the files already."""
 
 
 class Job(TypedDict):

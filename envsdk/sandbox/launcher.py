@@ -5,7 +5,8 @@ because its imports are part of the time of every run. It reports to a pipe: `ch
 `error WHAT`.
 
 In namespaces there are three processes: this one, outside; process 1 inside, with which all others inside end; and the
-program. Otherwise there are two. A signal to end (SIGTERM) to the first ends all.
+program. If bubblewrap makes the namespaces, it is the first of them, and this is process 1. Otherwise there are two. A
+signal to end (SIGTERM) to the first ends all.
 """
 
 # pathlib takes long to import:
@@ -52,7 +53,8 @@ def start(job: Job) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it does not hear how a child ends, nor do its children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody to hand it on to
     os.set_inheritable(job["control"], False)
-    guarded(outside, job)
+    is_wrapped = job["root"] is not None and job["root"]["is_wrapped"]
+    guarded(inside_bubblewrap if is_wrapped else outside, job)
 
 
 def guarded(function: Callable[[Job], None], job: Job) -> None:
@@ -112,10 +114,32 @@ def outside(job: Job) -> None:
         report(job, f"exit {os.waitstatus_to_exitcode(status)}")
 
 
-def first_inside(job: Job) -> None:
+def inside_bubblewrap(job: Job) -> None:
+    """Process 1 of the namespace that bubblewrap has made: do what it left to do, and go on as process 1.
+
+    It keeps the user of the bubblewrap outside, which may end it only then; the program becomes another one.
+    """
+    os.umask(0o022)
+    be_first_to_go()
+    processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    call("umount2", b"/proc", UNMOUNT_LAZILY)
+    os.rmdir("/proc")
+    if job["root"] is not None:
+        finish_root(job["root"], job["code"])
+
+    def as_nobody(job: Job) -> None:
+        process = os.open("self", os.O_PATH | os.O_DIRECTORY, dir_fd=processes)
+        become_nobody(process, os.geteuid(), os.getegid())
+        program(job)
+
+    first_inside(job, as_nobody)
+
+
+def first_inside(job: Job, become: Callable[[Job], None] | None = None) -> None:
     """Process 1 of the namespace: wait for the program. When this ends, the kernel ends all others inside."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no signal from inside means anything to process 1
-    child = forked(program, job)
+    child = forked(become or program, job)
+    drop_capabilities()
     ended, status = os.wait()
     while ended != child:
         ended, status = os.wait()
@@ -203,8 +227,14 @@ def enter_namespaces(root: Root, code: bytes) -> None:
     else:
         call("unshare", NEW_USER | NEW_NAMESPACES)
         map_user(process, user, user, group, group)
-    build_root(root, code)
+    build_root(root)
+    finish_root(root, code)
     call("sethostname", b"sandbox", 7)
+    become_nobody(process, user, group)
+
+
+def become_nobody(process: int, user: int, group: int) -> None:
+    """Become a user without rights, in a user namespace of its own, which counts its processes apart."""
     if user == 0:
         user = group = NOBODY
         os.setgroups([])
@@ -224,7 +254,7 @@ def map_user(process: int, user: int, outer_user: int, group: int, outer_group: 
         os.close(file)
 
 
-def build_root(root: Root, code: bytes) -> None:
+def build_root(root: Root) -> None:
     """Put together what the program sees, and let go of everything else."""
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     mount_memory(root["staging"], "mode=755,size=1m")
@@ -239,6 +269,10 @@ def build_root(root: Root, code: bytes) -> None:
         call("mount", b"/.empty", folder.encode(), None, BIND, None)
     call("umount2", b"/.old", UNMOUNT_LAZILY)
     os.rmdir("/.old")
+
+
+def finish_root(root: Root, code: bytes) -> None:
+    """Let nobody write to what there is, and add the folder that can be written."""
     os.mkdir("/tmp")
     if os.path.isdir("/dev"):
         os.symlink("/tmp", "/dev/shm")

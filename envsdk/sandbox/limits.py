@@ -4,9 +4,10 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Isolation: TypeAlias = Literal["auto", "namespaces", "landlock", "unsafe_no_isolation"]
+Isolation: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe_no_isolation"]
 """What keeps a program apart.
 
+- `bubblewrap`: as `namespaces`, which bubblewrap makes (`bwrap`). Some systems let no other program do so.
 - `namespaces`: a file system, a network, processes and users of its own, and a list of the system calls that it may
   make. It needs Linux 5.14, and that this user may make namespaces.
 - `landlock`: Landlock and a list of the system calls that it may make, as an ordinary process. It needs Linux 6.2. The

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import selectors
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from ..errors import SandboxError, SandboxUnavailable
+from .bubblewrap import wrapped
 from .child import Child, child_of
 from .interpreter import command, sent
 from .job import Job
@@ -31,6 +33,8 @@ _MAX_CHUNKS_IN_PIPE = 16
 _MAX_OUTPUT = 16
 """So many times what is kept of the output may be written before the program is stopped."""
 _CPU_SIGNAL, _KILL_SIGNAL = -24, -9
+_CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
+"""Who the launcher's child is, or bubblewrap's, in the words of either."""
 
 
 class Run:
@@ -85,17 +89,21 @@ class Run:
     def _start(self, control: int) -> _Process:
         self._job["control"] = control
         self._began_at = time.monotonic()
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command(),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            bufsize=0,
-            pass_fds=[control],
-            env={},
-            start_new_session=True,
-        )
+        pipe, root = subprocess.PIPE, self._job["root"]
+        status = os.dup(control)  # bubblewrap closes its own
+        try:
+            return subprocess.Popen(
+                wrapped(root, status) if root and root["is_wrapped"] else command(),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                bufsize=0,
+                pass_fds=[control, status] if root and root["is_wrapped"] else [control],
+                env={},
+                start_new_session=True,
+            )
+        finally:
+            os.close(status)
 
     def _talk(self, process: _Process, reports: IO[bytes]) -> None:
         """Write and read until the launcher has ended, which is when nothing is left of the program."""
@@ -120,12 +128,10 @@ class Run:
 
     def _hear(self, launcher: int, data: bytes) -> None:
         self._reports += data
-        lines = self._reports.split(b"\n")[:-1]
-        if not self._started_at and b"started" in lines:
+        if not self._started_at and b"started\n" in self._reports:
             self._started_at = time.monotonic()
-        if not self._child:
-            children = [int(line.removeprefix(b"child ")) for line in lines if line.startswith(b"child ")]
-            self._child = child_of(launcher, children[0]) if children else None
+        if not self._child and (found := _CHILD.search(self._reports)):
+            self._child = child_of(launcher, int(found[1]))
 
     def _look(self, process: _Process, now: float) -> None:
         """Stop a program that goes too far."""
@@ -186,6 +192,8 @@ class Run:
             raise SandboxUnavailable(f"the program could not be confined: {errors[0]}")
         if not self._stopped_at and not (self._started_at and ends):
             said = self._stderr.text()[-1000:]
+            if said.startswith("bwrap: ") and not self._started_at:
+                raise SandboxUnavailable(said.strip())
             raise SandboxError(f"the launcher ended with status {status} and did not say how the program ended. {said}")
         exit_status = None if self._stopped_at else ends[0]
         stderr = self._stderr.text()

@@ -15,7 +15,9 @@ try:
 except SandboxUnavailable:
     ISOLATION = None
 needs_sandbox = pytest.mark.skipif(ISOLATION is None, reason="this machine does not isolate programs")
-needs_namespaces = pytest.mark.skipif(ISOLATION != "namespaces", reason="this machine has no user namespaces")
+needs_namespaces = pytest.mark.skipif(
+    ISOLATION not in ("bubblewrap", "namespaces"), reason="this machine has no user namespaces"
+)
 
 SQUARE = "def f(x):\n    return x * x\n"
 TESTS = "assert f(2) == 4\nassert f(3) == 9\n"

@@ -58,7 +58,7 @@ def refusal(isolation: str, name: str, *arguments: int) -> int:
     return 0 if answer == ALLOWED else answer - 0x50000
 
 
-ISOLATIONS = ["namespaces", "landlock"]
+ISOLATIONS = ["bubblewrap", "namespaces", "landlock"]
 REFUSALS = {errno.EPERM, errno.EAGAIN, errno.ENOSYS, errno.ENOMEM, errno.EINVAL}
 WORDS = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2, MYSELF, 0x10000, 0x10000000, 8, 10, 0x8901])
 HEADERS = {

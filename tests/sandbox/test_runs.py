@@ -57,7 +57,7 @@ FREE: Isolation = "unsafe_no_isolation"
 PROGRAMS = pytest.mark.parametrize("program", [sleeper, escapee])
 
 
-@pytest.fixture(params=["namespaces", "landlock", "unsafe_no_isolation"])
+@pytest.fixture(params=["bubblewrap", "namespaces", "landlock", "unsafe_no_isolation"])
 def isolation(request: pytest.FixtureRequest) -> Isolation:
     try:
         return sandbox.check_isolation(request.param)
@@ -141,7 +141,7 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
 
 
 def test_processes_of_its_own_work_in_namespaces():
-    if sandbox.check_isolation() != "namespaces":
+    if sandbox.check_isolation() == "landlock":
         pytest.skip("no namespaces here")
     code = """
 import multiprocessing
@@ -176,10 +176,12 @@ def test_what_is_kept_is_bounded_and_is_the_beginning_and_the_end(chunks: list[b
         assert f"[... {len(whole) - limit:,} bytes" in output.text()
 
 
-@pytest.mark.parametrize("isolation", ["namespaces", "landlock"], indirect=True)  # else, errors show the folder
+@pytest.mark.parametrize(
+    "isolation", ["bubblewrap", "namespaces", "landlock"], indirect=True
+)  # else, errors show the folder
 def test_the_same_program_gives_the_same_bytes(isolation: Isolation):
     code = "import sys\nprint(sys.argv, sys.flags, sys.path)\n"
-    if isolation == "namespaces":
+    if isolation != "landlock":
         code += "import os, platform\nprint(os.getpid(), os.getcwd(), os.listdir('/'), platform.node())\n"
     first, second = (run_python(f"{code}1 / 0", isolation=isolation) for _ in range(2))
     assert first.stderr.endswith("ZeroDivisionError: division by zero\n")
@@ -309,20 +311,41 @@ def test_where_namespaces_are_forbidden_landlock_takes_over(forbidden: list[str]
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     numbers = [sandbox.system_calls.system_call(name) for name in forbidden]
-    said = _python(WITHOUT.format(forbidden=numbers))
+    said = _python(WITHOUT.format(forbidden=numbers), PATH="")
     assert said.startswith("landlock\nnamespaces: the program could not be confined: PermissionError")
     assert forbidden[0] in said
 
 
 def test_where_nothing_isolates_it_is_said_and_nothing_is_run():
     said = _python(WITHOUT.format(forbidden=[sandbox.system_calls.system_call("unshare"), LANDLOCK]))
-    assert said.startswith("namespaces: ")
+    assert said.startswith("bubblewrap")
+    assert "; namespaces: " in said
     assert "; landlock: " in said
     assert "isolation='unsafe_no_isolation'" in said
 
 
-def _python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def test_bubblewrap_is_preferred_and_its_failure_is_told(tmp_path: Path):
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
+    fake.chmod(0o755)
+    code = """
+from envsdk.sandbox import SandboxUnavailable, check_isolation
+try:
+    check_isolation("bubblewrap")
+except SandboxUnavailable as error:
+    print(error)
+print(check_isolation())
+"""
+    said, chosen = _python(code, PATH=str(tmp_path)).splitlines()
+    assert said.startswith("bubblewrap: bwrap: setting up uid map: Permission denied. ")
+    assert chosen in ("namespaces", "landlock")
+    missing, _ = _python(code, PATH="").splitlines()
+    assert "there is no bwrap on the PATH" in missing
+
+
+def _python(code: str, **variables: str) -> str:
+    command, variables = [sys.executable, "-c", code], {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout
 
 
 # What is left.
