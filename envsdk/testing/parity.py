@@ -30,32 +30,50 @@ def _said(content: str = "", reasoning: str | None = None, calls: Sequence[ToolC
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
 
 
+TOOL_NAME = "look_up"
 _TOOL: ToolSchema = {
     "type": "function",
     "function": {
-        "name": "look_up",
+        "name": TOOL_NAME,
         "description": "Looks it up.",
         "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
     },
 }
+_MIXED = ToolCall(name=TOOL_NAME, arguments={"what": "it", "count": 3, "all": True}, id="call0mixd")
 _SYSTEM = Message(role="system", content="Be brief.")
 _QUERY, _NEXT = Message(role="user", content="Which is it?"), Message(role="user", content="And of Italy?")
-_CALLS = [ToolCall(name="look_up", arguments={"what": what}, id=f"call{what[:5]:0>5}") for what in ("Italy", "Paris")]
-_RESULTS = [Message(role="tool", content="Rome", tool_call_id=call.id, name="look_up") for call in _CALLS]
+_CALLS = [ToolCall(name=TOOL_NAME, arguments={"what": what}, id=f"call{what[:5]:0>5}") for what in ("Italy", "Paris")]
+_RESULTS = [Message(role="tool", content="Rome", tool_call_id=call.id, name=TOOL_NAME) for call in _CALLS]
+_REASONED = _said("Paris.", "Which?")
 CONVERSATIONS: dict[str, Conversation] = {
     "a question": Conversation([_QUERY]),
     "system": Conversation([_SYSTEM, _QUERY]),
     "system with tools": Conversation([_SYSTEM, _QUERY], [_TOOL]),
     "tools": Conversation([_QUERY], [_TOOL]),
     "an answer": Conversation([_QUERY, _said("Paris.")], generation_prompt=False),
-    "a reasoned answer": Conversation([_QUERY, _said("Paris.", "Which?")], generation_prompt=False),
+    "a reasoned answer": Conversation([_QUERY, _REASONED], generation_prompt=False),
+    "an answer after a reasoned one": Conversation(
+        [_QUERY, _REASONED, _NEXT, _said("Rome."), _NEXT, _REASONED], generation_prompt=False
+    ),
     "user after text": Conversation([_QUERY, _said("Paris."), _NEXT]),
-    "user after reasoning": Conversation([_QUERY, _said("Paris.", "Which?"), _NEXT]),
+    "user after reasoning": Conversation([_QUERY, _REASONED, _NEXT]),
     "tool after call": Conversation([_QUERY, _said(calls=_CALLS[:1]), _RESULTS[0]], [_TOOL]),
     "tool after a reasoned call": Conversation([_QUERY, _said("", "Hm.", _CALLS[:1]), _RESULTS[0]], [_TOOL]),
     "tool after text and a call": Conversation([_QUERY, _said("So:", None, _CALLS[:1]), _RESULTS[0]], [_TOOL]),
     "tools after calls": Conversation([_QUERY, _said(calls=_CALLS), *_RESULTS], [_TOOL]),
     "user after tool": Conversation([_QUERY, _said(calls=_CALLS[:1]), _RESULTS[0], _said("Rome."), _NEXT], [_TOOL]),
+    "spaces": Conversation([Message(role="user", content=" Why? \n"), _said(" Paris.\n"), _NEXT]),
+    "user after reasoning twice": Conversation([_QUERY, _REASONED, _NEXT, _REASONED, _NEXT]),
+    "user after a reasoned call": Conversation(
+        [
+            _QUERY,
+            _said("", "Hm.", [_MIXED]),
+            _RESULTS[0].model_copy(update={"tool_call_id": _MIXED.id}),
+            _REASONED,
+            _NEXT,
+        ],
+        [_TOOL],
+    ),
     "system after text": Conversation([_QUERY, _said("Paris."), _SYSTEM, _NEXT]),
 }
 

@@ -32,6 +32,9 @@ class DeepSeekR1(ThinkingChatML):
     stop_tokens: ClassVar[tuple[str, ...]] = ("<｜end▁of▁sentence｜>",)
     message_end: ClassVar[str] = "<｜end▁of▁sentence｜>"
     after_turn: ClassVar[str] = ""
+    known_differences: ClassVar[Mapping[str, str]] = {
+        "system after": "the template moves every system message to the beginning; the renderer refuses a later one"
+    }
     opening: ClassVar[str] = "<｜Assistant｜>"
     blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n"}
     structure: ClassVar[tuple[str, ...]] = ("</think>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")

@@ -116,6 +116,24 @@ def test_auto_measures_the_template_of_a_family_that_it_does_not_know() -> None:
     assert "no family renders as the tokenizer's template does" in chosen.chosen_because
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message.thinking and not future_final_message.found", "message.thinking"),
+        ("loop.last and not add_generation_prompt", "not add_generation_prompt"),
+    ],
+)
+def test_auto_measures_a_template_that_shows_other_reasoning_than_its_family(old: str, new: str) -> None:
+    text = (real_models.SHARED / "templates" / "gptoss.jinja").read_text(encoding="utf-8")
+    tokenizer = copy.copy(vocabulary("gpt-oss"))
+    tokenizer.chat_template = ChatTemplateSource(text)
+    assert get_renderer("auto", tokenizer).name == "harmony"
+    assert old in text
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = ChatTemplateSource(text.replace(old, new))
+    assert get_renderer("auto", tokenizer).name == "fixed_base"
+
+
 def test_auto_needs_a_template() -> None:
     with pytest.raises(TokenizerError, match="came without one: name a renderer, one of auto, chatml"):
         get_renderer("auto", "embedded")
