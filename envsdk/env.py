@@ -20,10 +20,11 @@ from .agent import Agent
 from .episode import Call, Children, Episode, Method, Play, Result
 from .errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from .event_loops import in_event_loop, run
-from .handoff import Handoff, HandoffResult
+from .handoff import Handoff, HandoffResult, is_handoff
 from .history import HistoryPolicy, get_history
 from .limits import Limits, plain_integer
 from .messages import Message, ToolSchema
+from .mistakes import check_methods, explained, missing_init, wrong_turn
 from .registry import get_renderer
 from .renderer import Renderer
 from .reserved import check_attribute, check_class
@@ -118,7 +119,14 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        check_class(cls, Env, next(base for base in cls.__mro__ if base in DRIVERS))
+        sdk = next(base for base in cls.__mro__ if base in DRIVERS)
+        check_class(cls, Env, sdk)
+        check_methods(cls, DRIVERS[sdk].config_base, runs_tools=DRIVERS[sdk].runs_tools)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_envsdk":
+            raise missing_init(type(self))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(_class_of_sdk(type(self)), name, value)
@@ -369,6 +377,10 @@ class Driver:
 
     may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond", "resume")
     """The methods of authors that are awaited if they return something to wait for."""
+    config_base: ClassVar[type[EnvConfig]] = EnvConfig
+    """What `Env.Config` is a subclass of."""
+    runs_tools: ClassVar[bool] = False
+    """Whether methods that are tools are run."""
 
     def __init__(
         self,
@@ -492,8 +504,7 @@ class Driver:
             said = driver.now(driver._say(call))
             driver._heard(call, said)
         except Exception as error:
-            driver._note(error, call.method)
-            return play.throw(error)
+            return play.throw(driver._noted(error, call.method))
         return play.send(said)
 
     async def drive_async(
@@ -517,8 +528,7 @@ class Driver:
                     said = await _not_cancelled(driver._say(call))
                     driver._heard(call, said)
                 except Exception as error:
-                    driver._note(error, call.method)
-                    call = play.throw(error)
+                    call = play.throw(driver._noted(error, call.method))
                 else:
                     call = play.send(said)
         except StopIteration as stop:
@@ -530,6 +540,8 @@ class Driver:
         return self.env.start() if call.method == "start" else getattr(self.env, call.method)(call.argument)
 
     def _heard(self, call: Call, said: Any) -> None:
+        if not callable(call.method) and not isinstance(said, Turn) and not is_handoff(said):
+            raise wrong_turn(self.env, call.method, said)
         if call.method == "start":
             self._started(said)
 
@@ -560,13 +572,16 @@ class Driver:
         if in_event_loop() and self._needs_loop():
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
-    def _note(self, error: Exception, method: Method) -> None:
+    def _noted(self, error: Exception, method: Method) -> Exception:
         """Note on an exception which method of the author it came from, and when; log it if its parent takes it."""
         agent = self.running
+        if isinstance(method, str):
+            error = explained(error, self.env, method)
         name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
         error.add_note(f"Raised by {name}() of {self.name}, seed {agent.episode.seed}, step {agent.steps}.")
         if agent.parent is not None:  # it gets the error as a result, and the model perhaps as an answer
             _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
+        return error
 
 
 def driver_of(env: Env) -> Driver:

@@ -6,12 +6,14 @@ is imported. A plug-in that cannot be imported is reported by its name and stops
 """
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError, PluginError, unknown_name
+from .specifications import specification
 from .tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
 
+_ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
 _renderers: "dict[str, Callable[..., Renderer]]" = {}
 _envs: dict[str, object] = {}
 _loaded_plugins: set[str] = set()
@@ -55,7 +58,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer"
     """Make a renderer.
 
     Args:
-        name: Its name; `list_renderers()` has them.
+        name: Its name; `list_renderers()` has them. It may have options, as in `"qwen3:enable_thinking=false"`.
         tokenizer: What `load_tokenizer` takes; None is the embedded vocabulary by default.
         **options: The renderer's own options.
 
@@ -67,6 +70,10 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer"
     """
     from .renderer import Renderer
 
+    given = specification(name) if isinstance(name, str) else name  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(given, dict):
+        options = {**given, **options}
+        name = options.pop("name", "")
     factory = _renderers.get(name)
     if factory is None:
         points = [point for point in entry_points(group=RENDERERS) if point.name == name]
@@ -94,10 +101,15 @@ def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any
         **kwargs: What `gymnasium.register` takes: `kwargs` (default arguments), `nondeterministic`, ...
 
     Raises:
+        ConfigError: If the id has another form.
         PluginError: If another environment has that id.
     """
     import gymnasium
 
+    if not isinstance(id, str) or not _ID.fullmatch(id):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name = re.sub(r"[^\w-]", "", str(id).rpartition("/")[2]) or "Name"
+        like = name if re.search(r"-v\d+$", name) else f"{name}-v0"
+        raise ConfigError(f"the environment id is {id!r:.80}; expected namespace/Name-v0, such as 'you/{like}'")
     _refuse_gymnasium_limit(kwargs)
     known = _envs.get(id)
     if known is not None and _path(known) != _path(entry_point):

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from .errors import ConfigError, TaskError, what_is_invalid
 
@@ -142,11 +143,23 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
     """Read a row as the environment's task model, if it has one.
 
     Raises:
-        TaskError: If it does not fit.
+        TaskError: If it does not fit, or cannot be written into a record.
     """
-    if model is None or isinstance(row, model):
-        return row
     try:
-        return model.model_validate(row)
+        task = row if model is None or isinstance(row, model) else model.model_validate(row)
     except ValidationError as error:
-        raise TaskError(f"the task {row!r:.200} is no {model.__name__}: {what_is_invalid(error)}") from error
+        raise TaskError(f"the task {row!r:.200} is no {error.title}: {what_is_invalid(error)}") from error
+    try:
+        to_json(task, fallback=_plain, bytes_mode="base64")
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise TaskError(
+            f"the task {row!r:.200} cannot be recorded: {error}. A task is a text, a number, a list, a mapping, or a "
+            "pydantic model; of anything else, give what it is made from, and make it in start()"
+        ) from error
+    return task
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return cast("Any", value).tolist()
+    raise ValueError(f"it holds a {type(value).__name__}, {value!r:.80}")

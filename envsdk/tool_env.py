@@ -17,11 +17,12 @@ import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from .env import DRIVERS, Driver, Env, EnvConfig, driver_of, is_being_cancelled
+from .env import DRIVERS, Driver, Env, EnvConfig, Said, driver_of, is_being_cancelled
 from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
 from .limits import StopReason
 from .messages import Message, ToolCall, ToolSchema, check_json
+from .mistakes import refuse_without_tools, wrong_turn
 from .tools import Tool, as_tool, is_async
 from .turn import Turn
 
@@ -107,14 +108,14 @@ class ToolEnv(Env):
         """
         return Turn(corrections, terminated=in_a_row > self.config.max_bad_replies)
 
-    async def respond(self, reply: Message) -> Turn | Sequence[Handoff]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def respond(self, reply: Message) -> Said:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the calls of a reply, or finish. Of a reply that went on, only what is new is answered.
 
         What tools handed over to goes first; its results are their answers.
         """
         return await tool_driver_of(self).respond(reply)
 
-    async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
+    async def resume(self, result: list[HandoffResult]) -> Said:
         """Answer the calls that handed over with what came of it, and go on as after any tool."""
         return await tool_driver_of(self).resume(result)
 
@@ -131,9 +132,11 @@ class ToolDriver(Driver):
     """The machinery of a `ToolEnv`."""
 
     env: ToolEnv
+    config_base: ClassVar[type[EnvConfig]] = ToolEnvConfig
+    runs_tools: ClassVar[bool] = True
     may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
 
-    async def respond(self, reply: Message) -> Turn | Sequence[Handoff]:
+    async def respond(self, reply: Message) -> Said:
         """See `ToolEnv.respond`."""
         calls = reply.tool_calls[self._answered :]
         answers = self._without_busy(await self._run_calls(calls))
@@ -143,11 +146,10 @@ class ToolDriver(Driver):
             return handoffs
         return await self._conclude(reply, calls, answers)
 
-    async def resume(self, result: list[HandoffResult]) -> Turn | Sequence[Handoff]:
+    async def resume(self, result: list[HandoffResult]) -> Said:
         """See `ToolEnv.resume`."""
         if self._handed_over is None:
-            turn = self.env.after_handoff(result)
-            return await turn if inspect.isawaitable(turn) else turn
+            return await self._asked("after_handoff", result)
         (reply, calls, answers), self._handed_over = self._handed_over, None
         left = iter(result)
         answers = [self._with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
@@ -175,7 +177,7 @@ class ToolDriver(Driver):
         failed = any(one.error is not None for one in results)
         return Answer(self._cut("\n\n".join(texts)), is_error=failed)
 
-    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Turn:
+    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Said:
         """Answer a reply, when all its calls have an answer."""
         messages = [
             Message(role="tool", content=answer.text, name=call.name or None, tool_call_id=call.id)
@@ -185,14 +187,13 @@ class ToolDriver(Driver):
         is_bad = not any(answer.was_run for answer in answers) if answers else says_nothing
         self._bad_replies = self._bad_replies + 1 if is_bad else 0
         if is_bad:
-            turn = self.env.on_bad_reply(reply, messages or [_correction(reply)], self._bad_replies)
+            turn = await self._asked("on_bad_reply", reply, messages or [_correction(reply)], self._bad_replies)
         elif messages:
-            turn = self.env.after_tools(reply, messages)
+            turn = await self._asked("after_tools", reply, messages)
         else:
-            turn = self.env.finish(reply)
-        turn = await turn if inspect.isawaitable(turn) else turn
-        if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return turn  # it will be refused where all turns are
+            turn = await self._asked("finish", reply)
+        if not isinstance(turn, Turn):
+            return turn
         if turn.tools is not None:
             self._functions = {**self.tools(), **turn.functions}
         self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
@@ -204,11 +205,15 @@ class ToolDriver(Driver):
         }
         return _with_metrics(turn, metrics)
 
+    async def _asked(self, method: str, *arguments: Any) -> Said:
+        """What a method of the author says."""
+        said: object = getattr(self.env, method)(*arguments)
+        said = await said if inspect.isawaitable(said) else said
+        if isinstance(said, Turn) or is_handoff(said):
+            return cast("Said", said)
+        raise wrong_turn(self.env, method, said)
+
     def _read_config(self, config: Any) -> EnvConfig:
-        if not issubclass(self.env.Config, ToolEnvConfig):
-            raise ConfigError(
-                f"{type(self.env).__name__}.Config is no subclass of ToolEnvConfig, as that of a ToolEnv is"
-            )
         _tool_methods(type(self.env))
         self._functions: dict[str, Tool] | None = None  # those of the current episode
         return super()._read_config(config)
@@ -222,6 +227,8 @@ class ToolDriver(Driver):
 
     def _started(self, turn: Turn) -> None:
         self._functions = {**self.tools(), **getattr(turn, "functions", {})}
+        if not self._functions and getattr(turn, "tools", ()) is None:  # a handoff has none
+            refuse_without_tools(self.env)
 
     def _waits(self) -> bool:
         """Whether anything has to be waited for; if not, `step` needs no event loop."""

@@ -6,6 +6,7 @@ nothing about environments.
 
 import contextlib
 import copy
+import difflib
 import functools
 import importlib
 import inspect
@@ -195,7 +196,9 @@ def _make(function: Any, name: str | None, description: str | None, timeout_s: f
     documentation = _documentation(function if function.__doc__ and plain is function else plain)
     parameters = list(inspect.signature(function).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
-    arguments = _arguments(name, plain, parameters[is_method:], documentation.meanings)
+    own = parameters[is_method:]
+    _check_meanings(name, documentation.meanings, [parameter.name for parameter in own])
+    arguments = _arguments(name, plain, own, documentation.meanings)
     try:
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
         schema = adapter.json_schema(schema_generator=_WithoutTitles)
@@ -203,6 +206,15 @@ def _make(function: Any, name: str | None, description: str | None, timeout_s: f
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
     text = documentation.text if description is None else description
     return Tool(name, text, _in_usual_order(schema), function, timeout_s, adapter.validate_python, is_method)
+
+
+def _check_meanings(tool: str, meanings: Mapping[str, str], parameters: Sequence[str]) -> None:
+    for name in meanings.keys() - set(parameters):
+        near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters) or 'none'}"
+        raise ConfigError(
+            f"the docstring of the tool {tool!r} describes {name!r}, which is no parameter of it; {advice}"
+        )
 
 
 def _plain_function(function: Any) -> Any:
@@ -229,7 +241,8 @@ def _documentation(function: Any) -> _Documentation:
         documentation = parse_docstring(text)
     except (ParseError, IndexError):  # it is in no known form
         return _Documentation(text, {})
-    meanings = {p.arg_name: p.description for p in documentation.params if p.description}
+    parameters = [p for p in documentation.params if p.args and p.args[0] == "param" and p.description]
+    meanings = {name.strip(): str(p.description) for p in parameters for name in p.arg_name.split(",")}
     gap = "\n\n" if documentation.blank_after_short_description else "\n"
     said = (documentation.short_description, documentation.long_description)
     return _Documentation(gap.join(part for part in said if part), meanings)

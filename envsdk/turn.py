@@ -1,6 +1,7 @@
 """What an environment says next."""
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -89,6 +90,7 @@ class Turn:
         context: str | None = None,
         context_rewards: Mapping[str, float] | None = None,
     ) -> None:
+        _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
         self.continuation = _start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
         self.prefill = None if prefill is None else _start_of_reply("prefill", prefill)
         try:
@@ -139,6 +141,16 @@ class Turn:
     def __repr__(self) -> str:
         end = " terminated" if self.terminated else " truncated" if self.truncated else ""
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
+
+
+def _refuse_awaitables(**given: object) -> None:
+    for name, value in given.items():
+        parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else (value,)
+        for part in parts:
+            if inspect.isawaitable(part):
+                if inspect.iscoroutine(part):
+                    part.close()
+                raise TurnError(f"{name} of a Turn is something to wait for: an `await` is missing before it")
 
 
 def _check_system(system: object) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from ..env import Env
 from ..errors import ConfigError, PluginError
 from ..registry import make
+from ..specifications import specification as specification
+from ..specifications import value_of
 
 SPECIFICATION = "A name, with options as name:key=value,key=value or as JSON."
 TOKENIZER = "'embedded', a folder or file, or a Hugging Face id."
@@ -18,26 +19,6 @@ ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have a place of their own on the command line."""
 OPTION = "An option of the environment, as key=value; may be given again."
-
-
-def specification(text: str) -> str | dict[str, Any]:
-    """Read a name with options: `compact:every=10`, or JSON.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    if text.startswith("{"):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{text!r} is no JSON: {error}") from error
-    name, _, options = text.partition(":")
-    if not options:
-        return name
-    pairs = [option.partition("=") for option in options.split(",")]
-    if not all(key and equals for key, equals, _ in pairs):
-        raise ConfigError(f"{text!r} is no name with options; write it as name:key=value,key=value or as JSON")
-    return {"name": name, **{key.strip(): value_of(value) for key, _, value in pairs}}
 
 
 def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, Any]:
@@ -62,14 +43,6 @@ def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, 
             raise ConfigError(f"the option {key!r} is given twice")
         options[key] = value_of(value)
     return options
-
-
-def value_of(text: str) -> Any:
-    """A value as JSON, or as Python writes it; any other text is that text."""
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except ValueError:
-        return text
 
 
 def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:

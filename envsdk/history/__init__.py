@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError, unknown_name, what_is_invalid
+from ..specifications import specification
 from .base import History as History
 from .base import HistoryPolicy as HistoryPolicy
 from .base import Rewrite as Rewrite
@@ -35,7 +36,8 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     """Find a history policy.
 
     Args:
-        value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`).
+        value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`, or
+            `"compact:every=10"`).
 
     Raises:
         UnknownName: If no policy has that name.
@@ -45,7 +47,8 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
         return value
     if not isinstance(value, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"history is {value!r:.80}; expected a name, a name with options, or a HistoryPolicy object")
-    options = {"name": value} if isinstance(value, str) else dict(value)
+    given = specification(value) if isinstance(value, str) else value
+    options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
     if name not in _POLICIES:
         raise unknown_name(

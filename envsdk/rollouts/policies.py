@@ -1,5 +1,6 @@
 """Policies: what answers a prompt with sampled tokens."""
 
+import inspect
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -73,6 +74,13 @@ def request_of(observation: Observation, info: Mapping[str, Any], episode_id: st
         "max_tokens": info["max_tokens"],
         "sampling": info["sampling"],
     }
+
+
+_ASKED = (
+    *("episode_id", "context", "base", "role", "keep"),
+    *("stop_token_ids", "stop", "max_tokens", "sampling"),
+)
+"""What a policy is asked by name; see `request_of`."""
 
 
 class RandomPolicy:
@@ -190,4 +198,25 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         return named[policy]()
     if not callable(policy):
         raise PolicyError(f"a policy is a function from a prompt to an Action, got a {type(policy).__name__}")
+    _check_parameters(policy)
     return policy
+
+
+def _check_parameters(policy: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):  # a built-in function does not tell
+        return
+    try:
+        signature.bind(None, **dict.fromkeys(_ASKED))
+    except TypeError as error:
+        name = getattr(policy, "__name__", type(policy).__name__)
+        advice = (
+            f"it is a class: give an object of it, {name}(...)"
+            if isinstance(policy, type)
+            else f"write {name}(prompt, *, max_tokens, **_): `**_` takes what it has no use for"
+        )
+        raise PolicyError(
+            f"the policy {name}{signature} cannot be asked for a reply: {error}. It gets the prompt, and by name "
+            f"{', '.join(_ASKED)}; {advice}"
+        ) from None

@@ -552,11 +552,10 @@ def test_what_is_no_tool_is_refused():
 
 
 def test_a_config_that_is_none_of_a_tool_env_is_refused():
-    class Wrong(Desk):
-        Config: ClassVar[Any] = envsdk.EnvConfig
-
     with pytest.raises(errors.ConfigError, match="ToolEnvConfig"):
-        Wrong()
+
+        class Wrong(Desk):
+            Config: ClassVar[Any] = envsdk.EnvConfig
 
 
 def test_a_subclass_may_replace_and_drop_tools():
