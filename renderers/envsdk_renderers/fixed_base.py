@@ -448,9 +448,11 @@ class FixedBase(Renderer):
 
     @cached_property
     def _validation(self) -> Validation:
+        writer = Writer(self._mask, is_emitted=False)
+
         def written(text: str) -> str:
             out = self.emission()
-            self._writer.write(out, text, is_scaffold=False)
+            writer.write(out, text, is_scaffold=False)
             return out.text()
 
         stops = (self._text_stop, self._call_stop or self._text_stop)

@@ -31,10 +31,12 @@ class Writer:
 
     Args:
         mask: What hid the names of control tokens in content.
+        is_emitted: Whether what is written leaves the renderer; else it is only compared, and may have words of probes.
     """
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, mask: Mask, *, is_emitted: bool = True) -> None:
         self._mask = mask
+        self._restore = mask.restore if is_emitted else mask.restore_compared
 
     def fill(
         self,
@@ -49,7 +51,7 @@ class Writer:
         slots = any_slot(contents) if slots is None else slots
         for index, part in enumerate(slots.split(text)):
             if index % 2:
-                out.content(self._mask.restore(contents[part]))
+                out.content(self._restore(contents[part]))
             else:
                 self.write(out, part, is_scaffold=is_scaffold)
 
@@ -59,7 +61,7 @@ class Writer:
             out.scaffold(text)
             return
         for part, is_control in self._mask.parts(text):
-            shown = part if is_control else self._mask.restore(part)
+            shown = part if is_control else self._restore(part)
             is_own = is_control or (is_scaffold and shown == part and len(part) <= _LONG_SCAFFOLD)
             out.scaffold(part) if is_own else out.content(shown)
 
@@ -71,6 +73,6 @@ class Writer:
         for part, is_control in self._mask.parts(text):
             before, found, after = part.partition(content) if content and not is_control else (part, "", "")
             self.write(out, before)
-            out.content(self._mask.restore(found))
+            out.content(self._restore(found))
             self.write(out, after)
             content = "" if found else content

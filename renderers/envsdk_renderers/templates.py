@@ -242,14 +242,22 @@ class Mask:
         """
         return _WORD.sub(self._char, text) if has_stem(text) else text
 
+    def restore_compared(self, text: str) -> str:
+        """As `restore`, for a text that is compared with what was emitted: the words of probes stay in it."""
+        return _WORD.sub(lambda word: self._hidden_by(word) or word[0], text) if has_stem(text) else text
+
+    def _hidden_by(self, word: re.Match[str]) -> str | None:
+        char = self._chars[int(word[1])] if word[1] and int(word[1]) < len(self._chars) else None
+        return char if char is not None and word[0] == self._words[char] else None
+
     def _char(self, word: re.Match[str]) -> str:
-        index = int(word[1]) if word[1] else len(self._chars)
-        if index >= len(self._chars) or word[0] != self._words[self._chars[index]]:
+        char = self._hidden_by(word)
+        if char is None:
             text = word.string[max(word.start() - 40, 0) : word.end() + 40]
             raise TemplateUnsupported(
                 "the template writes a word of the probe, or changes what was hidden from it", rendered=text
             )
-        return self._chars[index]
+        return char
 
     def hide_message(self, message: Message) -> Message:
         """The message with all its texts hidden; itself if there is nothing to hide."""

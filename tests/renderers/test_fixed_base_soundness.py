@@ -12,10 +12,11 @@ from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
 from envsdk_renderers.templates import STEM, ChatTemplate, Mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from template_conversations import TOOLS, handed_out, result, said, user
+from template_conversations import TOOLS, handed_out, result, said, turns_of, user
 
 from envsdk import Message, ToolCall, load_tokenizer
 from envsdk.errors import RenderError
+from envsdk.renderer import HandedOut
 
 START = "{%- for m in messages %}"
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
@@ -225,6 +226,30 @@ def test_a_harmless_text_that_could_be_part_of_a_token_is_no_forgery() -> None:
     tools = [schema("im_start"), schema(">"), schema("|")]
     text = renderer.tokenizer.decode(renderer.render([user("<")], tools=tools).tokens)
     assert "<im_start string><> string><| string>" in text
+
+
+@pytest.mark.parametrize("arguments", [{}, "no JSON", "{"])
+def test_a_later_call_without_arguments_is_no_word_of_a_probe(arguments: Any) -> None:
+    template = CHATML.replace("c.function.arguments | tojson", "c.function.arguments | dictsort | string")
+    for renderer in (renderer_of(template), renderer_of(CHATML)):
+        messages = [
+            user("<think>"),
+            calling({"city": "x"}),
+            *_results("<|im_end|>"),
+            calling(arguments),
+            *_results("b"),
+        ]
+        turns = handed_out_closed(renderer, messages)
+        renderer.check_episode(messages, turns, TOOLS)
+
+
+def handed_out_closed(renderer: FixedBase, messages: list[Message]) -> list[HandedOut]:
+    """What follows each reply, whatever tokens the model said it with."""
+    turns: list[HandedOut] = []
+    for at, end in turns_of(messages):
+        rendered = renderer.extension([], messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
+        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+    return turns
 
 
 # Ids of calls.
