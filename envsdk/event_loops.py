@@ -80,6 +80,21 @@ class _KeptLoop:
         self._at_end.detach()
         self._runner.close()
 
+    def close_at_exit(self) -> None:
+        """Close the loop when the interpreter ends."""
+        self._at_end.detach()
+        _close_at_exit(self._runner)
+
+
+def _close_at_exit(runner: asyncio.Runner) -> None:
+    """Cancel what is left, and close the loop.
+
+    asyncio waits for the threads of `asyncio.to_thread` in a further thread, and from Python 3.12 none can be started
+    any more. Python itself has waited for them already, and the loop is closed in any case.
+    """
+    with contextlib.suppress(RuntimeError):
+        runner.close()
+
 
 class _Thread(threading.local):
     kept: _KeptLoop | None = None
@@ -152,7 +167,7 @@ class _Worker:
         while not self._is_stopped:
             with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a task's own, which ends no other
                 self._loop.run_forever()
-        self._runner.close()
+        _close_at_exit(self._runner)
 
 
 _idle: deque[_Worker] = deque()
@@ -175,7 +190,7 @@ def _run_elsewhere(coroutine: Coroutine[Any, Any, T]) -> T:
 @atexit.register
 def _close_all() -> None:
     if _thread.kept is not None:
-        _thread.kept.close()
+        _thread.kept.close_at_exit()
     while _idle:
         _idle.pop().stop()
 

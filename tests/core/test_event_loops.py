@@ -376,3 +376,22 @@ def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
 
     replies = iter(actions(made))
     assert envsdk.rollout(made, in_any_vocabulary(lambda *_, **__: Action(next(replies))), seed=0).reward == 2.0
+
+
+AT_EXIT = """
+import asyncio
+from envsdk import event_loops
+
+async def wait_in_a_thread():
+    return await asyncio.to_thread(sum, [1, 2])
+
+async def main():
+    return event_loops.run(wait_in_a_thread())
+
+print(event_loops.run(wait_in_a_thread()), asyncio.run(main()))
+"""
+
+
+def test_a_process_whose_episodes_waited_in_threads_ends_without_a_word() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("3 3\n", "", 0)
