@@ -53,6 +53,7 @@ class Agent:
         self.returns = False  # a sub-agent spoke since: the next observation is a return
         self.unasked = False  # it ended before anybody was asked: the next step says so
         self.refused = False  # a limit kept it from handing over, since its last reply
+        self.kept_reward: float | None = None  # what it earned that does not count for the episode
         self.handovers = 0  # how many in a row came to nothing, ...
         self.steps_at_handover = 0  # ... because nobody replied since the one before
         self.closed = False  # whether its environment was closed
@@ -78,6 +79,11 @@ class Agent:
     def last_step(self) -> Step:
         """Its own last step that was answered."""
         return next(step for step in reversed(self.record) if isinstance(step, Step))
+
+    @property
+    def keeps_reward(self) -> bool:
+        """Whether what it earns is its contexts' own, and not the episode's."""
+        return any(agent.handoff is not None and not agent.handoff.adds_reward for agent in self.lineage())
 
     @property
     def is_running(self) -> bool:
@@ -125,7 +131,7 @@ class Agent:
 
     def child_name(self, role: str) -> str:
         """A name for the context of another sub-agent of that role."""
-        name = f"{MAIN if self.current is None else self.current.name}/{role}"
+        name = f"{(self.current or self).name}/{role}"
         self._names[name] = self._names.get(name, 0) + 1
         return f"{name}-{self._names[name]}"
 

@@ -73,6 +73,10 @@ class Context:
     def __len__(self) -> int:
         return len(self._view.tokens)
 
+    def earn(self, reward: float) -> None:
+        """Add to what it earned by itself."""
+        self.reward = (self.reward or 0.0) + reward
+
     def prompt(self) -> "NDArray[np.int32]":
         """The context as it is now, int32 of shape (n,): a copy."""
         return self._view.tokens.copy()

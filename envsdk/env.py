@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Said: TypeAlias = Turn | Handoff | Sequence[Handoff]
-"""What `respond` and `resume` may return."""
+"""What `start`, `respond` and `resume` may return."""
 
 
 class EnvConfig(BaseModel):
@@ -134,8 +134,11 @@ class Env(gymnasium.Env[Observation, Any]):
 
     # What authors write.
 
-    def start(self) -> Turn | Awaitable[Turn]:
-        """Begin an episode. Random choices come from `self.np_random` alone."""
+    def start(self) -> Said | Awaitable[Said]:
+        """Begin an episode, or hand over first; then `resume` returns the first turn, or ends the episode.
+
+        Random choices come from `self.np_random` alone.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no start(): it returns the first Turn")
 
     def respond(self, reply: Message) -> Said | Awaitable[Said]:
@@ -174,8 +177,9 @@ class Env(gymnasium.Env[Observation, Any]):
         return agent.own_name(agent.context.name)
 
     def messages(self) -> list[Message]:
-        """All that was said in the current context, in order."""
-        return list(self._envsdk.running.context.messages)
+        """All that was said in the current context, in order; nothing, before the first turn."""
+        context = self._envsdk.running.current
+        return [] if context is None else list(context.messages)
 
     # What policies and trainers use.
 
@@ -464,7 +468,10 @@ class Driver:
             )
         self.agent = agent
         inherits = self._inherits and agent.parent is not None
-        self.renderer = agent.parent.context.renderer if inherits and agent.parent else self._own_renderer
+        self.renderer = self._own_renderer
+        if inherits and agent.parent is not None:
+            said = agent.parent.current
+            self.renderer = agent.parent.env.renderer if said is None else said.renderer
         self._prepare(seed, [] if task is None else [task if self.env.tasks is None else find(self.env.tasks, task)])
 
     def _prepare(self, seed: int | None, chosen: list[Any]) -> None:

@@ -240,7 +240,7 @@ class Episode:
         if isinstance(said, Exception):
             return self._close(agent, StopReason.ERROR, said)
         try:
-            if not agent.contexts or not is_handoff(said):
+            if not is_handoff(said):
                 return take(agent, _checked(said))
             if agent.refused:  # it hands over again and again, though a limit holds
                 return take(agent, Turn(reward=None))
@@ -294,7 +294,7 @@ class Episode:
         except Exception as error:
             return error, self._answer
         said = yield from self._ask(agent, "resume", results if waiting.is_list else results[0])
-        return said, self._answer
+        return said, self._answer if agent.contexts else self._open
 
     def _run_children(self, agent: Agent, waiting: Waiting) -> Generator[Call | Children, Any, None]:
         """Let the driver run the sub-agents that are left, each on its own."""
@@ -348,23 +348,48 @@ class Episode:
     # Turns.
 
     def _open(self, agent: Agent, turn: Turn) -> Result | HandoffResult:
-        """Take the first turn."""
-        if any(turn.rewards.values()) or turn.terminated or turn.truncated or turn.continuation is not None:
-            raise TurnError("the first turn has a reward, ends the episode or continues, but nobody has replied yet")
+        """Take the first turn, which follows `start`, or the sub-agents that it handed over to."""
+        has_delegated = bool(agent.record)
+        if any(turn.rewards.values()) or turn.continuation is not None:
+            raise TurnError("the first turn has a reward or continues, but nobody has replied to it yet")
+        if not has_delegated and (turn.terminated or turn.truncated):
+            raise TurnError("the first turn ends the episode, but nobody has replied yet")
+        reason = agent.reason_to_stop(turn) if has_delegated else None
+        self._earn(agent, turn)
+        if reason == StopReason.NO_END:
+            _warn_of_no_end(agent)
+        if reason is not None and (agent.parent is not None or not (turn.messages or turn.system)):
+            return self._end_unopened(agent, reason)
         if not turn.messages and turn.system is None:
             raise TurnError("the first turn has no message; start() must say something")
-        delta, base = self._open_context(agent, turn)
-        return self._hand_out(agent, turn, delta, delta.full, base=base, is_new=True)
+        delta, base = self._open_context(agent, turn, is_final=reason is not None)
+        return self._hand_out(agent, turn, delta, reason or delta.full, base=base, is_new=True)
+
+    def _end_unopened(self, agent: Agent, reason: StopReason) -> Result | HandoffResult:
+        """End an agent that never said anything itself, since only its sub-agents did."""
+        if agent.parent is not None:
+            return self._close(agent, reason)
+        agent.unasked = True
+        self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
+        return self._go_on(agent)
+
+    def _earn(self, agent: Agent, turn: Turn) -> None:
+        """Give contexts what a turn says that they earned."""
+        earned = {self._context_of(agent, name): reward for name, reward in turn.context_rewards.items()}
+        for name, reward in earned.items():
+            self.contexts[name].earn(reward)
 
     def _answer(self, agent: Agent, turn: Turn) -> Result | HandoffResult | None:
         """Take what the environment says after a reply; None if a summary has to be written first."""
         step = agent.last_step
-        earned = {self._context_of(agent, name): reward for name, reward in turn.context_rewards.items()}
-        step.reward, step.rewards = _sum(step, turn)
+        self._earn(agent, turn)
         step.metrics = {**step.metrics, **turn.metrics}
-        for name, reward in earned.items():
-            self.contexts[name].reward = (self.contexts[name].reward or 0.0) + reward
-        self._reward += turn.reward or 0.0
+        if not agent.keeps_reward:
+            step.reward, step.rewards = _sum(step, turn)
+            self._reward += turn.reward or 0.0
+        elif turn.reward is not None:
+            self.contexts[step.context].earn(turn.reward)
+            agent.kept_reward = (agent.kept_reward or 0.0) + turn.reward
         context = agent.contexts.get(agent.name_of(turn))
         if context is not None and turn.continuation is None and agent.reason_to_stop(turn) is None:
             request = context.request()
@@ -418,18 +443,21 @@ class Episode:
             )
         return self._hand_out(agent, turn, delta, reason or delta.full, base=base, is_new=is_new)
 
-    def _open_context(self, agent: Agent, turn: Turn) -> tuple[Delta, str | None]:
-        """Open the context that a turn speaks to; also the context that it starts from, if it does."""
+    def _open_context(self, agent: Agent, turn: Turn, *, is_final: bool = False) -> tuple[Delta, str | None]:
+        """Open the context that a turn speaks to; also the context that it starts from, if it does.
+
+        With `is_final`, nobody will be asked, so it is as full as it may be.
+        """
         name, is_first = agent.name_of(turn), agent.current is None
         if name in self.contexts:
             raise HandoffError(f"the context name {name!r} is taken by the role {self.contexts[name].role!r}")
         role = agent.role if turn.context is None else turn.context
-        parent = agent.parent.context.name if agent.parent is not None else None
+        parent = agent.parent.current.name if agent.parent is not None and agent.parent.current else None
         renderer, history = agent.env.renderer_of(role), agent.env.history
         context = Context(name, role, renderer, history, parent=parent)
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         tools = agent.env.default_tools() if turn.tools is None else turn.tools
-        limit = agent.limits.max_context_tokens
+        limit = 0 if is_final else agent.limits.max_context_tokens
         handoff = agent.handoff if is_first else None
         before: Sequence[Message] = ()
         base: str | None = None
@@ -438,7 +466,8 @@ class Episode:
             delta = self._open_on(agent, context, [*system, *turn.messages], tools, limit, turn)
         else:
             if handoff is not None and agent.parent is not None:
-                before = handoff.choose(list(agent.parent.context.messages))
+                said = agent.parent.current.messages if agent.parent.current is not None else ()
+                before = handoff.choose(list(said))
             messages = [*system, *before, *turn.messages]
             if not messages:
                 raise TurnError(f"the first turn for {name!r} has no message")
@@ -497,6 +526,11 @@ class Episode:
             )
         running = {id(item.env) for item in agent.lineage()}
         for handoff in handoffs:
+            if handoff.history == "full" and not agent.contexts:
+                raise HandoffError(
+                    f"{agent.name!r} hands over before its first turn, so there is no conversation yet that a handoff "
+                    'with history="full" could begin with: give it history="fresh"'
+                )
             if id(handoff.env) in running:
                 raise HandoffError(
                     f"{agent.name!r} hands over to {handoff.env!r}, which runs already: make another object of it"
@@ -531,7 +565,8 @@ class Episode:
         messages = [] if context is None else list(context.messages)
         own = messages[0 if context is None else context.inherited :]
         said = next((message.content for message in reversed(own) if message.role == "assistant"), "")
-        rewards = [item.reward for item in agent.walk() if isinstance(item, Step) and item.reward is not None]
+        earned = (item.reward if isinstance(item, Step) else item.kept_reward for item in agent.walk())
+        rewards = [reward for reward in earned if reward is not None]
         return HandoffResult(
             messages,
             said,
@@ -545,13 +580,17 @@ class Episode:
 
     def _go_on(self, agent: Agent) -> Result:
         """The empty observation after a part of a reply, or after an episode that ended before anybody was asked."""
-        name, length = agent.context.name, len(agent.context)
-        observation = Observation(np.empty(0, dtype=np.int32), length, True, name, name)
+        is_open = agent.current is not None
+        name, length = (agent.context.name, len(agent.context)) if is_open else (agent.name, 0)
+        observation = Observation(np.empty(0, dtype=np.int32), length, is_open, name, name)
         info = self._info(agent, None, closed_reply=False)
         info.update(rewards={}, metrics={})
         if self.trajectory is not None:
             info["stop_reason"] = self.trajectory.stop_reason
-        agent.handed_out = Result(observation, 0.0, False, self.trajectory is not None, info)
+        is_terminated = self.trajectory is not None and self.trajectory.status == "terminated"
+        is_truncated = self.trajectory is not None and not is_terminated
+        reward = 0.0 if is_open else self._reward
+        agent.handed_out = Result(observation, reward, is_terminated, is_truncated, info)
         return agent.handed_out
 
     def _hand_out(
@@ -598,20 +637,22 @@ class Episode:
         """The switch that an observation is, if it is one: to a sub-agent, or back from it."""
         name = agent.context.name
         if is_new and agent.parent is not None and len(agent.contexts) == 1:
-            return Break("switch", "handoff", name, base or name, delta.keep, 0, f"from {agent.parent.context.name}")
+            above = agent.parent.current or agent.parent
+            return Break("switch", "handoff", name, base or name, delta.keep, 0, f"from {above.name}")
         if agent.returns and not is_new and not delta.is_first:
             return Break("switch", "return", name, name, delta.keep, 0)
         return None
 
     def _info(self, agent: Agent, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
-        turn = agent.turn
+        turn, context = agent.turn, agent.current
+        renderer = agent.env.renderer if context is None else context.renderer
         info = {
-            "stop_token_ids": agent.context.renderer.stop_token_ids,
-            "stop": agent.stops(),
-            "max_tokens": agent.max_tokens(),
+            "stop_token_ids": renderer.stop_token_ids,
+            "stop": () if context is None else agent.stops(),
+            "max_tokens": None if context is None else agent.max_tokens(),
             "sampling": dict(turn.sampling),
-            "context": agent.context.name,
-            "role": agent.context.role,
+            "context": (context or agent).name,
+            "role": (context or agent).role,
             "truncated_reply": closed_reply,
             "rewards": dict(turn.rewards),
             "metrics": dict(turn.metrics),
@@ -650,8 +691,8 @@ def _warn_of_no_end(agent: Agent) -> None:
 def _checked(turn: object) -> Turn:
     if not isinstance(turn, Turn):
         raise TurnError(
-            "start(), respond() and resume() return a Turn; the last two also a Handoff, or a list of them that is not "
-            f"empty; got a {type(turn).__name__}: {turn!r:.80}"
+            "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not empty; "
+            f"got a {type(turn).__name__}: {turn!r:.80}"
         )
     taken = turn.info and RESERVED_INFO & turn.info.keys()
     if taken:

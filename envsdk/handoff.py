@@ -41,11 +41,19 @@ ResultFilter: TypeAlias = Callable[[HandoffResult], HandoffResult]
 
 
 class Handoff:
-    """Somebody else goes on. `respond` returns it in place of a `Turn`, and so may a tool.
+    """Somebody else goes on. `start`, `respond` and `resume` return it in place of a `Turn`, and so may a tool.
 
     The sub-agent speaks with the model in a context of its own. When it ends, `resume(result)` of the environment that
     handed over says what comes next, in its own context, all of which is kept. A list of handoffs is sub-agents side by
     side; `resume` then gets the list of their results.
+
+    What the sub-agent earns adds to the episode's reward, and so to what every context without a reward of its own is
+    trained on. With `adds_reward=False` it is the reward of the sub-agent's own contexts alone; `resume` finds it in
+    `HandoffResult.reward` in either case.
+
+    After a handoff by `start`, `resume` returns the first turn of the environment that handed over, or ends the episode
+    with `Turn(terminated=True)`; that turn has no reward, since nobody has replied to it (`context_rewards` may score
+    the sub-agents).
 
     Args:
         env: The sub-agent: an `Env` of its own. One that was made without renderer and tokenizer takes over its
@@ -59,6 +67,7 @@ class Handoff:
             starts with its parent's context, token for token; or a function that chooses messages, which are written
             again.
         result: Changes what `resume` gets: a function from a `HandoffResult` to one.
+        adds_reward: Whether what it earns, with all below it, counts for the episode.
         timeout_s: How many seconds it may take in a rollout; whoever calls `step` has a clock of their own.
 
     Raises:
@@ -66,7 +75,7 @@ class Handoff:
         ConfigError: If the limits or the history are not valid.
     """
 
-    __slots__ = ("env", "history", "limits", "result", "role", "task", "timeout_s")
+    __slots__ = ("adds_reward", "env", "history", "limits", "result", "role", "task", "timeout_s")
 
     def __init__(
         self,
@@ -77,6 +86,7 @@ class Handoff:
         limits: Limits | Mapping[str, Any] | None = None,
         history: Literal["fresh", "full"] | MessageFilter = "fresh",
         result: ResultFilter | None = None,
+        adds_reward: bool = True,
         timeout_s: float | None = None,
     ) -> None:
         from .env import Env
@@ -91,6 +101,9 @@ class Handoff:
         role = type(env).__name__.lower() if role is None else role
         if not isinstance(role, str) or not role.isprintable() or not role or "/" in role:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise HandoffError(f"role is {role!r}; expected a name without '/' and control characters")
+        if not isinstance(adds_reward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"adds_reward is {adds_reward!r:.80}; expected True or False")
+        self.adds_reward = adds_reward
         self.env = env
         self.task = task
         self.role = role

@@ -55,7 +55,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
             is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint
             logs[name] = ContextLog(
                 role=context.role,
-                parent=context.parent,
+                parent=context.parent or _first_above(agent),
                 tokens=context.log_tokens.copy(0, length),
                 logprobs=context.log_logprobs.copy(0, length),
                 messages=list(context.messages),
@@ -68,6 +68,12 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 vocab_size=tokenizer.vocab_size if is_other else 0,
             )
     return logs
+
+
+def _first_above(agent: Agent) -> str | None:
+    """Return the first context of who handed over to an agent: it handed over before its own first turn."""
+    above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
+    return next(above, None)
 
 
 def _as_json(task: Any) -> Any:

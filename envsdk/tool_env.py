@@ -149,7 +149,10 @@ class ToolDriver(Driver):
     async def resume(self, result: list[HandoffResult]) -> Said:
         """See `ToolEnv.resume`."""
         if self._handed_over is None:
-            return await self._asked("after_handoff", result)
+            turn = await self._asked("after_handoff", result)
+            if isinstance(turn, Turn) and turn.tools is not None:
+                self._functions = {**self.tools(), **turn.functions}
+            return turn
         (reply, calls, answers), self._handed_over = self._handed_over, None
         left = iter(result)
         answers = [self._with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]

@@ -455,15 +455,6 @@ def test_wrong_names_of_contexts_are_refused() -> None:
         rollout(Taken([Handoff(Worker())]), says("A"), seed=1)
 
 
-def test_a_handoff_in_place_of_the_first_turn_is_refused() -> None:
-    class Hasty(Env):
-        def start(self) -> Any:
-            return Handoff(Worker())
-
-    with pytest.raises(TurnError, match="start"):
-        rollout(Hasty(), says("A"), seed=1)
-
-
 # Random trees of all of it.
 
 
@@ -477,9 +468,27 @@ class Tree(Env):
         super().__init__(**options)
         self.rng, self.depth = Random(seed), depth
 
-    def start(self) -> Turn:
-        self.turns = 0
+    def start(self) -> Any:
+        self.turns = self.handovers = 0
+        return self.handoffs(["fresh"]) if self.rng.random() < 0.3 and self.depth < 3 else self.first()
+
+    def first(self) -> Turn:
         return Turn("Begin.", system="S." if self.rng.random() < 0.5 else None)
+
+    def handoffs(self, histories: list[str]) -> Any:
+        self.handovers += 1
+        rng = self.rng
+        handoffs = [
+            Handoff(
+                Tree(rng.randrange(1 << 30), self.depth + 1, history=rng.choice(HISTORIES)),
+                role=rng.choice("ab"),
+                history=rng.choice(histories),
+                limits={"max_steps": rng.randint(1, 6)},
+                adds_reward=rng.random() < 0.7,
+            )
+            for _ in range(rng.randint(1, 3))
+        ]
+        return handoffs if len(handoffs) > 1 else handoffs[0]
 
     def respond(self, reply: Message) -> Any:
         draw, rng = self.rng.random(), self.rng
@@ -489,24 +498,24 @@ class Tree(Env):
         if draw < 0.25 and self.depth:
             raise RuntimeError("it fails")
         if draw < 0.6 and self.depth < 3:
-            handoffs = [
-                Handoff(
-                    Tree(
-                        rng.randrange(1 << 30),
-                        self.depth + 1,
-                        history=rng.choice(HISTORIES),
-                    ),
-                    role=rng.choice("ab"),
-                    history=rng.choice(["fresh", "full"]),
-                    limits={"max_steps": rng.randint(1, 6)},
-                )
-                for _ in range(rng.randint(1, 3))
-            ]
-            return handoffs if len(handoffs) > 1 else handoffs[0]
+            return self.handoffs(["fresh", "full"])
         return Turn("Go on.", context=rng.choice([None, None, "p", "q"]), reward=0.5)
 
-    def resume(self, result: Any) -> Turn:
-        return Turn("They are back.")
+    def resume(self, result: Any) -> Any:
+        if self.turns:
+            return Turn("They are back.")
+        draw = self.rng.random()
+        if draw < 0.2 and self.handovers < 3:
+            return self.handoffs(["fresh"])
+        if draw < 0.3:
+            return Turn(
+                terminated=True, context_rewards={one.context: 1.0 for one in results_of(result) if one.context}
+            )
+        return Turn("End.", terminated=True) if draw < 0.4 else self.first()
+
+
+def results_of(result: Any) -> list[HandoffResult]:
+    return result if isinstance(result, list) else [result]
 
 
 def grow(seed: int, strips: bool) -> Tree:
@@ -527,7 +536,7 @@ def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bo
     env = grow(seed, strips)
     env.reset(seed=seed)
     policy = RandomPolicy(TOKENIZER.vocab_size, seed=1, stop_probability=0.3)
-    running, done = [env], list[Trajectory]()
+    running, done = ([env], []) if env.trajectory is None else ([], [env.trajectory])
     while running:
         one = rng.choice(running)
         if len(running) + len(done) < 5 and rng.random() < 0.2:
@@ -539,6 +548,179 @@ def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bo
             running.remove(one)
             done.append(one.trajectory)
     check(*done)
+
+
+@given(seed=st.integers(0, 1 << 30), strips=st.booleans())
+def test_every_tree_is_the_same_whether_it_is_stepped_or_rolled_out(seed: int, strips: bool) -> None:
+    policy = RandomPolicy(TOKENIZER.vocab_size, seed=1, stop_probability=0.3)
+    env = grow(seed, strips)
+    env.reset(seed=seed)
+    while env.trajectory is None:
+        _, info = env.pending()
+        asked = {"stop_token_ids": info["stop_token_ids"], "max_tokens": info["max_tokens"]}
+        env.step(policy(env.prompt(), episode_id=env.episode_id, **asked))
+    assert env.trajectory.reward == pytest.approx(sum(step.reward or 0.0 for step in env.trajectory.steps))
+    ends = {env.trajectory.stop_reason, *(log.stop_reason for log in env.trajectory.contexts.values())}
+    if "max_steps" not in ends:  # side by side, who comes first takes most of a shared limit
+        assert rollout(grow(seed, strips), policy, seed=seed).to_json() == env.trajectory.to_json()
+
+
+# Handing over before the first turn.
+
+
+class Orders(Env):
+    """Begins with handoffs, and then says one turn after the other."""
+
+    def __init__(self, first: Any, *turns: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.said = [first, *turns]
+
+    def start(self) -> Any:
+        self.results: list[HandoffResult] = []
+        self.left = list(self.said)
+        return self.left.pop(0)
+
+    def resume(self, result: Any) -> Any:
+        self.results += results_of(result)
+        return self.left.pop(0)
+
+    def respond(self, reply: Message) -> Any:
+        return self.left.pop(0)
+
+
+GOOD = Turn("Good.", reward=1.0, terminated=True)
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_an_episode_may_begin_with_a_handoff(is_list: bool) -> None:
+    first = [Handoff(Worker()), Handoff(Worker())] if is_list else Handoff(Worker())
+    env = Orders(first, Turn("What now?", system="You know."), GOOD)
+    observation, info = env.reset(seed=1)
+    assert (observation.context, observation.keep, observation.extends) == ("main/worker-1", 0, False)
+    assert (info["break"].reason, info["break"].detail) == ("handoff", "from main")
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    workers = [f"main/worker-{number}" for number in range(1, 2 + is_list)]
+    assert list(trajectory.contexts) == ["main", *workers]
+    assert [step.context for step in trajectory.steps] == [*workers, "main"]
+    assert {trajectory.contexts[name].parent for name in workers} == {"main"}
+    assert trajectory.steps[-1].broken is None and not trajectory.steps[-1].extends
+    assert [sample.context for sample in trajectory.samples()] == [*workers, "main"]
+    assert trajectory.reward == 0.25 * len(workers) + 1.0
+
+
+def test_the_seed_of_a_sub_agent_depends_on_the_episodes_and_its_name_alone() -> None:
+    class Draws(Worker):
+        def start(self) -> Turn:
+            super().start()
+            return Turn(str(self.np_random.integers(1 << 30)))
+
+    handed = [Orders(Handoff(Draws()), Turn("?"), GOOD), Boss([Handoff(Draws())])]
+    said = [rollout(env, says("I"), seed=1).contexts["main/draws-1"].messages[0] for env in handed]
+    assert said[0] == said[1]
+
+
+def test_an_agent_may_delegate_all_of_an_episode() -> None:
+    end = Turn(terminated=True, context_rewards={"main/worker-1": 0.75})
+    env = Orders(Handoff(Worker()), Handoff(Worker()), end)
+    observation, *_ = env.reset(seed=1)
+    for _ in range(2):
+        observation, reward, terminated, truncated, info = env.step(
+            env.renderer.reply(Message(role="assistant", content="I"))
+        )
+    assert (reward, terminated, truncated, info["stop_reason"]) == (0.25, True, False, "terminated")
+    assert (observation.context, len(observation.tokens), observation.keep) == ("main", 0, 0)
+    check(env.trajectory)
+    assert list(env.trajectory.contexts) == ["main/worker-1", "main/worker-2"]
+    assert [log.parent for log in env.trajectory.contexts.values()] == [None, None]
+    assert (env.trajectory.reward_of("main/worker-1"), env.trajectory.reward) == (0.75, 0.5)
+    assert rollout(env, says("I"), seed=1).stop_reason == "terminated"
+
+
+@pytest.mark.parametrize("says_something", [True, False])
+def test_a_limit_that_sub_agents_reach_ends_an_agent_before_its_first_turn(says_something: bool) -> None:
+    class Again(Orders):
+        def resume(self, result: Any) -> Any:
+            return Turn("What now?") if says_something else Handoff(Worker())
+
+    trajectory = rollout(
+        Again(Handoff(Worker()), limits={"max_steps": 3 if not says_something else 1}), says("I"), seed=1
+    )
+    check(trajectory)
+    assert trajectory.stop_reason == "max_steps" and ("main" in trajectory.contexts) == says_something
+
+
+def test_a_sub_agent_may_begin_with_a_handoff_and_take_over_its_renderer() -> None:
+    inner = Orders(Handoff(Worker()), Turn("And you?"), GOOD)
+    renderer = get_renderer("chatml", "embedded")
+    env = Orders(Handoff(inner), Turn("And now?"), GOOD, renderer=renderer)
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert list(trajectory.contexts) == ["main", "main/orders-1", "main/orders-1/worker-1"]
+    assert trajectory.contexts["main/orders-1/worker-1"].parent == "main/orders-1"
+
+
+@pytest.mark.parametrize("broken", [Fails, FailsAtOnce])
+def test_a_sub_agent_that_fails_before_the_first_turn_is_a_result(broken: Any) -> None:
+    env = Orders(Handoff(broken()), Turn("What now?"), GOOD)
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert "disk" in env.results[0].error and trajectory.stop_reason == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        ([Handoff(Worker(), history="full")], HandoffError, "before its first turn"),
+        ([Handoff(Worker()), Turn("?", reward=1.0)], TurnError, "nobody has replied"),
+        ([Handoff(Worker()), Turn("?", reward=1.0, terminated=True)], TurnError, "nobody has replied"),
+        ([Handoff(Worker()), Turn("?", continues=True)], TurnError, "nobody has replied"),
+        ([Handoff(Worker()), Turn()], TurnError, "no message"),
+        ([Turn("?", terminated=True)], TurnError, "ends the episode"),
+        ([[]], TurnError, "not empty"),
+    ],
+)
+def test_what_makes_no_sense_before_the_first_turn_is_refused(said: list[Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        rollout(Orders(*said), says("I"), seed=1)
+
+
+def test_an_agent_that_only_hands_over_to_what_fails_is_told_so() -> None:
+    class Loops(Orders):
+        def resume(self, result: Any) -> Any:
+            return Handoff(FailsAtOnce())
+
+    with pytest.raises(HandoffError, match=r"handed over 1,000 times in a row"):
+        Loops(Handoff(FailsAtOnce())).reset(seed=0)
+
+
+def test_a_conversation_can_be_filtered_before_there_is_one() -> None:
+    env = Orders(
+        Handoff(Worker(), history=lambda messages: [*messages, Message(role="user", content="Hm.")]), Turn("?"), GOOD
+    )
+    trajectory = rollout(env, says("I"), seed=1)
+    assert [m.content for m in trajectory.contexts["main/worker-1"].messages[:3]] == [
+        "You work.",
+        "Hm.",
+        "Work on None.",
+    ]
+
+
+# Whose reward it is.
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_what_a_sub_agent_earns_counts_for_the_episode_unless_the_handoff_says_otherwise(adds: bool) -> None:
+    inner = Orders(Handoff(Worker(reward=0.25)), Turn("And you?"), Turn("Good.", reward=0.5, terminated=True))
+    env = Orders(Handoff(inner, adds_reward=adds), Turn("And now?"), GOOD)
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert env.results[0].reward == 0.75
+    assert trajectory.reward == (1.75 if adds else 1.0)
+    own = {name: trajectory.reward_of(name) for name in trajectory.contexts}
+    inner_own = {"main/orders-1": 0.5, "main/orders-1/worker-1": 0.25}
+    assert own == (dict.fromkeys(own, 1.75) if adds else {"main": 1.0, **inner_own})
+    assert {sample.context: sample.reward for sample in trajectory.samples()} == own
 
 
 def test_a_step_after_the_end_is_refused() -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import PydanticSerializationError
 
 import envsdk
-from envsdk import Action, Env, Handoff, Limits, Message, Tool, ToolEnv, Turn, errors, tool, tool_env
+from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool, tool_env
 from envsdk.rollouts import gather
 
 
@@ -1212,3 +1212,32 @@ def test_a_sub_agents_own_mistake_is_logged_with_its_traceback(caplog: pytest.Lo
     assert "no such row" in env.messages()[-1].content
     (record,) = [record for record in caplog.records if record.exc_info]
     assert record.exc_info[0] is KeyError
+
+
+def test_a_tool_env_may_begin_with_a_handoff_and_then_give_its_own_tools():
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    class Helper(Env):
+        def start(self) -> Turn:
+            return Turn("Which number?")
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn(terminated=True)
+
+    class Asks(ToolEnv):
+        def start(self) -> Handoff:
+            return Handoff(Helper())
+
+        def after_handoff(self, result: HandoffResult) -> Turn:
+            return Turn(f"Double {result.content}.", tools=[tool(double)])
+
+        def finish(self, reply: Message) -> Turn:
+            return Turn(reward=1.0, terminated=True)
+
+    env = Asks()
+    env.reset(seed=0)
+    env.step(env.renderer.reply(Message(role="assistant", content="21")))
+    env.step(env.renderer.reply(Message.calling("double", {"number": 21})))
+    assert [message.content for message in env.messages() if message.role in ("user", "tool")] == ["Double 21.", "42"]
