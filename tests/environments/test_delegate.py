@@ -175,7 +175,7 @@ def test_the_parent_is_told_what_became_of_a_researcher(options: dict, researche
 
 
 def test_a_researcher_that_was_cut_while_it_was_thinking_is_an_error_to_the_parent():
-    env = Delegate()
+    env = Delegate(tokenizer="embedded")
     tokens = [env.renderer.tokenizer.token_id("<think>"), *env.renderer.tokenizer.encode("Hm")]
 
     def cut(prompt: Any, **_: Any) -> Action:

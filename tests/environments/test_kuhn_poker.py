@@ -202,7 +202,7 @@ def test_a_reply_that_was_cut_does_not_save_its_player():
     def cut(prompt: Any, **_: Any) -> envsdk.Action:
         return envsdk.Action([5], [-0.5], "length")
 
-    trajectory = envsdk.rollout(KuhnPoker(), {"player0": "reference", "player1": cut}, seed=0)
+    trajectory = envsdk.rollout(KuhnPoker(tokenizer="embedded"), {"player0": "reference", "player1": cut}, seed=0)
     assert (trajectory.status, won(trajectory)) == ("terminated", [1.0, -1.0])
 
 
