@@ -107,6 +107,17 @@ class Agent:
             else:
                 yield item
 
+    def rewards(self) -> "Iterator[float]":
+        """What it earned, step by step, with those of its sub-agents whose rewards add to its own."""
+        if self.kept_reward is not None:
+            yield self.kept_reward
+        for item in self.record:
+            if isinstance(item, Step):
+                if item.reward is not None:
+                    yield item.reward
+            elif item.handoff is None or item.handoff.adds_reward:
+                yield from item.rewards()
+
     def agents(self) -> "Iterator[Agent]":
         """Itself and all agents below it, depth-first."""
         return (item for item in self.walk() if isinstance(item, Agent))
@@ -232,7 +243,10 @@ class Agent:
 
     def has_no_end(self) -> bool:
         """Return whether it had as many steps as an episode may have that nothing limits."""
-        return self.steps >= STEPS_WITHOUT_LIMIT and not any(agent.limits.bounds_steps for agent in self.lineage())
+        if self.steps < STEPS_WITHOUT_LIMIT or any(agent.limits.max_steps is not None for agent in self.lineage()):
+            return False
+        # Each token brings max_sampled_tokens closer, so that steps with tokens come to an end by themselves.
+        return self.sampled_left() is None or self.steps - self.sampled >= STEPS_WITHOUT_LIMIT
 
     def limit_reached(self) -> StopReason | None:
         """Which of its own limits is reached, if one is."""

@@ -51,6 +51,15 @@ class EnvConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class _NotMade:
+    """Stands where `Env.__init__` sets an object's own attribute, and explains that it has not run."""
+
+    def __get__(self, env: object, cls: type) -> Self:
+        if env is None:
+            return self
+        raise missing_init(cls)
+
+
 class Env(gymnasium.Env[Observation, Any]):
     """A multi-turn task for a language model. Write `start` and `respond`; either may be `async def`.
 
@@ -90,7 +99,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     task: Any
     """The current task, if there are tasks."""
-    _envsdk: "Driver"
+    _envsdk: "Driver" = cast("Driver", _NotMade())
     """Everything that the SDK keeps of an environment. No other attribute is its own, so authors may use any name that
     is not one of the methods and properties below."""
 
@@ -122,11 +131,6 @@ class Env(gymnasium.Env[Observation, Any]):
         sdk = next(base for base in cls.__mro__ if base in DRIVERS)
         check_class(cls, Env, sdk)
         check_methods(cls, DRIVERS[sdk].config_base, runs_tools=DRIVERS[sdk].runs_tools)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_envsdk":
-            raise missing_init(type(self))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(_class_of_sdk(type(self)), name, value)

@@ -565,8 +565,7 @@ class Episode:
         messages = [] if context is None else list(context.messages)
         own = messages[0 if context is None else context.inherited :]
         said = next((message.content for message in reversed(own) if message.role == "assistant"), "")
-        earned = (item.reward if isinstance(item, Step) else item.kept_reward for item in agent.walk())
-        rewards = [reward for reward in earned if reward is not None]
+        rewards = list(agent.rewards())
         return HandoffResult(
             messages,
             said,

@@ -49,7 +49,7 @@ class Handoff:
 
     What the sub-agent earns adds to the episode's reward, and so to what every context without a reward of its own is
     trained on. With `adds_reward=False` it is the reward of the sub-agent's own contexts alone; `resume` finds it in
-    `HandoffResult.reward` in either case.
+    `HandoffResult.reward` in either case. A sub-agent that was never scored shares its parent's reward either way.
 
     After a handoff by `start`, `resume` returns the first turn of the environment that handed over, or ends the episode
     with `Turn(terminated=True)`; that turn has no reward, since nobody has replied to it (`context_rewards` may score

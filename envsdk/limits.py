@@ -61,8 +61,9 @@ class Limits(BaseModel):
             its reason where that limit cut it, else with `cut`. A reply that `Turn(max_tokens=)` cut ends nothing.
         max_handoff_depth: How deep handoffs may nest. One that goes deeper is an error, and no end.
 
-    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`. An episode without
-    `max_steps`, `max_context_tokens` and `max_sampled_tokens` ends after 1,000 steps, with a warning.
+    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`. An episode with
+    neither `max_steps` nor `max_sampled_tokens` ends after 1,000 steps, with a warning: a history policy may make room
+    in a context again and again. With `max_sampled_tokens`, only replies without a token count here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -73,11 +74,6 @@ class Limits(BaseModel):
     max_tool_calls: Annotated[Count, Field(ge=1)] | None = None
     end_on_cut: bool = True
     max_handoff_depth: Annotated[Count, Field(ge=0)] = 8
-
-    @property
-    def bounds_steps(self) -> bool:
-        """Whether one of the limits ends every episode."""
-        return not self.max_steps is self.max_context_tokens is self.max_sampled_tokens is None
 
     @classmethod
     def of(cls, value: "Limits | Mapping[str, Any] | None", default: "Limits") -> "Limits":

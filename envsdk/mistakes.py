@@ -2,16 +2,20 @@
 
 import inspect
 import linecache
+import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any, NoReturn, cast
 
 from .errors import ConfigError, TaskError, TurnError
+from .limits import Limits
 from .tools import Tool, is_async
 
 _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "render", "close")
 """Methods of authors that nobody awaits."""
+_TASK = re.compile(r"\bself\.task\b")
 
 
 def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
@@ -28,20 +32,22 @@ def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
     for name in _PLAIN:
         if is_async(getattr(cls, name)):
             raise ConfigError(f"{_where(cls, name)} is `async def`, and nobody awaits it; make it a plain `def`")
-    found: object = vars(cls).get("Config", config)
+    found: object = inspect.getattr_static(cls, "Config")
     if not isinstance(found, type) or not issubclass(found, config):
         raise ConfigError(
             f"{cls.__name__}.Config is {found!r:.80}; expected a subclass of {config.__name__}: "
             f"class Config({config.__name__})"
         )
-    tools = [name for name, value in vars(cls).items() if isinstance(value, Tool)]
+    limits: object = inspect.getattr_static(cls, "default_limits")
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"{cls.__name__}.default_limits is {limits!r:.80}; expected Limits(...)")
+    tools = [name for name in dir(cls) if isinstance(inspect.getattr_static(cls, name, None), Tool)]
     if tools and not runs_tools:
         raise ConfigError(
             f"{_where(cls, tools[0])} is a @tool, and {cls.__name__} is an Env, which runs none; derive it from "
             f"ToolEnv, class {cls.__name__}(ToolEnv), which has finish() in place of respond()"
         )
-    responds = vars(cls).get("respond")
-    if runs_tools and responds is not None and not _calls_super(responds):
+    if runs_tools and not _may_run_tools(cls):
         raise ConfigError(
             f"{_where(cls, 'respond')} replaces what runs the tools; write finish(reply) for a reply without a call, "
             "after_tools(reply, results) for the others, or call super().respond(reply) in it"
@@ -69,10 +75,17 @@ def refuse_without_tools(env: object) -> NoReturn:
 
 
 def missing_init(cls: type) -> ConfigError:
-    """What is wrong with an environment whose `__init__` did not call that of `Env`."""
+    """What is wrong with an environment that is used before the `__init__` of `Env` has run."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    if owner.__module__.partition(".")[0] == "envsdk":
+        return ConfigError(
+            f"a {cls.__name__} lacks what its __init__ made: where it has a __getstate__ or __setstate__ of its own, "
+            "start from super().__getstate__(), and pass its state on to super().__setstate__(state)"
+        )
     return ConfigError(
-        f"{_where(cls, '__init__')} does not call super().__init__(**options); take **options and pass them on, first "
-        "thing, or give an environment its own options as fields of its Config"
+        f"{_where(cls, '__init__')} uses the environment before super().__init__(**options) has run, or never "
+        "calls it; take **options and pass them on, first thing, or give an environment its own options as fields of "
+        "its Config"
     )
 
 
@@ -105,9 +118,9 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0) if frames else ""
-    if "self.task" not in line:
+    if not frames or not _TASK.search(_failed(frames[-1])):
         return error
+    line = frames[-1].line or ""
     cls = cast("type[Any]", type(env))
     explanation = TaskError(
         f"{_where(cls, method)} reads self.task, and there is none (line {frames[-1].lineno}: {line.strip():.80}). "
@@ -116,6 +129,14 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     )
     explanation.__cause__ = error
     return explanation.with_traceback(error.__traceback__)
+
+
+def _failed(frame: traceback.FrameSummary) -> str:
+    """The expression that failed; its whole line, if more is not known."""
+    line = linecache.getline(frame.filename, frame.lineno or 0)
+    if frame.colno is None or frame.end_colno is None or frame.end_lineno != frame.lineno:
+        return line
+    return line[frame.colno : frame.end_colno]
 
 
 def _where(cls: type, name: str) -> str:
@@ -127,6 +148,18 @@ def _where(cls: type, name: str) -> str:
     return f"{cls.__name__}.{name}(){place}"
 
 
-def _calls_super(function: Any) -> bool:
-    names = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
-    return "super" in names and "respond" in names
+def _may_run_tools(cls: type) -> bool:
+    """Whether `respond` is the SDK's, or a method of its class may call that."""
+    owner = next(base for base in cls.__mro__ if "respond" in vars(base))
+    if owner.__module__.partition(".")[0] == "envsdk":
+        return True
+    functions: Iterator[Any] = (inspect.unwrap(value) for value in vars(owner).values() if inspect.isfunction(value))
+    return any("respond" in _names(function.__code__) for function in functions)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that code uses, with those of the functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -6,7 +6,7 @@ SDK or its users go through. Such a name is refused where it is taken, and not w
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -134,4 +134,4 @@ def _rules(sdk: type) -> Mapping[str, Settable]:
 def _names(env: type) -> frozenset[str]:
     """What every environment has, but for what authors write and the names in which Python has its own methods."""
     names = {name for name in dir(env) if not name.startswith("__")}
-    return frozenset({*names, "_envsdk"} - METHODS - DECLARATIONS)
+    return frozenset(names - METHODS - DECLARATIONS - set(dir(Protocol)))

@@ -723,6 +723,15 @@ def test_what_a_sub_agent_earns_counts_for_the_episode_unless_the_handoff_says_o
     assert {sample.context: sample.reward for sample in trajectory.samples()} == own
 
 
+def test_what_does_not_count_for_a_sub_agent_does_not_count_in_its_result() -> None:
+    inner = Orders(Handoff(Worker(reward=5.0), adds_reward=False), Turn("And you?"), GOOD)
+    env = Orders(Handoff(inner), Turn("And now?"), Turn("Good.", terminated=True))
+    trajectory = rollout(env, says("I"), seed=1)
+    check(trajectory)
+    assert inner.results[0].reward == 5.0
+    assert env.results[0].reward == trajectory.reward == 1.0
+
+
 def test_a_step_after_the_end_is_refused() -> None:
     env = Boss([Handoff(Worker())])
     rollout(env, says("I"), seed=1)

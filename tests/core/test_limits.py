@@ -484,7 +484,7 @@ class Tires(Answers):
         return Turn(context=f"{len(self.episode.contexts)}", messages="Well?")
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_tool_calls": 5}], ids=["no limit", "a limit that ends nothing"])
+@pytest.mark.parametrize("limits", [{}, {"max_tool_calls": 5}, {"max_context_tokens": 10**6}], ids=str)
 def test_an_episode_that_nothing_limits_ends_after_a_thousand_steps_and_says_how_to_limit_it(limits: dict[str, int]):
     env = Tires([Turn("Well?")], limits=limits)
     with pytest.warns(NoEndWarning, match=r"1,000 steps.*Turn\(terminated=True\).*limits=\{'max_steps'") as caught:
@@ -493,13 +493,32 @@ def test_an_episode_that_nothing_limits_ends_after_a_thousand_steps_and_says_how
     assert (trajectory.status, trajectory.stop_reason, len(trajectory.steps)) == ("truncated", "no_end", 1000)
 
 
-@pytest.mark.parametrize("limits", [{"max_steps": 1002}, {"max_context_tokens": 10**6}, {"max_sampled_tokens": 10**6}])
+@pytest.mark.parametrize("limits", [{"max_steps": 1002}, {"max_sampled_tokens": 10**6}])
 def test_an_episode_that_a_limit_ends_may_be_as_long_as_that(limits: dict[str, int]):
     env = Tires([Turn("Well?")], limits=limits)
     env.reset(seed=0)
     for _ in range(1001):
         env.step([5])
     assert env.trajectory is None
+
+
+def test_replies_without_a_token_do_not_bring_the_limit_of_sampled_tokens_closer():
+    env = Tires([Turn("Well?")], limits={"max_sampled_tokens": 100})
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step([5])
+    with pytest.warns(NoEndWarning):
+        while env.trajectory is None:
+            env.step([])
+    assert (env.trajectory.stop_reason, len(env.trajectory.steps)) == ("no_end", 1010)
+
+
+def test_a_history_that_makes_room_again_and_again_ends_too():
+    history = {"name": "budget", "max_tokens": 300}
+    env = Answers([Turn("Well?")], history=history, limits={"max_context_tokens": 600})
+    with pytest.warns(NoEndWarning):
+        trajectory = envsdk.rollout(env, "null", seed=0)
+    assert trajectory.stop_reason == "no_end"
 
 
 def test_an_agent_that_hands_over_for_ever_ends_too():

@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -261,7 +261,7 @@ async def on_end(trajectory: Any) -> None:
 ENV, CONFIG, POLICY = errors.EnvsdkError, errors.ConfigError, errors.PolicyError
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "__init__ without super()": (no_super, CONFIG, "Forgets.__init__() (test_mistakes.py, line"),
-    "__init__ without super(), reset": (no_super_reset, CONFIG, "does not call super().__init__(**options)"),
+    "__init__ without super(), reset": (no_super_reset, CONFIG, "before super().__init__(**options) has run"),
     "a Config of pydantic": (config_of_pydantic, CONFIG, "expected a subclass of EnvConfig: class Config(EnvConfig)"),
     "a Config of an Env in a ToolEnv": (config_of_an_env, CONFIG, "expected a subclass of ToolEnvConfig"),
     "a Config that is an object": (config_object, CONFIG, "Wrong.Config is EnvConfig()"),
@@ -401,3 +401,87 @@ def test_configs_of_their_own_are_fine() -> None:
             size: int = 3
 
     assert Own(size=4).config.size == 4
+
+
+# What is not a mistake, or another one.
+
+
+def test_the_error_of_a_property_is_its_own():
+    class Broken(Says):
+        @property
+        def board(self) -> Any:
+            return self.grid_typo  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+
+        def start(self) -> Turn:
+            return Turn(str(self.board))
+
+    with pytest.raises(AttributeError, match="grid_typo"):
+        Broken().reset(seed=0)
+
+
+def test_an_error_elsewhere_in_a_line_is_not_taken_for_a_missing_task():
+    class Caches(Says):
+        def start(self) -> Turn:
+            self.task_cache: Any = None
+            return Turn(f"{self.task} {self.task_cache['k']}")
+
+    with pytest.raises(TypeError, match="not subscriptable"):
+        Caches().reset(seed=0)
+
+
+def test_an_environment_may_follow_a_protocol():
+    class Named(Protocol):
+        label: str
+
+    class Follows(Says, Named):
+        label = "mine"
+
+    assert rollout(Follows()).reward == 1.0
+
+
+def test_respond_of_a_tool_env_may_run_the_tools_in_any_way():
+    class ByClass(Calls):
+        async def respond(self, reply: Message) -> Any:
+            return await ToolEnv.respond(self, reply)
+
+    class ByHelper(Calls):
+        def respond(self, reply: Message) -> Any:
+            return self.answer(reply)
+
+        def answer(self, reply: Message) -> Any:
+            return super().respond(reply)
+
+    for made in (ByClass, ByHelper):
+        assert rollout(made()).status == "terminated"
+
+
+def test_what_a_class_takes_from_others_is_checked_too():
+    class Mixin:
+        @tool
+        def look(self) -> str:
+            """Look."""
+            return "seen"
+
+    class Base(Says):
+        pass
+
+    with pytest.raises(errors.ConfigError, match="an Env, which runs none"):
+        type("Wrong", (Mixin, Env), {})
+    with pytest.raises(errors.ConfigError, match="replaces what runs the tools"):
+        type("Wrong", (Base, ToolEnv), {})
+
+
+def test_default_limits_that_are_a_mapping_are_refused():
+    with pytest.raises(errors.ConfigError, match=r"default_limits is .*expected Limits"):
+        type("Wrong", (Says,), {"default_limits": {"max_steps": 3}})
+
+
+def test_a_state_that_lacks_the_sdks_own_is_explained():
+    class Forgets(Says):
+        def __getstate__(self) -> dict[str, Any]:
+            return {"x": 1}
+
+    env = Forgets()
+    env.reset(seed=0)
+    with pytest.raises(errors.ConfigError, match=r"start from super\(\).__getstate__\(\)"):
+        env.fork()
