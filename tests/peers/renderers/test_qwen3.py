@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import real_models
-from conversations import Messages, Tools, random_conversation
+from conversations import Messages, Tools, as_servers_read, random_conversation
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
@@ -48,7 +48,8 @@ def with_plain_starts(messages: Messages) -> Messages:
     return [m | {"content": (m["content"] or "").lstrip()} if m["role"] == "assistant" else m for m in messages]
 
 
-DRAWN = [random_conversation(rng) for rng in [Random(1801)] for _ in range(CONVERSATIONS)]
+RANDOM = Random(1801)
+DRAWN = [(as_servers_read(m), tools) for m, tools in (random_conversation(RANDOM) for _ in range(CONVERSATIONS))]
 GENERATED = [*DRAWN, *((with_plain_starts(messages), tools) for messages, tools in DRAWN)]
 
 
