@@ -19,7 +19,7 @@ from .action import Action, Observation
 from .agent import Agent
 from .episode import Call, Children, Episode, Method, Play, Result
 from .errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
-from .event_loops import in_event_loop, run
+from .event_loops import Tasks, in_event_loop, run
 from .handoff import Handoff, HandoffResult, is_handoff
 from .history import HistoryPolicy, get_history
 from .limits import Limits, plain_integer
@@ -264,7 +264,11 @@ class Env(gymnasium.Env[Observation, Any]):
     ) -> tuple[Observation, dict[str, Any]]:
         """As `reset`, inside an event loop."""
         self._envsdk.begin(seed, options)
-        result = await self._envsdk.drive_async(self._envsdk.running.episode.begin())
+        try:
+            result = await self._envsdk.drive_async(self._envsdk.running.episode.begin())
+        except BaseException:
+            await self._envsdk.aend_tasks()
+            raise
         assert isinstance(result, Result)
         return result.observation, result.info
 
@@ -279,12 +283,17 @@ class Env(gymnasium.Env[Observation, Any]):
             ActionError: If the action is not legal; the episode goes on as if it had not been given.
         """
         self._envsdk.refuse_event_loop()
-        return self._envsdk.drive(self._envsdk.running.episode.step(action))
+        result = self._envsdk.drive(self._envsdk.running.episode.step(action))
+        if result.terminated or result.truncated:
+            self._envsdk.end_tasks()
+        return result
 
     async def astep(self, action: Action | Any) -> Result:
         """As `step`, inside an event loop."""
         result = await self._envsdk.drive_async(self._envsdk.running.episode.step(action))
         assert isinstance(result, Result)
+        if result.terminated or result.truncated:
+            await self._envsdk.aend_tasks()
         return result
 
     def pending(self) -> tuple[Observation, dict[str, Any]]:
@@ -338,7 +347,9 @@ class Env(gymnasium.Env[Observation, Any]):
         Raises:
             EpisodeError: If there is no episode, or it has ended already.
         """
-        return self._envsdk.running.episode.fail(error)
+        trajectory = self._envsdk.running.episode.fail(error)
+        self._envsdk.end_tasks()
+        return trajectory
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The conversation as text that is safe to print, if `render_mode` is `"ansi"`."""
@@ -348,6 +359,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def close(self) -> None:
         """Free what the environment holds, and its sub-agents. It may be called again."""
+        self._envsdk.end_tasks()
         errors = self._envsdk.close_children()
         if errors:
             raise errors[0]
@@ -407,6 +419,8 @@ class Driver:
         self.limits = Limits.of(limits, env.default_limits)
         self.given_name: str | None = None
         self.agent: Agent | None = None
+        self.tasks = Tasks()
+        """What its methods started in this episode."""
         self._episodes = 0
 
     @property
@@ -445,6 +459,7 @@ class Driver:
         chosen = [self._chosen(given)] if "task" in given else []
         self._episodes += 1
         episode_id = given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
+        self.end_tasks()
         for error in self.close_children():
             _log.warning("a sub-agent of %r could not be closed: %r", self.env, error)
         if self.agent is not None:
@@ -512,7 +527,8 @@ class Driver:
             call.agent.episode.interrupted = True
             raise
         try:
-            said = driver.now(driver._say(call))
+            with driver.tasks.collecting():
+                said = driver.now(driver._say(call))
             driver._heard(call, said)
         except Exception as error:
             return play.throw(driver._noted(error, call.method))
@@ -536,7 +552,8 @@ class Driver:
                     continue
                 driver = driver_of(call.agent.env)
                 try:
-                    said = await _not_cancelled(driver._say(call))
+                    with driver.tasks.collecting():
+                        said = await _not_cancelled(driver._say(call))
                     driver._heard(call, said)
                 except Exception as error:
                     call = play.throw(driver._noted(error, call.method))
@@ -555,6 +572,26 @@ class Driver:
             raise wrong_turn(self.env, call.method, said)
         if call.method == "start":
             self._started(said)
+
+    def end_tasks(self) -> None:
+        """Cancel what the methods of an episode's environments started and did not wait for.
+
+        Inside an event loop, they end when the caller lets it run.
+        """
+        for tasks in self._all_tasks():
+            if in_event_loop():
+                tasks.cancel()
+            elif tasks.are_left():
+                run(tasks.end())
+
+    async def aend_tasks(self) -> None:
+        """As `end_tasks`, and wait for the ends."""
+        for tasks in self._all_tasks():
+            await tasks.end()
+
+    def _all_tasks(self) -> list[Tasks]:
+        below = () if self.agent is None or self.agent.parent is not None else self.agent.agents()
+        return [self.tasks, *(driver_of(one.env).tasks for one in below if one.env is not self.env)]
 
     def close_children(self) -> list[Exception]:
         """Close the environments of all sub-agents of the last episode, each once; returns what that raised."""

@@ -4,6 +4,8 @@ A client that is bound to a loop (an HTTP session, a lock, a queue) works in one
 running, a coroutine runs in the caller's own thread, so that what is bound to a thread (a connection of sqlite3) works,
 too. Where a loop is running (a notebook has one), no other can run in that thread, so the coroutine runs in a thread
 that is kept for this; the caller's loop stands still until it has ended.
+
+Since a loop outlives the call, so would a task that the call starts. `Tasks` collects those that must not.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -44,6 +46,72 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return _run_elsewhere(coroutine) if in_event_loop() else _run_here(coroutine)
 
 
+# What a coroutine leaves behind.
+
+
+class Tasks:
+    """The asyncio tasks that were created while this was collecting, by whatever ran in that context.
+
+    Only the loops of this module are observed: the tasks of a caller's own loop are the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def collecting(self) -> Generator[None]:
+        """Collect the tasks that are created inside, and those that these create."""
+        token = _collector.set(self)
+        try:
+            yield
+        finally:
+            _collector.reset(token)
+
+    def add(self, task: "asyncio.Task[Any]") -> None:
+        """Collect a task."""
+        self._created.add(task)
+
+    def are_left(self) -> bool:
+        """Return whether one has not ended."""
+        return any(not task.done() for task in self._created)
+
+    def cancel(self) -> "list[asyncio.Task[Any]]":
+        """Cancel the tasks that have not ended, and return them; they end when their loop runs next."""
+        left = [task for task in self._created if not task.done()]
+        self._created.clear()
+        for task in left:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        return left
+
+    async def end(self) -> None:
+        """Cancel the tasks that have not ended, and wait for their ends, as `asyncio.run` does."""
+        here = asyncio.get_running_loop()
+        left = [task for task in self.cancel() if task.get_loop() is here]
+        if left:
+            await asyncio.wait(left)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tasks, ()  # a copy, such as a fork's, has started none
+
+
+_collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(_create_task)
+    return loop
+
+
+def _create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    collector = _collector.get()
+    if collector is not None:
+        collector.add(task)
+    return task
+
+
 # In the caller's thread.
 
 
@@ -51,7 +119,7 @@ class _KeptLoop:
     """The event loop of a thread, which is closed when the thread ends."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # given: asyncio's own stays as it is
+        self._runner = asyncio.Runner(loop_factory=_new_loop)  # given: asyncio's own stays as it is
         self._at_end = weakref.finalize(self, _close, self._runner.get_loop(), os.getpid())
         self._at_end.atexit = False
 
@@ -126,7 +194,7 @@ class _Worker:
     """A thread with an event loop, for one coroutine at a time."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._runner = asyncio.Runner(loop_factory=_new_loop)
         self._loop = self._runner.get_loop()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._serve, name="envsdk-event-loop", daemon=True)

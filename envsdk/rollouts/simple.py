@@ -77,7 +77,10 @@ async def arollout(
         if options is not None:
             raise ConfigError("options are for a new episode: give none with reset=False")
         observation, info = env.pending()
-    return await _Player(env, ask).play_to_the_end(observation, info)
+    try:
+        return await _Player(env, ask).play_to_the_end(observation, info)
+    finally:
+        await driver_of(env).aend_tasks()
 
 
 class _Player:
@@ -160,5 +163,8 @@ def rollout(
     It waits in an event loop that is kept for the next call, so a policy's or an environment's client that is bound to
     a loop serves all of them. That loop runs in the caller's thread; where one is running there already (a notebook has
     one), in another thread that is kept, and the caller's loop stands still until the episode is over.
+
+    An asyncio task that a method of an environment starts belongs to the episode: what has not ended when the episode
+    ends is cancelled and awaited, as `asyncio.run` does. A task that a policy or its client starts lives on.
     """
     return run(arollout(env, policy, seed=seed, options=options, reset=reset))

@@ -1,6 +1,7 @@
 """Where `rollout`, `gather` and `step` wait: one event loop for all calls, in a notebook as in a program."""
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import os
@@ -11,13 +12,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
-from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
+from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, event_loops, tool
 from envsdk.rollouts import gather
 
 
@@ -227,6 +228,155 @@ def test_an_interrupt_ends_the_episode_and_the_next_one_runs(where: Callable[...
         loop.close()
     else:
         assert play() == 1.0
+
+
+class Starts(Says):
+    """Starts a task that it never waits for."""
+
+    ran: ClassVar[list[str]] = []
+
+    async def start(self) -> Turn:
+        self.background = asyncio.create_task(self.note())
+        await asyncio.sleep(0)
+        return Turn("Go.")
+
+    async def note(self) -> None:
+        mine = self.episode_id
+        while True:
+            await asyncio.sleep(0)
+            self.ran.append(f"{mine} in {self.episode_id}")
+
+    async def respond(self, reply: Message) -> Turn:
+        await asyncio.sleep(0)
+        return Turn(terminated=True)
+
+
+class Fails(Starts):
+    """Starts a task, and then fails."""
+
+    async def respond(self, reply: Message) -> Turn:
+        raise ValueError("no answer")
+
+
+class FailsAtOnce(Starts):
+    """Starts a task, and then fails before anything was said."""
+
+    async def start(self) -> Turn:
+        await super().start()
+        raise ValueError("no task")
+
+
+class Delegates(Says):
+    """Its sub-agent starts a task."""
+
+    def respond(self, reply: Message) -> Any:
+        return Handoff(Starts())
+
+    def resume(self, result: Any) -> Turn:
+        return Turn(terminated=True)
+
+
+def by_rollout(env: Env, seed: int) -> None:
+    with contextlib.suppress(ValueError):
+        envsdk.rollout(env, "null", seed=seed)
+
+
+def by_gather(env: Env, seed: int) -> None:
+    gather(lambda: env, "null", seeds=[seed, seed + 100], max_concurrency=1)
+
+
+def by_step(env: Env, seed: int) -> None:
+    try:
+        env.reset(seed=seed)
+        while env.trajectory is None:
+            env.step([5])
+    except ValueError as error:
+        env.fail(error)
+
+
+def by_steps_that_are_left(env: Env, seed: int) -> None:
+    with contextlib.suppress(ValueError):
+        env.reset(seed=seed)
+
+
+async def tasks_now() -> set[Any]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("make", [Starts, Fails, FailsAtOnce, Delegates])
+@pytest.mark.parametrize("play", [by_rollout, by_gather, by_step, by_steps_that_are_left])
+def test_a_task_that_an_environment_starts_ends_with_its_episode(make: type[Env], play: Callable[..., None]) -> None:
+    Starts.ran.clear()
+    before = event_loops.run(tasks_now())
+    env = make()
+    for seed in range(3):
+        play(env, seed)
+    env.close()
+    assert event_loops.run(tasks_now()) == before
+    assert Starts.ran or (make, play) == (Delegates, by_steps_that_are_left)
+    for one in Starts.ran:
+        mine, _, running = one.partition(" in ")
+        assert mine == running
+
+
+def test_a_task_of_a_notebooks_episode_ends_with_it() -> None:
+    env = Starts()
+
+    def play() -> bool:
+        envsdk.rollout(env, "null", seed=0)
+        return env.background.cancelled()
+
+    assert inside(play)
+
+
+def test_a_task_is_there_from_one_step_to_the_next() -> None:
+    class Prefetches(Says):
+        async def start(self) -> Turn:
+            self.reward = asyncio.create_task(asyncio.sleep(0.001, result=0.5))
+            return Turn("Go.")
+
+        async def respond(self, reply: Message) -> Turn:
+            return Turn(reward=await self.reward, terminated=True)
+
+    env = Prefetches()
+    env.reset(seed=0)
+    assert env.step([5]).reward == envsdk.rollout(Prefetches(), "null", seed=0).reward == 0.5
+
+
+def test_a_refused_rollout_leaves_the_tasks_of_the_running_episode() -> None:
+    env = Starts()
+    env.reset(seed=0)
+    with pytest.raises(errors.TaskError):
+        envsdk.rollout(env, "null", options={"task": 3})
+    assert not env.background.done()
+    env.close()
+    assert env.background.cancelled()
+
+
+@EVERYWHERE
+def test_a_task_of_a_policys_client_lives_on(where: Callable[..., Any]) -> None:
+    class Engine(Client):
+        worker: asyncio.Task[None] | None = None
+
+        async def __call__(self, prompt: Any, **_: Any) -> Action:
+            if self.worker is None:
+                self.worker = asyncio.create_task(asyncio.sleep(60))
+            await asyncio.sleep(0)
+            assert not self.worker.done()
+            return Action([5])
+
+        async def close(self) -> None:
+            assert self.worker is not None
+            self.worker.cancel()
+
+    engine = Engine()
+
+    def play() -> None:
+        for seed in range(3):
+            assert envsdk.rollout(Starts(), engine, seed=seed).status == "terminated"
+        event_loops.run(engine.close())
+
+    where(play)
 
 
 def test_threads_have_loops_of_their_own_that_end_with_them() -> None:
