@@ -456,7 +456,7 @@ class Driver:
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin another episode; what is refused leaves the running one as it is."""
         seed, given = check_seed(seed), _check_options(options)
-        chosen = [self._chosen(given)] if "task" in given else []
+        chosen = [self._chosen(given)] if "task" in given else self._drawn(seed)
         self._episodes += 1
         episode_id = given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
         self.end_tasks()
@@ -491,19 +491,36 @@ class Driver:
         if inherits and agent.parent is not None:
             said = agent.parent.current
             self.renderer = agent.parent.env.renderer if said is None else said.renderer
-        self._prepare(seed, [] if task is None else [task if self.env.tasks is None else find(self.env.tasks, task)])
+        if task is None:
+            chosen = self._drawn(seed)
+        else:
+            chosen = [check_task(task if self.env.tasks is None else find(self.env.tasks, task), self.env.Task)]
+        self._prepare(seed, chosen)
+
+    def _drawn(self, seed: int | None) -> list[Any]:
+        """Return the task that the seed picks, or the random state without a seed; no task if there are no rows.
+
+        Raises:
+            TaskError: If the row is refused; the random state is then as it was.
+        """
+        rows = self.env.tasks
+        if rows is None:
+            return []
+        bits = self.env.np_random.bit_generator
+        state = bits.state
+        try:
+            return [check_task(rows[pick(rows, seed, self.env.np_random)], self.env.Task)]
+        except BaseException:
+            bits.state = state
+            raise
 
     def _prepare(self, seed: int | None, chosen: list[Any]) -> None:
-        """Set the random state and the task: the row that was chosen, else one that the seed picks."""
+        """Set the random state, and the task, if there is one."""
         gymnasium.Env.reset(self.env, seed=seed)
         self.env.task = None
-        if not chosen and self.env.tasks is not None:
-            chosen = [self.env.tasks[pick(self.env.tasks, seed, self.env.np_random)]]
-        for row in chosen:
-            self.running.task = check_task(row, self.env.Task)
-            self.env.task = copy.deepcopy(
-                self.running.task
-            )  # what the author does to it changes neither data nor record
+        for task in chosen:
+            self.running.task = task
+            self.env.task = copy.deepcopy(task)  # what the author does to it changes neither data nor record
 
     def _started(self, turn: Turn) -> None:
         """The first turn was said."""

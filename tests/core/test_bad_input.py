@@ -171,6 +171,47 @@ def test_a_refused_reset_leaves_the_running_episode_as_it_was(arguments: dict[st
     assert episode(is_disturbed=True) == episode(is_disturbed=False)
 
 
+class Damaged(list[Any]):
+    """Rows of which some cannot be read, as those of a data set on a disk that is gone."""
+
+    def __getitem__(self, index: Any) -> Any:
+        row = super().__getitem__(index)
+        if isinstance(row, OSError):
+            raise row
+        return row
+
+
+@pytest.mark.parametrize("play", ["step", "astep", "rollout"])
+@pytest.mark.parametrize("wrong", [{"z": 1}, 7, {"number": "many"}, {"number": 1, "x": object()}, OSError("gone")])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_reset_that_comes_to_a_row_that_is_refused_leaves_the_running_episode_as_it_was(
+    seed: int | None, wrong: Any, play: str
+) -> None:
+    class Strict(Counts):
+        class Task(BaseModel, extra="forbid"):
+            number: int
+
+    def episode(*, is_disturbed: bool) -> tuple[Any, list[int]]:
+        env = Strict(tasks=[{"number": 2}], limits={"max_steps": 4})
+        env.reset(seed=5)
+        env.step([1, 2])
+        before = env.pending()[0].tokens.tolist()
+        if is_disturbed:
+            env.tasks = Damaged([wrong] * 3)
+            with pytest.raises((errors.TaskError, OSError)):
+                if play == "step":
+                    env.reset(seed=seed)
+                else:
+                    asyncio.run(env.areset(seed=seed) if play == "astep" else envsdk.arollout(env, "null", seed=seed))
+        assert env.pending()[0].tokens.tolist() == before
+        assert env.task.number == 2
+        while env.trajectory is None:
+            env.step([3, 4])
+        return env.trajectory.to_json(), env.said
+
+    assert episode(is_disturbed=True) == episode(is_disturbed=False)
+
+
 def test_a_refused_reset_counts_as_none() -> None:
     env = Counts()
     with pytest.raises(errors.ConfigError, match=r"seed is 1\.7; expected None or an integer"):
