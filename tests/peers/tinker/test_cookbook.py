@@ -36,7 +36,7 @@ class Talk(Env):
     """Says the next line until there is none."""
 
     def __init__(self, lines: Sequence[str] = ("one", "two", "three"), **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"tokenizer": "embedded", **options})
         self.lines = lines
 
     def start(self) -> Turn:
@@ -150,7 +150,7 @@ def test_contexts_that_are_resumed_take_fewer_datums_with_the_same_trained_token
     name: str, compared: Counter[str]
 ) -> None:
     for seed in range(10):
-        env = envsdk.make(name)
+        env = envsdk.make(name, tokenizer="embedded")
         wrapped = CookbookEnv(env, seed=seed)
         policy = ReplyPolicy(env, lambda speaker: speaker.reference_reply())
         rollout = asyncio.run(do_single_rollout(Completer(env, policy), wrapped))
@@ -251,7 +251,9 @@ def ranks(episodes: list[Trajectory]) -> list[float]:
     return [float(index) for index, _ in enumerate(episodes)]
 
 
-BUILDER = CookbookEnvGroupBuilder("envsdk/GuessNumber-v0", {"history": "strip"}, seed=3, size=4, group_rewards=ranks)
+BUILDER = CookbookEnvGroupBuilder(
+    "envsdk/GuessNumber-v0", {"tokenizer": "embedded", "history": "strip"}, seed=3, size=4, group_rewards=ranks
+)
 
 
 def random_completer() -> Completer:
