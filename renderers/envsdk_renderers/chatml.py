@@ -41,6 +41,8 @@ class ChatML(Renderer):
     """Whether a reply may have a think block."""
     before_first_call: ClassVar[str] = "\n"
     """What stands between the text of a reply and its first call."""
+    call_tags: ClassVar[tuple[str, ...]] = ()
+    """The control tokens of `structure` that belong inside a call."""
     encodes_text_arguments: ClassVar[bool] = False
     """Whether arguments given as a text are written as a string of JSON; else they stand as they are."""
 
@@ -114,7 +116,7 @@ class ChatML(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
-        reply = HermesReply(self.call_text, self.call_reader(tools), self.before_first_call)
+        reply = HermesReply(self.call_text, self.call_reader(tools), self.before_first_call, self.call_tags)
         started = self.behind_opening(prompt_tail)
         if len(started):
             for control, text in self.split(started).segments:

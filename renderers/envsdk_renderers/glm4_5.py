@@ -4,7 +4,6 @@ Source of the rules: the official `chat_template` of zai-org/GLM-4.5. A turn has
 token that opens the next message (`<|user|>`, `<|observation|>`), which therefore belongs to the end of the reply.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,7 @@ from envsdk.renderer import TokenIds
 from .argument_types import ArgumentTypes
 from .chatml import json_text, with_reasoning
 from .glm_calls import read_call, read_texts, write_call
+from .spelled import restore
 from .thinking import ThinkingChatML
 from .xml_calls import no_names
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OPENERS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|observation|>"}
-_TAGS = re.compile(r"(</?arg_(?:key|value)>)")
+_CALL_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 class GLM45(ThinkingChatML):
@@ -45,7 +45,8 @@ class GLM45(ThinkingChatML):
     after_turn: ClassVar[str] = ""
     opening: ClassVar[str] = "<|assistant|>"
     blocks: ClassVar[Mapping[str, str]] = {"<think>": "</think>", "<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>")
+    structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>", *_CALL_TAGS)
+    call_tags: ClassVar[tuple[str, ...]] = _CALL_TAGS
     prompt_opens_block: ClassVar[bool] = False
     before_tools: ClassVar[str] = (
         "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -100,10 +101,8 @@ class GLM45(ThinkingChatML):
             out.scaffold("</tool_call>")
 
     def _emit_call(self, out: Emission, call: ToolCall) -> None:
-        if call.raw is not None:  # as it was sampled; its tags are meant if that is how this call is read
-            is_it = _is_of(call.raw, call)
-            for index, part in enumerate(_TAGS.split(call.raw)):
-                out.scaffold(part) if index % 2 and is_it else out.content(part)
+        if call.raw is not None:
+            self._emit_sampled_call(out, call, call.raw)
             return
         if isinstance(call.arguments, str):
             raise no_names(call)
@@ -115,6 +114,20 @@ class GLM45(ThinkingChatML):
             out.content(self.value_text(value))
             out.scaffold("</arg_value>")
         out.scaffold("\n")
+
+    def _emit_sampled_call(self, out: Emission, call: ToolCall, raw: str) -> None:
+        """Write a call as it was sampled: its tags as such if they are those of this call, and all else as text."""
+        name, values = read_texts(raw) or ("", [])
+        is_it = name == call.name and [key for key, _ in values] == list(call.arguments)
+        position = 0
+        for key, value in values if is_it else ():
+            for tag, text in zip(self.call_tags, (key, "", value, ""), strict=True):
+                start = raw.index(tag, position)
+                out.content(raw[position:start])
+                out.scaffold(tag)
+                position = start + len(tag) + len(text)
+                out.content(text)
+        out.content(raw[position:])
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; it ends with the opener of what probably comes next."""
@@ -167,7 +180,7 @@ class GLM45(ThinkingChatML):
 
     def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
         """See `glm_calls.read_call`."""
-        return partial(read_call, types=ArgumentTypes(tools))
+        return partial(read_call, types=ArgumentTypes(tools), restore=restore)
 
     def value_text(self, value: Any) -> str:
         """A value of an argument: a text as it is, everything else as JSON."""
@@ -182,9 +195,3 @@ class GLM45(ThinkingChatML):
         message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
         is_bare = message.reasoning is None and message.content.startswith("\n")
         return message.model_copy(update={"content": message.content[1:]}) if is_bare else message
-
-
-def _is_of(raw: str, call: ToolCall) -> bool:
-    """Whether a text is a call of that tool with arguments of those names."""
-    read = read_texts(raw)
-    return read is not None and read[0] == call.name and list(dict(read[1])) == list(call.arguments)

@@ -33,17 +33,24 @@ def write_call(call: ToolCall, write_value: Callable[[Any], str]) -> str:
 
 
 def read_texts(text: str) -> tuple[str, list[tuple[str, str]]] | None:
-    """The name of a call and the texts of its arguments; None if it cannot be read."""
+    """Return the name of a call and the texts of its arguments; None if it cannot be read."""
     name, tag, behind = text.partition("<arg_key>")
     name = name.strip()
     values, rest = read_values(tag + behind, _OPENING, _CLOSING, _FOLLOWING)
     return None if not name or "\n" in name or rest.strip() else (name, values)
 
 
-def read_call(text: str, types: ArgumentTypes) -> ToolCall:
-    """Read a call. What cannot be read is a call with an error and the text as arguments."""
+def read_call(text: str, types: ArgumentTypes, restore: Callable[[str], str] = str) -> ToolCall:
+    """Read a call. What cannot be read is a call with an error and the text as arguments.
+
+    Args:
+        text: What stands between the tags of the call.
+        types: The types of its arguments.
+        restore: Applied to each text that is read, where what is not a tag was hidden in `text`.
+    """
     read = read_texts(text)
     if read is None:
         error = "a tool call is no name with <arg_key> and <arg_value>"
-        return ToolCall(name="", arguments=text, error=error)
-    return types.read(*read)
+        return ToolCall(name="", arguments=restore(text), error=error)
+    name, values = read
+    return types.read(restore(name), [(restore(key), restore(value)) for key, value in values])

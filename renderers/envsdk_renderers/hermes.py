@@ -4,13 +4,15 @@ Knows nothing about tokens; it gets a reply as text cut at the control tokens.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from pydantic import ValidationError
 
 from envsdk.messages import Message, ToolCall
 from envsdk.renderer import NOT_ENDED
+
+from .spelled import hide
 
 
 class HermesReply:
@@ -21,19 +23,27 @@ class HermesReply:
             the call keeps its text in `ToolCall.raw`.
         read_call: Reads what stands between the tags.
         before_call: What the family writes between the text and the first call.
+        call_tags: The control tokens that belong inside a call. With them, `read_call` gets the text that was not
+            such a token as `spelled.hide` returns it.
     """
 
     def __init__(
-        self, call_text: Callable[[ToolCall], str], read_call: Callable[[str], ToolCall], before_call: str
+        self,
+        call_text: Callable[[ToolCall], str],
+        read_call: Callable[[str], ToolCall],
+        before_call: str,
+        call_tags: Collection[str] = (),
     ) -> None:
         self._call_text = call_text
         self._read_call = read_call
         self._before_call = before_call
+        self._call_tags = call_tags
         self._where = "text"
         # Lists of parts, since joining as we go would take quadratic time.
         self._reasoning: list[str] | None = None
         self._content: list[str] = []
-        self._call: list[str] = []
+        self._call: list[tuple[str, str]] = []
+        """The tags of the open call, each with the text after it; none before the first text."""
         self._calls: list[ToolCall] = []
         self._errors: dict[str, None] = {}
         """Each error once, in the order in which they were found."""
@@ -57,9 +67,11 @@ class HermesReply:
                 self._reasoning, self._content = self._content, []
                 self._add(text)
             case "<tool_call>", "text":
-                self._where, self._call = "call", [text]
+                self._where, self._call = "call", [("", text)]
                 if not self._calls:
                     self._content = [*filter(None, ["".join(self._content).removesuffix(self._before_call)])]
+            case _, "call" if control in self._call_tags:
+                self._call.append((control, text))
             case "</tool_call>", "call":
                 self._end_call(None)
                 if text.strip():
@@ -98,7 +110,7 @@ class HermesReply:
             case "reasoning" if self._reasoning is not None:
                 self._reasoning.append(text)
             case "call":
-                self._call.append(text)
+                self._call.append(("", text))
             case _:
                 text = text.lstrip("\n") if self._reasoning is not None and not self._content else text
                 self._content += [text] if text else []
@@ -108,8 +120,9 @@ class HermesReply:
         self._content += ["\n", text] if text and self._content else [text] if text else []
 
     def _end_call(self, error: str | None) -> None:
-        text = "".join(self._call)
-        call = self._read_call(text)
+        text = "".join(tag + spelled for tag, spelled in self._call)
+        marked = "".join(tag + hide(spelled) for tag, spelled in self._call) if self._call_tags else text
+        call = self._read_call(marked)
         error = error or call.error
         raw = text if error or self._call_text(call) != text else None
         self._calls.append(call.model_copy(update={"error": error, "raw": raw}) if error or raw else call)
