@@ -57,7 +57,15 @@ PIECES = {
         "1",
     ),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL_CALLS]f{}", ";", "<|python_tag|>"),
-    "harmony": ("<|start|>assistant", "<|start|>", "<|channel|>analysis", "<|message|>", "<|end|>", " to=f"),
+    "harmony": (
+        *("<|start|>assistant", "<|start|>", "<|channel|>analysis", "<|channel|>", "<|message|>", "<|end|>", " to=f"),
+        *("<|constrain|>json", "<|channel|>c{number}<|message|><|end|><|start|>assistant"),
+    ),
+    "numbered": (
+        "<tool_call>{number}</tool_call>",
+        "<arg_key>{number}</arg_key><arg_value>",
+        "[TOOL_CALLS]f{number}{}",
+    ),
     "text": ("x", "\n", " ", "<", "\\", "é", "\n\nUser:", "User:"),
 }
 STARTS = (
@@ -69,6 +77,8 @@ STARTS = (
     "<tool_call>f<arg_key>",
     "<tool_call><function=f>",
 )
+ENDS = ("", "<|message|>x<|return|>")
+"""What a long reply ends with; in Harmony, a header is read once its message begins."""
 
 
 def units() -> Iterator[str]:
@@ -78,10 +88,17 @@ def units() -> Iterator[str]:
     yield from ("".join(pair) for pair in itertools.permutations(pieces, 2))
 
 
-def long_reply(renderer: Renderer, start: str, unit: str, size: int) -> "NDArray[np.int32]":
-    """A reply that begins with a text and goes on with repetitions of another, in all about `size` bytes long."""
-    tokens = [as_tokens(renderer, start), np.tile(as_tokens(renderer, unit), max(1, size // len(unit.encode())))]
-    return np.concatenate(tokens)
+def long_reply(renderer: Renderer, start: str, unit: str, size: int, end: str = "") -> "NDArray[np.int32]":
+    """A reply that begins with a text and goes on with repetitions of another, in all about `size` bytes long.
+
+    Each repetition is another text where the unit has a place for its `{number}`.
+    """
+    count = max(1, size // len(unit.encode()))
+    if "{number}" in unit:
+        repeated = as_tokens(renderer, "".join(unit.replace("{number}", str(number)) for number in range(count)))
+    else:
+        repeated = np.tile(as_tokens(renderer, unit), count)
+    return np.concatenate([as_tokens(renderer, start), repeated, as_tokens(renderer, end)])
 
 
 def as_tokens(renderer: Any, text: str) -> "NDArray[np.int32]":

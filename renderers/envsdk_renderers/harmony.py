@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FUNCTIONS = "functions."
+_MAX_HEADER_TOKENS = 128  # of a header: the library's time is not linear in its length
+_MAX_HEADERS = 32  # of one reply: the library takes milliseconds to read one
 _TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
@@ -362,35 +364,55 @@ class Harmony(Renderer):
                 return
             header = header[1:]
         reading.has_first = True
-        channel, recipient, error = reading.headers.get(tuple(header)) or self._read_header(header)
-        reading.headers[tuple(header)] = Header(channel, recipient, error)
+        channel, recipient, error = self._read_header(header, reading.headers)
         if error is not None:
             reading.note(error)
+        inside = self._marks_in(np.asarray(chunk.body, dtype=np.int32))
+        for mark in np.unique(inside[inside > 0]).tolist():
+            reading.note(f"{self._marks[mark - 1]} is out of place: it is inside a message")
         reading.add(channel, recipient, self._decode(chunk.body), is_open=chunk.end is None)
         error = self._wrong_end(chunk.end, channel, recipient)
         if error is not None:
             reading.note(error)
 
-    def _read_header(self, header: list[int]) -> Header:
+    def _read_header(self, header: list[int], known: dict[tuple[int, ...], Header]) -> Header:
+        """Read a header, each only once, and so few and short ones that no reply can hold up the process."""
+        if len(header) > _MAX_HEADER_TOKENS:
+            return self._unreadable(header, f"it has more than {_MAX_HEADER_TOKENS} tokens")
+        key = tuple(header)
+        if key not in known:
+            if len(known) >= _MAX_HEADERS:
+                return Header(
+                    "final", None, f"the reply has more than {_MAX_HEADERS} different headers: they are not read"
+                )
+            known[key] = self._parse_header(header)
+        return known[key]
+
+    def _unreadable(self, header: list[int], why: str) -> Header:
+        return Header("final", None, f"a header cannot be read: {self._decode(header[:40])[:40]!r}: {why}")
+
+    def _parse_header(self, header: list[int]) -> Header:
         try:
             (parsed,) = self.encoding.parse_messages_from_completion_tokens(
                 [*header, self._message, self._end], Role.ASSISTANT, strict=False
             )
         except (HarmonyError, ValueError) as error:  # pyright: ignore[reportUnknownVariableType]
-            why = str(cast("object", error))[:200]
-            return Header("final", None, f"a header cannot be read: {self._decode(header[:40])[:40]!r}: {why}")
+            return self._unreadable(header, str(cast("object", error))[:200])
         if parsed.recipient and f"to={parsed.recipient}" not in self._decode(header):
             return Header(parsed.channel, None, f"a header has a word too many: {self._decode(header[:40])[:40]!r}")
         return Header(parsed.channel, parsed.recipient, None)
 
     def _wrong_end(self, end: int | None, channel: str | None, recipient: str | None) -> str | None:
         """What is wrong with the token that ends a message, if anything is."""
+        is_call = _is_a_tool(recipient)
         if end == self._start:
             return "a message was not ended: the next one begins inside it"
-        if end in self.stop_token_ids and channel == "analysis" and recipient is None:
+        if end in self.stop_token_ids and channel == "analysis" and not is_call:
             return "the turn was ended in the reasoning: there is neither an answer nor a call"
-        if end == self._call and recipient is None:
+        if end == self._call and not is_call:
             return "the turn was ended with <|call|>, but no tool is called"
+        if is_call and end not in (self._call, None):
+            return "a call was not ended with <|call|>"
         return None
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -417,7 +439,7 @@ class _Reading:
     def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> None:
         """Take a message."""
         self.open_block = None
-        if recipient is not None and recipient != "assistant":
+        if recipient is not None and _is_a_tool(recipient):
             if channel != "commentary":
                 self.note(f"a call is in the channel {channel}, not in commentary")
             call = _read_call(recipient, text, is_open=is_open)
@@ -445,6 +467,10 @@ class _Reading:
             errors=tuple(self.errors),
             open_block=self.open_block,
         )
+
+
+def _is_a_tool(recipient: str | None) -> bool:
+    return recipient is not None and recipient != "assistant"
 
 
 def _parts(message: Message) -> list[HarmonyMessage]:

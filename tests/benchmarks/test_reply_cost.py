@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import real_models
 from envsdk_renderers.fixed_base import FixedBase
-from long_replies import MAKERS, STARTS, TOOL, long_reply, units
+from long_replies import ENDS, MAKERS, STARTS, TOOL, long_reply, units
 
 from envsdk import Message, Renderer, ToolCall
 from envsdk.messages import check_calls
@@ -17,9 +17,9 @@ SCREENED = 20_000  # long enough for what is not linear to stand out
 WORST = 5
 
 
-def cost(renderer: Renderer, start: str, unit: str, size: int) -> float:
+def cost(renderer: Renderer, start: str, unit: str, end: str, size: int) -> float:
     """The time that it takes to read a reply, in seconds of this process."""
-    tokens = long_reply(renderer, start, unit, size)
+    tokens = long_reply(renderer, start, unit, size, end)
     began = time.process_time()
     check_calls(renderer.parse(tokens, tools=[TOOL]), [TOOL])
     return time.process_time() - began
@@ -28,7 +28,7 @@ def cost(renderer: Renderer, start: str, unit: str, size: int) -> float:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_reply_is_read_in_linear_time(benchmark: Any, report: Any, name: str) -> None:
     renderer = MAKERS[name]()
-    every = [(start, unit) for start in STARTS for unit in units()]
+    every = [(start, unit, end) for start in STARTS for unit in units() for end in ENDS]
     if not benchmark.enabled:
         benchmark.pedantic(cost, args=(renderer, *every[0], 100), rounds=1)
         return

@@ -211,6 +211,12 @@ SHAPES = {
     "only analysis": f"<|channel|>analysis<|message|>hm{END}",
     "analysis, ended as a call": "<|channel|>analysis<|message|>hm<|call|>",
     "answer, ended as a call": "<|channel|>final<|message|>42<|call|>",
+    "a header in an answer": f"<|channel|>final<|message|>4<|channel|>analysis<|message|>2{END}",
+    "a message in an answer": f"<|channel|>final<|message|>4<|message|>2{END}",
+    "a constraint in the reasoning": "<|channel|>analysis<|message|>4<|constrain|>2<|end|>",
+    "a header in a call": f"{CALL}{{}}<|channel|><|call|>",
+    "call, ended as an answer": f"{CALL}{{}}{END}",
+    "call, ended as a message": f"{CALL}{{}}<|end|><|start|>assistant<|channel|>final<|message|>42{END}",
 }
 
 
@@ -264,7 +270,7 @@ def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Har
         ("text outside", "a\nc", None, [], "outside of any message: 'b'"),
         ("another role", "a", None, [], "not the assistant's: 'userc'"),
         ("a word too many", "42", None, [], "a word too many"),
-        ("two calls", "", None, [("look", {}), ("look", {})], ""),
+        ("two calls", "", None, [("look", {}), ("look", {})], "a call was not ended with <|call|>"),
         ("text after the end", "42", None, [], "after the end of the turn: 'more"),
         ("not ended", "42", None, [], "not ended"),
         ("analysis without an end", "42", "hm", [], "the next one begins inside it"),
@@ -272,6 +278,12 @@ def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Har
         ("only analysis", "", "hm", [], "ended in the reasoning"),
         ("analysis, ended as a call", "", "hm", [], "ended in the reasoning"),
         ("answer, ended as a call", "42", None, [], "no tool is called"),
+        ("a header in an answer", "4<|channel|>analysis<|message|>2", None, [], "<|channel|> is out of place"),
+        ("a message in an answer", "4<|message|>2", None, [], "<|message|> is out of place"),
+        ("a constraint in the reasoning", "", "4<|constrain|>2", [], "<|constrain|> is out of place"),
+        ("a header in a call", "", None, [("look", "{}<|channel|>")], "<|channel|> is out of place"),
+        ("call, ended as an answer", "", None, [("look", {})], "a call was not ended with <|call|>"),
+        ("call, ended as a message", "42", None, [("look", {})], "a call was not ended with <|call|>"),
     ],
 )
 def test_a_reply_is_read(

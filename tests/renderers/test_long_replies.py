@@ -1,12 +1,14 @@
 """Long replies are read in linear time; what can be checked of that without a clock. The rest is a benchmark."""
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from envsdk_renderers import glm_calls, json_calls, xml_calls
 from envsdk_renderers.argument_types import ArgumentTypes
-from long_replies import MAKERS, STARTS, TOOL, long_reply, units
+from long_replies import ENDS, MAKERS, PIECES, STARTS, TOOL, long_reply, units
 
 from envsdk import Message, Renderer, list_renderers
 from envsdk.messages import check_calls
@@ -36,12 +38,12 @@ def test_what_is_read_of_a_reply_is_no_larger_than_a_multiple_of_it(name: str) -
     reader, rng = renderer(name), np.random.default_rng(0)
     every = list(units())
     for start in STARTS:
-        for unit in rng.choice(every, 12).tolist():
+        for unit, end in zip(rng.choice(every, 12).tolist(), rng.choice(ENDS, 12).tolist(), strict=True):
             small, large = (
-                size_of(check_calls(reader.parse(long_reply(reader, start, unit, size), tools=[TOOL]), [TOOL]))
+                size_of(check_calls(reader.parse(long_reply(reader, start, unit, size, end), tools=[TOOL]), [TOOL]))
                 for size in (1000, 4000)
             )
-            assert large <= 4.5 * small + 1000, (start, unit, small, large)
+            assert large <= 4.5 * small + 1000, (start, unit, end, small, large)
 
 
 # Each of these took minutes where it was not linear.
@@ -61,6 +63,30 @@ def test_repeated_tags_of_xml_are_read_at_once(unit: str) -> None:
     text = "<function=f>" + unit * (LONG // len(unit)) + "</function>"
     call = xml_calls.read_call(text, ArgumentTypes([]))
     assert (call.name, call.arguments) == (("", text) if unit != "\n" else ("f", {}))
+
+
+class CountingEncoding:
+    """Reads headers as the library does, and records how long each was."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+        self.lengths: list[int] = []
+
+    def parse_messages_from_completion_tokens(self, tokens: Sequence[int], *args: Any, **options: Any) -> Any:
+        self.lengths.append(len(tokens))
+        return self._encoding.parse_messages_from_completion_tokens(tokens, *args, **options)
+
+
+@pytest.mark.parametrize("unit", PIECES["harmony"])
+@pytest.mark.parametrize("start", ["", "<|channel|>final"])
+def test_harmonys_library_reads_few_and_short_headers(monkeypatch: pytest.MonkeyPatch, start: str, unit: str) -> None:
+    # The library takes milliseconds for one long header, and holds the interpreter for seconds with many.
+    reader: Any = renderer("harmony")
+    counting = CountingEncoding(reader.encoding)
+    monkeypatch.setattr(reader, "encoding", counting)
+    message = reader.parse(long_reply(reader, start, unit, LONG, "<|message|>x<|return|>"))
+    assert sum(counting.lengths) <= 10_000
+    assert message.errors
 
 
 def test_each_of_many_broken_calls_has_its_own_text() -> None:
