@@ -9,6 +9,8 @@ import numpy as np
 
 from .arrays import LARGEST
 from .errors import ActionError
+from .messages import check_text
+from .records import fragment
 from .stored import Count, Stored
 
 if TYPE_CHECKING:
@@ -107,6 +109,12 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
     for key, value in action.extra.items():
         if isinstance(value, np.ndarray):
             _check_aligned(key, cast("NDArray[Any]", value), len(tokens))
+        try:
+            check_text(key)
+            if not isinstance(value, np.ndarray):
+                fragment(value)
+        except ValueError as error:
+            raise ActionError(f"extra[{key!r:.80}] cannot be recorded: {error}") from error
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(

@@ -11,7 +11,7 @@ import numpy as np
 
 from .action import Break, RewriteReason
 from .arrays import Growing
-from .errors import ContextFull, UndeclaredBreak
+from .errors import ContextFull, UndeclaredBreak, encodable
 from .history import History, HistoryPolicy, Rewrite, SummaryRequest
 from .limits import StopReason
 from .messages import Message, ToolSchema
@@ -337,7 +337,7 @@ class Context:
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
                 f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {get_args(RewriteReason)}"
+                f"message, and has one of the reasons {get_args(RewriteReason)}, and as its detail a text of Unicode"
             )
         return rewrite
 
@@ -401,4 +401,6 @@ def _is_legal(rewrite: object, length: int) -> bool:
         and 0 <= rewrite.start <= length
         and bool(rewrite.start or rewrite.messages)
         and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and rewrite.detail == encodable(rewrite.detail)
     )

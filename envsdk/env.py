@@ -23,8 +23,9 @@ from .event_loops import Tasks, in_event_loop, run
 from .handoff import Handoff, HandoffResult, is_handoff
 from .history import HistoryPolicy, get_history
 from .limits import Limits, plain_integer
-from .messages import Message, ToolSchema
+from .messages import Message, ToolSchema, check_text
 from .mistakes import check_methods, explained, missing_init, wrong_turn
+from .records import fragment
 from .registry import get_renderer
 from .renderer import Renderer
 from .reserved import check_attribute, check_class
@@ -416,6 +417,8 @@ class Driver:
         self._inherits = renderer is None and tokenizer is None
         self.renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         self.history = get_history(history)
+        self._check_recordable("the options of its renderer", self.renderer.specification)
+        self._check_recordable("the options of its history policy", self.history.specification)
         self.limits = Limits.of(limits, env.default_limits)
         self.given_name: str | None = None
         self.agent: Agent | None = None
@@ -446,12 +449,20 @@ class Driver:
 
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
         try:
-            return self.env.Config(**config)
+            read = self.env.Config(**config)
         except ValidationError as error:
             known = ", ".join(self.env.Config.model_fields) or "none"
             raise ConfigError(
                 f"{type(self.env).__name__}: {what_is_invalid(error)}. Its own options: {known}"
             ) from error
+        self._check_recordable("its options", lambda: read.model_dump(mode="json"))
+        return read
+
+    def _check_recordable(self, what: str, specified: Callable[[], Any]) -> None:
+        try:
+            fragment(specified())
+        except ValueError as error:  # pydantic's and ours
+            raise ConfigError(f"{type(self.env).__name__}: {what} cannot be recorded: {error}") from error
 
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin another episode; what is refused leaves the running one as it is."""
@@ -696,6 +707,10 @@ def _check_options(options: object) -> dict[str, Any]:
         value = given.get(name)
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"the option {name} is {value!r:.80}; expected a text or None")
+        try:
+            check_text(value or "")
+        except ValueError as error:
+            raise ConfigError(f"the option {name} is {value!r:.80}, which cannot be recorded: {error}") from error
     return given
 
 

@@ -175,6 +175,19 @@ def what_is_invalid(error: "ValidationError") -> str:
     return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
 
 
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception, `encodable`, whatever its `__str__` does."""
+    try:
+        return encodable(str(error))
+    except Exception:
+        return "it cannot say what is wrong"
+
+
+def encodable(text: str) -> str:
+    """Return a text with each half of a surrogate pair, which UTF-8 does not have, written as Python escapes it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _shortened(value: object) -> str:
     """The beginning of a value's `repr`, which for long lists and texts is not made as a whole."""
     return _REPR.repr(value)[:80]

@@ -16,7 +16,12 @@ ToolSchema: TypeAlias = Mapping[str, Any]
 """A tool as a JSON schema in the OpenAI form, `{"type": "function", "function": {"name": ..., ...}}`."""
 
 
-def _is_unicode(text: str) -> str:
+def check_text(text: str) -> str:
+    """Return a text that can be encoded as UTF-8.
+
+    Raises:
+        ValueError: If it holds half of a surrogate pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -24,7 +29,7 @@ def _is_unicode(text: str) -> str:
     return text
 
 
-Text: TypeAlias = Annotated[str, AfterValidator(_is_unicode)]
+Text: TypeAlias = Annotated[str, AfterValidator(check_text)]
 """A text that can be encoded as UTF-8."""
 
 
@@ -45,7 +50,7 @@ def check_json(value: Any, depth: int = 0) -> None:
         case None | bool():
             pass
         case str():
-            _is_unicode(value)
+            check_text(value)
         case int() if abs(value) > _MAX_INTEGER:
             raise ValueError("an integer has more than 4,000 digits")
         case float() if not math.isfinite(value):
@@ -59,7 +64,7 @@ def check_json(value: Any, depth: int = 0) -> None:
             for key, item in cast("dict[Any, Any]", value).items():
                 if not isinstance(key, str):
                     raise ValueError(f"the key {key!r} is no string")
-                _is_unicode(key)
+                check_text(key)
                 check_json(item, depth + 1)
         case _:
             raise ValueError(f"a {type(value).__name__} is no value of JSON")

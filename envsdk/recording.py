@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .agent import Agent
+from .errors import encodable, message_of
 from .trajectory import ContextLog, Status, Step, Trajectory
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ def record(episode: "Episode", status: Status, stop_reason: str, error: str | No
     """The trajectory of an episode, as far as it went: its steps depth-first by context."""
     root = episode.root
     steps = [item for item in root.walk() if isinstance(item, Step)]
+    for step in steps:
+        if step.reply == len(episode.contexts[step.context].messages):  # it goes on, and was never finished
+            step.reply = None
     renderer = root.env.renderer
     return Trajectory(
         id=episode.id,
@@ -39,7 +43,7 @@ def record(episode: "Episode", status: Status, stop_reason: str, error: str | No
 def told(error: BaseException, *, with_notes: bool = True) -> str:
     """An exception as a record has it: its type, what it says, and its notes, which are no part of an episode."""
     notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
-    return " ".join([f"{type(error).__name__}: {error}", *notes])
+    return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from .env import DRIVERS, Driver, Env, EnvConfig, Said, driver_of, is_being_cancelled
-from .errors import ConfigError, EnvsdkError, ToolError, what_is_invalid
+from .errors import ConfigError, EnvsdkError, ToolError, message_of, what_is_invalid
 from .handoff import Handoff, HandoffResult, is_handoff
 from .limits import StopReason
 from .messages import Message, ToolCall, ToolSchema, check_json
@@ -299,11 +299,11 @@ class ToolDriver(Driver):
                 return Answer("", handoffs=(result,) if isinstance(result, Handoff) else tuple(result))
             return Answer(self._cut(_as_text(result)))
         except ToolError as error:
-            return self._failed(_said(error))
+            return self._failed(message_of(error))
         except EnvsdkError:
             raise
         except (*self.env.told_exceptions, SystemExit) as error:
-            return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {_said(error)}"))
+            return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
@@ -482,17 +482,9 @@ def _what_is_wrong(error: Exception) -> str:
         case ValidationError():
             return what_is_invalid(error)
         case ValueError():
-            return _said(error)
+            return message_of(error)
         case _:
-            return f"{type(error).__name__}: {_said(error)}"
-
-
-def _said(error: BaseException) -> str:
-    """What an exception says; half of a surrogate pair in it is written as it is in Python."""
-    try:
-        return str(error).encode(errors="backslashreplace").decode()
-    except Exception:
-        return "it cannot say what is wrong"
+            return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _as_text(result: Any) -> str:

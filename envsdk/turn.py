@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from .arrays import LARGEST
 from .errors import TurnError, what_is_invalid
 from .limits import plain_integer
-from .messages import Message, ToolSchema, to_messages
+from .messages import Message, ToolSchema, check_text, to_messages
 
 if TYPE_CHECKING:
     from .tools import Tool
@@ -170,7 +170,7 @@ def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]
     try:
         if any(isinstance(number, (str, bytes)) for number in named.values()):
             raise TypeError("a text is no number")
-        numbers = {str(name): float(number) for name, number in named.items()}
+        numbers = {check_text(str(name)): float(number) for name, number in named.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(f"{field} {value!r:.80} is no number and no mapping of names to numbers: {error}") from error
     if not all(abs(number) <= LARGEST for number in (*numbers.values(), sum(numbers.values()))):
