@@ -467,7 +467,9 @@ class Driver:
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin another episode; what is refused leaves the running one as it is."""
         seed, given = check_seed(seed), _check_options(options)
-        chosen = [self._chosen(given)] if "task" in given else self._drawn(seed)
+        chosen = [self._chosen(given)] if "task" in given else None
+        if chosen is None and self.agent is not None and self.agent.is_running:
+            chosen = self._drawn_or_undone(seed)
         self._episodes += 1
         episode_id = given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}"
         self.end_tasks()
@@ -479,7 +481,7 @@ class Driver:
         self.agent, self.renderer = episode.root, self._own_renderer
         episode.config = self.config.model_dump(mode="json")
         episode.group_id = given.get("group_id")
-        self._prepare(seed, chosen)
+        self._prepare(seed, self._drawn(seed) if chosen is None else chosen)
 
     def _chosen(self, options: Mapping[str, Any]) -> Any:
         return check_task(find(self.env.tasks, options["task"]), self.env.Task)
@@ -509,18 +511,16 @@ class Driver:
         self._prepare(seed, chosen)
 
     def _drawn(self, seed: int | None) -> list[Any]:
-        """Return the task that the seed picks, or the random state without a seed; no task if there are no rows.
-
-        Raises:
-            TaskError: If the row is refused; the random state is then as it was.
-        """
+        """Return the task that the seed picks, or the random state without a seed; no task if there are no rows."""
         rows = self.env.tasks
-        if rows is None:
-            return []
+        return [] if rows is None else [check_task(rows[pick(rows, seed, self.env.np_random)], self.env.Task)]
+
+    def _drawn_or_undone(self, seed: int | None) -> list[Any]:
+        """As `_drawn`; if the row is refused, the random state, which is the running episode's, is as it was."""
         bits = self.env.np_random.bit_generator
         state = bits.state
         try:
-            return [check_task(rows[pick(rows, seed, self.env.np_random)], self.env.Task)]
+            return self._drawn(seed)
         except BaseException:
             bits.state = state
             raise

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_jsonable_python
 
 from ..action import RewriteReason
 from ..messages import Message
@@ -109,5 +110,9 @@ class HistoryPolicy(BaseModel, ABC):
         return False
 
     def specification(self) -> dict[str, Any]:
-        """The policy as JSON: its name and options."""
-        return {"name": self.name or type(self).__name__, **self.model_dump(mode="json")}
+        """The policy as JSON: its name and options; of an option that is no JSON, such as a function, its name."""
+        return {"name": self.name or type(self).__name__, **to_jsonable_python(self, fallback=_name)}
+
+
+def _name(option: object) -> str:
+    return str(getattr(option, "__qualname__", None) or type(option).__qualname__)

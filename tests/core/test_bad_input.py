@@ -212,6 +212,17 @@ def test_a_reset_that_comes_to_a_row_that_is_refused_leaves_the_running_episode_
     assert episode(is_disturbed=True) == episode(is_disturbed=False)
 
 
+def test_a_reset_without_a_seed_gets_past_a_row_that_is_refused_where_no_episode_is_running() -> None:
+    env = Counts(tasks=[{"number": 2}, {"number": "many"}])
+    for _ in range(64):
+        try:
+            env.reset()
+            break
+        except errors.TaskError:
+            assert env.fail(ValueError("no task")).status == "error"
+    assert env.task.number == 2
+
+
 def test_a_refused_reset_counts_as_none() -> None:
     env = Counts()
     with pytest.raises(errors.ConfigError, match=r"seed is 1\.7; expected None or an integer"):

@@ -215,3 +215,21 @@ def test_an_episode_that_fails_while_a_reply_goes_on_is_recorded() -> None:
     trajectory = env.fail(ValueError("no more"))
     assert is_read_back(trajectory)
     assert [step.reply for step in trajectory.steps] == [None, None]
+
+
+def test_an_episode_whose_history_policy_has_a_function_is_recorded() -> None:
+    class Asks(HistoryPolicy):
+        function: Callable[[History], Rewrite | None]
+
+        def view(self, history: History) -> Rewrite | None:
+            return self.function(history)
+
+    def keep(history: History) -> None:
+        return None
+
+    env = Says(history=Asks(function=keep))
+    env.reset(seed=0)
+    env.step([5])
+    assert env.trajectory is not None
+    assert is_read_back(env.trajectory)
+    assert env.trajectory.history["function"].endswith("keep")
