@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trainers.episodes import all_kinds, copy_of, kept, refuses_every_defect, run_page, stripped
 
 from envsdk import Sample, Trajectory
-from envsdk.errors import InvalidRecord, InvalidSample
+from envsdk.errors import InvalidRecord, InvalidSample, StorageError
 from envsdk.trainers.foreign import from_steps
 from envsdk.trainers.tables import from_row, read_parquet, to_dataset, write_parquet
 
@@ -155,10 +155,10 @@ def test_a_file_that_is_no_table_of_samples_is_named(tmp_path: Path, kind: str):
         list(read_parquet(file))
 
 
-def test_a_file_that_is_not_there_is_said_as_by_python(tmp_path: Path):
+def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         list(read_parquet(tmp_path / "none.parquet"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match="No such file or directory"):
         write_parquet(tmp_path / "none" / "samples.parquet", kept().samples())
 
 
