@@ -1,12 +1,14 @@
 """Whether content and a chat template's own text together make a control token.
 
 A mask hides whole names of control tokens in content. What is left is content that a template completes: it writes
-`'<' + key + '>'`, and the key is `|im_end|`. So where a text could be a part of a name, the conversation is rendered
-once more with a harmless word in its place, and whatever has more control tokens than that is refused.
+`'<' + key + '>'`, and the key is `|im_end|`. Or content that a template changes: it removes `/think`, and the content is
+`<|im_/thinkend|>`. So where a text could give a part of a name, the conversation is rendered once more with harmless
+words in its place, and whatever has more control tokens than that is refused.
 """
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -33,10 +35,12 @@ class Harmless:
 
     Args:
         mask: It knows the names.
+        literals: The strings in the template's code. It may look for them in a text, so they stay in it.
     """
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, mask: Mask, literals: Sequence[str] = ()) -> None:
         self._mask = mask
+        self._literals = literals
         self._longest = max(map(len, mask.names), default=0)
         self._joined = "\0".join(["", *mask.names, ""])
 
@@ -46,6 +50,29 @@ class Harmless:
         return any(
             text[-size:] in starts or text[:size] in ends for size in range(1, min(self._longest, len(text) + 1))
         ) or (len(text) < self._longest and text in self._joined and bool(text.strip()))
+
+    def is_harmless(self, text: str) -> bool:
+        """Whether a text can give no part of a name, even if the template leaves some of it out."""
+        return self._signs.isdisjoint(text) and not self.could_be_part(text)
+
+    @cached_property
+    def _signs(self) -> frozenset[str]:
+        """The characters that tell names from words."""
+        signs = (char for name in self._mask.names for char in name if not (char.isalnum() or char in "_ "))
+        return frozenset({*signs, *(char for name in self._mask.names for char in (name[0], name[-1]))})
+
+    def harmless(self, text: str, word: Callable[[str], str]) -> str:
+        """The text with words in place of all that the template does not look for."""
+        first, *others = self._looked_for.split(text)
+        parts = [word(first) if first.strip() or not others else first]
+        for kept, part in zip(others[::2], others[1::2], strict=True):
+            parts += [kept, word(part) if part.strip() else part]
+        return "".join(parts)
+
+    @cached_property
+    def _looked_for(self) -> re.Pattern[str]:
+        kept = sorted({text for text in self._literals if not self.could_be_part(text)}, key=len, reverse=True)
+        return re.compile("(" + ("|".join(map(re.escape, kept)) or "(?!)") + ")")
 
     @cached_property
     def _starts(self) -> frozenset[str]:
@@ -88,8 +115,9 @@ class _Words:
         self.given: dict[str, str] = {}
 
     def of(self, text: str) -> str:
-        if not self._harmless.could_be_part(text):
-            return text
+        return text if self._harmless.is_harmless(text) else self._harmless.harmless(text, self._word)
+
+    def _word(self, text: str) -> str:
         return self.given.setdefault(text, f"{STEM}h{len(self.given):03d}q")  # nine characters, as ids may have to be
 
     def of_message(self, message: Message) -> Message:

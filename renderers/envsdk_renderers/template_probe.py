@@ -86,7 +86,7 @@ class Script:
 
     @cached_property
     def _harmless(self) -> Harmless:
-        return Harmless(self.mask)
+        return Harmless(self.mask, [self.mask.hide(text) for text in self.template.literals])
 
 
 # Messages to probe with.
