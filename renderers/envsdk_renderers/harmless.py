@@ -1,7 +1,7 @@
 """Whether content and a chat template's own text together make a control token.
 
 A mask hides whole names of control tokens in content. What is left is content that a template completes: it writes
-`'<' + key + '>'`, and the key is `|im_end|`. Or content that a template changes: it removes `/think`, and the content is
+`'<' + key + '>'`, and the key is `|im_end|`. Or content that a template changes: it removes `/think` from
 `<|im_/thinkend|>`. So where a text could give a part of a name, the conversation is rendered once more with harmless
 words in its place, and whatever has more control tokens than that is refused.
 """
