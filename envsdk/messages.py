@@ -78,14 +78,19 @@ def read_arguments(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        value: Any = json.loads(given, object_pairs_hook=_with_unique_keys)
+        value: Any = json.loads(given, object_pairs_hook=with_unique_keys)
         check_json(value)
     except (ValueError, RecursionError):
         return given
     return cast("Any", value) if isinstance(value, dict) else given
 
 
-def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON of its pairs: an `object_pairs_hook`.
+
+    Raises:
+        ValueError: If a key comes twice, since the first value would be lost.
+    """
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key comes twice")
@@ -130,7 +135,7 @@ class ToolCall(_Frozen):
 
     name: Text
     arguments: Arguments | Text = Field(default_factory=dict[str, Any])
-    id: str | None = None
+    id: Text | None = None
     error: str | None = None
     raw: Text | None = None
 
@@ -199,8 +204,8 @@ class Message(_Frozen):
     content: Text = ""
     reasoning: Text | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_none_is_empty)] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
+    tool_call_id: Text | None = None
+    name: Text | None = None
     parts: tuple[ContentPart, ...] | None = None
     errors: tuple[str, ...] = ()
     open_block: Literal["reasoning", "tool_call"] | None = None

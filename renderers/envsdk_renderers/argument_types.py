@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from envsdk.messages import ToolCall, ToolSchema, check_json
+from envsdk.messages import ToolCall, ToolSchema, check_json, with_unique_keys
 
 _ALL = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _STRING = frozenset({"string"})
@@ -86,13 +86,17 @@ class ArgumentTypes:
             texts: The parameters with the text of each value.
 
         Returns:
-            The call. It has an error if a value is not what its schema demands; the value is then its text.
+            The call. It has an error if an argument comes twice, or a value is not what its schema demands: it is then
+            the text.
         """
         arguments: dict[str, Any] = {}
         errors: list[str] = []
         for key, text in texts:
+            is_twice = key in arguments
             arguments[key], error = self._value(name, key, text)
-            if error is not None:
+            if is_twice:
+                errors.append(f"{name}: the argument {key[:40]!r} comes twice")
+            elif error is not None:
                 errors.append(error)
         more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
@@ -121,7 +125,7 @@ class ArgumentTypes:
         word = text.strip()
         if word in self._words:
             return self._words[word]
-        value: Any = json.loads(text)
+        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
         check_json(value, 1)
         return value
 

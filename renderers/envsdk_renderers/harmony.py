@@ -25,7 +25,7 @@ from openai_harmony import Message as HarmonyMessage
 
 from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError
-from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.messages import Message, ToolCall, ToolSchema, with_unique_keys
 from envsdk.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
 from envsdk.tokenizers import Tokenizer
 
@@ -509,7 +509,7 @@ def _read_call(recipient: str, text: str, *, is_open: bool) -> ToolCall:
     name = recipient.removeprefix(_FUNCTIONS)
     call = ToolCall(name=name, arguments=text)
     try:
-        arguments: Any = json.loads(text)
+        arguments: Any = json.loads(text, object_pairs_hook=with_unique_keys)
         if not isinstance(arguments, dict):
             raise ValueError("it is no JSON object")
         call = ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from envsdk.messages import Message, ToolCall
+from envsdk.messages import Message, ToolCall, with_unique_keys
 from envsdk.renderer import NOT_ENDED
 
 from .spelled import hide
@@ -134,7 +134,7 @@ class HermesReply:
 def parse_call(text: str) -> ToolCall:
     """Read `{"name": ..., "arguments": ...}`. What cannot be read is a call with an error and the text as arguments."""
     try:
-        value: Any = json.loads(text)
+        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
     except (ValueError, RecursionError) as error:
         return ToolCall(name="", arguments=text, error=f"a tool call is not valid JSON: {error}")
     if not isinstance(value, dict):

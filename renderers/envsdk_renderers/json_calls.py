@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from envsdk.messages import ToolCall
+from envsdk.messages import ToolCall, with_unique_keys
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(object_pairs_hook=with_unique_keys)
 _BEGINS_A_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 _BETWEEN = re.compile(r"[\s;]*")
 _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[]*)\s*)?(?:\[ARGS\])?")
@@ -19,6 +19,8 @@ _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[]*)\s*)?(?:\[ARGS
 
 def read_llama(text: str) -> tuple[str, list[ToolCall]] | None:
     """Read `{"name": ..., "parameters": ...}`, of which there may be several with `;` between them.
+
+    An object without `parameters` (or `arguments`) is an answer in JSON and no call.
 
     Returns:
         What stands behind the calls, and the calls; None if the text does not begin with one.
@@ -30,10 +32,12 @@ def read_llama(text: str) -> tuple[str, list[ToolCall]] | None:
     position = 0
     while _BEGINS_A_CALL.match(text, position):
         start = _BETWEEN.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches nothing, too
-        call, position = _decode(text, start)
+        call, end = _decode(text, start)
+        if call is None:
+            break
         calls.append(call)
-        position = _BETWEEN.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess]
-    return text[position:], calls
+        position = _BETWEEN.match(text, end).end()  # pyright: ignore[reportOptionalMemberAccess]
+    return (text[position:], calls) if calls else None
 
 
 def read_mistral(text: str) -> tuple[str, list[ToolCall]]:
@@ -46,15 +50,16 @@ def read_mistral(text: str) -> tuple[str, list[ToolCall]]:
         start = len(text) - len(text.lstrip())
         try:
             values, end = _DECODER.raw_decode(text, start)
+            items = cast("list[Any]", values)
+            # Each call has its own text: all of it for each would take quadratic time and memory.
+            texts = [json.dumps(item) for item in items]
         except (ValueError, RecursionError) as error:
             return "", [_broken(text, f"the tool calls are not valid JSON: {error}")]
-        items = cast("list[Any]", values)
-        # Each call has its own text: all of it for each would take quadratic time and memory.
-        return text[end:], [_call_of(item, json.dumps(item)) for item in items] or [_broken(text, "there is no call")]
+        return text[end:], [*map(_call_of, items, texts)] or [_broken(text, "there is no call")]
     calls: list[ToolCall] = []
     position, mark = 0, "[TOOL_CALLS]"
     while named := _NAMED.match(text, position):
-        call, position = _decode(text, named.end(), named[1], named[2])
+        call, position = _decode_arguments(text, named.end(), named[1], named[2])
         calls.append(call)
         if not text.startswith(mark, position):
             break
@@ -62,38 +67,53 @@ def read_mistral(text: str) -> tuple[str, list[ToolCall]]:
     return text[position:], calls or [_broken(text, "a tool call has no name")]
 
 
-def _decode(text: str, start: int, name: str | None = None, call_id: str | None = None) -> tuple[ToolCall, int]:
-    """Read the object that begins there: a call, or the arguments of a call by that name."""
+def _decode(text: str, start: int) -> tuple[ToolCall | None, int]:
+    """Read the call that begins there; None for an object that is no call."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as error:
-        return _broken(text[start:], f"a tool call is not valid JSON: {error}", name or ""), len(text)
-    if name is None:
-        return _call_of(value, text[start:end]), end
+        return _broken(text[start:], f"a tool call is not valid JSON: {error}"), len(text)
+    fields = _fields_of(value)
+    return (_call_of(value, text[start:end]) if "parameters" in fields or "arguments" in fields else None), end
+
+
+def _decode_arguments(text: str, start: int, name: str, call_id: str | None) -> tuple[ToolCall, int]:
+    """Read the arguments of a call by that name that begin there."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        return _broken(text[start:], f"a tool call is not valid JSON: {error}", name), len(text)
     return _checked(name, value, text[start:end], call_id or None), end
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a call: its own, or those of its `function`."""
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    inner = fields.get("function")
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else fields
 
 
 def _call_of(value: Any, text: str) -> ToolCall:
     if not isinstance(value, dict):
         return _broken(text, "a tool call is no JSON object")
-    fields = cast("dict[str, Any]", value)
-    inner = fields.get("function")
-    fields = cast("dict[str, Any]", inner) if isinstance(inner, dict) else fields
+    fields = _fields_of(cast("Any", value))
     name, call_id = fields.get("name"), cast("dict[str, Any]", value).get("id")
     if not isinstance(name, str) or not name:
         return _broken(text, "a tool call has no name")
+    if "arguments" in fields and "parameters" in fields:
+        return _broken(text, "a tool call has both arguments and parameters")
     arguments = fields.get("arguments", fields.get("parameters", {}))
     return _checked(name, arguments, text, call_id if isinstance(call_id, str) else None)
 
 
 def _checked(name: str, arguments: Any, text: str, call_id: str | None) -> ToolCall:
-    if not isinstance(arguments, (dict, str)):
-        return _broken(text, "a tool call's arguments are no JSON object", name)
+    is_object = isinstance(arguments, (dict, str))
     try:
-        return ToolCall(name=name, arguments=cast("dict[str, Any] | str", arguments), id=call_id)
+        call = ToolCall(name=name, arguments=cast("Any", arguments) if is_object else "", id=call_id)
     except ValidationError as error:
         what = error.errors()[0]["msg"].removeprefix("Value error, ")
         return _broken(text, f"a tool call is not valid JSON: {what}")
+    return call if is_object else _broken(text, "a tool call's arguments are no JSON object", name)
 
 
 def _broken(text: str, error: str, name: str = "") -> ToolCall:

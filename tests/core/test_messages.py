@@ -93,6 +93,9 @@ def test_parts_of_text_are_the_content() -> None:
         {"role": "tool", "tool_calls": [{"name": "f"}]},
         {"role": "user", "content": "a", "parts": [{"type": "text", "text": "b"}]},
         {"role": "user", "content": "\udfff"},
+        {"role": "user", "content": "a", "name": "\udfff"},
+        {"role": "tool", "content": "a", "tool_call_id": "\udfff"},
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}, "id": "\udfff"}]},
         {"content": "a"},
     ],
 )

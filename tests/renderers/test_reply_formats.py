@@ -90,6 +90,13 @@ def test_several_calls_are_read(format_name: str, text: str) -> None:
     assert reply.errors == ()
 
 
+MERGED = (
+    "<tool_call><function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n"
+    "<function=g>\n<parameter=x>\n2\n</parameter>\n</function></tool_call>"
+)
+UNCLOSED = "<tool_call><function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</parameter>\n</function></tool_call>"
+
+
 @pytest.mark.parametrize(
     ("format_name", "text", "error"),
     [
@@ -98,6 +105,17 @@ def test_several_calls_are_read(format_name: str, text: str) -> None:
         ("llama", '{"name": "f", "parameters": [1]}', "are no JSON object"),
         ("llama", '{"name": "f", "parameters": {"x": NaN}}', "not valid JSON"),
         ("llama", '{"name": "f", "parameters": ' + '{"x": ' * 3000, "not valid JSON"),
+        ("llama", '{"name": "f", "parameters": {}, "arguments": {}}', "both arguments and parameters"),
+        ("llama", '{"name": "f", "name": "g", "parameters": {}}', "a key comes twice"),
+        ("llama", '{"name": "f", "parameters": {"x": 1, "x": 2}}', "a key comes twice"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1, "x": 2}}]', "a key comes twice"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1, "x": 2}', "a key comes twice"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "\\ud800"}]', "surrogate"),
+        ("mistral", '[TOOL_CALLS][{"name": "\\ud800", "arguments": [1]}]', "surrogate"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1, "x": 2}}</tool_call>', "a key comes twice"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "name": "g"}</tool_call>', "a key comes twice"),
+        ("xml", MERGED, "a tag of the call"),
+        ("xml", UNCLOSED, "a tag of the call"),
         ("mistral", '[TOOL_CALLS][{"name": "f", ', "not valid JSON"),
         ("mistral", "[TOOL_CALLS][]", "there is no call"),
         ("mistral", "[TOOL_CALLS][7]", "no JSON object"),
@@ -156,6 +174,46 @@ def test_an_argument_that_spells_a_tag_reads_back_exactly(text: str) -> None:
     said = Message(role="assistant", tool_calls=[{"name": "f", "arguments": {"city": text}}])
     reply = writer.parse(writer.reply(said))
     assert (calls(reply), reply.errors) == ([("f", {"city": text})], ())
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("xml", "<tool_call><function=f><parameter=x>1</parameter><parameter=x>2</parameter></function></tool_call>"),
+        (
+            "glm",
+            "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value><arg_key>x</arg_key><arg_value>2</arg_value></tool_call>",
+        ),
+    ],
+)
+def test_an_argument_that_comes_twice_is_noted(format_name: str, text: str) -> None:
+    reply = read(text, reply_format=format_name)
+    assert reply.errors == ("f: the argument 'x' comes twice",)
+    assert reply.tool_calls[0].error == reply.errors[0]
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 984, 990, 3000, 100_000])
+def test_a_list_of_calls_that_is_nested_deeply_is_an_error_and_no_exception(depth: int) -> None:
+    reply = read("[TOOL_CALLS][" + "[" * depth + "]" * depth + "]", reply_format="mistral")
+    assert reply.errors
+    assert len(reply.tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "age": 3}',
+        '{"type": "object", "properties": {}}',
+        '{"function": "x"}',
+        '{"function": {"name": "sine"}, "parameters of": 1}',
+    ],
+)
+def test_an_answer_in_json_is_content(text: str) -> None:
+    reply = read(text, reply_format="llama")
+    assert (reply.content, reply.tool_calls, reply.errors) == (text, (), ())
+    reply = read('{"name": "f", "parameters": {}}' + text, reply_format="llama")
+    assert (reply.content, calls(reply)) == (text, [("f", {})])
+    assert reply.errors == ("there is text after a tool call",)
 
 
 @pytest.mark.parametrize("text", ['{"city": "Paris"}', "no call", "", " {", "[1, 2]"])
