@@ -13,7 +13,8 @@ from ..tokenizers import Tokenizer, load_tokenizer
 ANY_TOKENIZER = "any"
 """What a policy declares that answers in any vocabulary."""
 
-_loaded: "weakref.WeakKeyDictionary[Any, Tokenizer]" = weakref.WeakKeyDictionary()
+_loaded: "weakref.WeakKeyDictionary[Any, tuple[object, Tokenizer]]" = weakref.WeakKeyDictionary()
+"""For each object the tokens that were added to it when it was loaded, and what it was loaded as."""
 
 
 class Layer:
@@ -75,14 +76,22 @@ def _refuse_default(name: str, renderer: Renderer) -> None:
 
 
 def _load(declared: Any, name: str) -> Tokenizer:
-    """Load what a policy declares, once for each object: one of transformers takes a second."""
+    """Load what a policy declares, once for each object until tokens are added to it: one takes a second."""
     can_be_kept = type(declared).__weakrefoffset__ > 0 and type(declared).__hash__ is not None
-    if can_be_kept and declared in _loaded:
-        return _loaded[declared]
+    added = _added_to(declared)
+    known, tokenizer = _loaded.get(declared, (None, None)) if can_be_kept else (None, None)
+    if tokenizer is not None and known == added:
+        return tokenizer
     try:
         tokenizer = load_tokenizer(declared)
     except TokenizerError as error:
         raise TokenizerError(f"the attribute `tokenizer` of the policy {name}: {error}") from error
     if can_be_kept:
-        _loaded[declared] = tokenizer
+        _loaded[declared] = added, tokenizer
     return tokenizer
+
+
+def _added_to(declared: Any) -> object:
+    """The tokens that were added to a tokenizer of transformers; None for any other object."""
+    read: Any = getattr(declared, "get_added_vocab", None)
+    return None if read is None else read()

@@ -132,6 +132,16 @@ def test_an_object_of_transformers_is_compared_and_loaded_once(monkeypatch: pyte
         envsdk.rollout(Once(tokenizer=another()), policy, seed=0)
 
 
+def test_an_object_that_got_a_token_after_it_was_compared_is_another_tokenizer() -> None:
+    declared = transformers.PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"))
+    policy = Plain(declared)
+    assert envsdk.rollout(Once(tokenizer="embedded"), policy, seed=0).status == "terminated"
+    declared.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    with pytest.raises(TokenizerMismatch):
+        envsdk.rollout(Once(tokenizer="embedded"), policy, seed=0)
+    assert envsdk.rollout(Once(tokenizer=load_tokenizer(declared)), policy, seed=0).status == "terminated"
+
+
 def test_what_is_declared_and_is_no_tokenizer_is_refused() -> None:
     with pytest.raises(TokenizerError, match=r"the attribute `tokenizer` of the policy Plain.* of a dict"):
         envsdk.rollout(Once(tokenizer="embedded"), Plain({}), seed=0)
