@@ -238,7 +238,9 @@ def test_a_reply_format_reads_values_with_the_schemas(name: str) -> None:
     said = module.write_call(
         ToolCall(name="f", arguments=arguments), lambda v: v if isinstance(v, str) else json.dumps(v)
     )
-    (call,) = renderer.parse(renderer.tokenizer.encode(f"<tool_call>{said}</tool_call>"), tools=[EVERY_TYPE]).tool_calls
+    out = renderer.emission()
+    out.scaffold(f"<tool_call>{said}</tool_call>")
+    (call,) = renderer.parse(out.tokens()[0], tools=[EVERY_TYPE]).tool_calls
     assert call.arguments == arguments
 
 
