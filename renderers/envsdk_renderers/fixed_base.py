@@ -535,7 +535,9 @@ class FixedBase(Renderer):
         segments = [*begun, *sampled.segments]
         if self._own_reader is not None:
             return self._own_reader.read(self.opening, segments, sampled, self.stop_tokens)
-        return self._format.read(self._reasoning_reader.read(segments), sampled, tools, self.tokenizer.control_tokens)
+        tagged, errors = self._reasoning_reader.read(segments)
+        message = self._format.read(tagged, sampled, tools, self.tokenizer.control_tokens)
+        return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message
 
     def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """What of the end of a prompt is the assistant's already; it may share a token with the text before."""

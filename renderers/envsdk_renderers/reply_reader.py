@@ -4,7 +4,7 @@ What it finds is handed on between `<think>` tags, which is how the formats of `
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from envsdk.renderer import Segment
 
@@ -40,25 +40,34 @@ class ReasoningReader:
         ordered = sorted([*self._tags, *names], key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, ordered)) + ")")
 
-    def read(self, segments: Sequence[Segment]) -> Iterator[Segment]:
+    def read(self, segments: Sequence[Segment]) -> tuple[list[Segment], list[str]]:
         """The segments of a reply with the tags of its reasoning as control tokens `<think>` and `</think>`.
 
-        A tag that stands elsewhere is text.
+        A tag that stands elsewhere is text, and noted as an error. Only an opening tag that is no control token, in the
+        text of a reply that closes no block, is a mere word of it.
+
+        Returns:
+            The segments, and what is wrong with the tags.
         """
         if not self._tags:
-            yield from segments
-            return
+            return list(segments), []
         text = "".join(segment.control + self._mask.hide(segment.text) for segment in segments)
         first, *parts = self._cut.split(text)
-        yield Segment("", self._mask.restore(first))
+        found, errors = [Segment("", self._mask.restore(first))], dict[str, None]()
         wanted, is_blank = {_OPEN, _CLOSE}, not first.strip()
-        for control, behind in zip(parts[::2], parts[1::2], strict=True):
+        names = [self._tags.get(control, (control, ""))[0] for control in parts[::2]]
+        last_closer = max((index for index, name in enumerate(names) if name == _CLOSE), default=-1)
+        for index, (control, behind) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
             name, space = self._tags.get(control, (control, ""))
-            is_tag = name in wanted and (is_blank or name == _CLOSE)
+            opens = is_blank or index < last_closer or bool(self._mask.controls(control))
+            is_tag = name in wanted and (opens or name == _CLOSE)
             is_around = not name and (is_blank or not behind.strip())
             if is_tag:
                 wanted = {_CLOSE} if name == _OPEN else set[str]()
             elif control in self._tags and not is_around:
+                if name and name not in wanted:
+                    errors[f"{control} is out of place"] = None
                 name, behind = "", control + behind
             is_blank = (is_blank or name == _CLOSE) and not behind.strip()
-            yield Segment(name, self._mask.restore(behind.removeprefix(space) if is_tag else behind))
+            found.append(Segment(name, self._mask.restore(behind.removeprefix(space) if is_tag else behind)))
+        return found, list(errors)

@@ -409,6 +409,30 @@ def test_reasoning_is_read_as_the_template_writes_it(name: str) -> None:
     assert cut.reasoning is not None
 
 
+def sampled(renderer: FixedBase, text: str) -> Message:
+    out = renderer.emission()
+    out.scaffold(text + "<|im_end|>")
+    return renderer.parse(out.tokens()[0])
+
+
+@pytest.mark.parametrize("name", [name for name in TAGS if name != "words"])
+def test_tags_of_reasoning_out_of_place_are_noted_whatever_they_are(name: str) -> None:
+    opener, closer = (text.strip() for text in TAGS[name])
+    renderer = renderer_of(thinking(*TAGS[name]))
+    late = sampled(renderer, f"I say {opener}x{closer}y")
+    assert (late.content, late.reasoning) == ("I say \ny", "x")
+    assert late.errors == ("there is text before the think block",)
+    twice = sampled(renderer, f"{opener}about {closer} tags{closer}x")
+    assert (twice.content.replace(" ", ""), twice.reasoning) == (f"tags{closer}x", "about ")
+    assert twice.errors == (f"{closer} is out of place",)
+    again = sampled(renderer, f"{opener}a{closer}b {opener}c")
+    assert (again.content, again.reasoning) == (f"b {opener}c", "a")
+    assert again.errors == (f"{opener} is out of place",)
+    never = sampled(renderer, f"a{closer}b")
+    assert (never.content, never.reasoning) == ("b", "a")
+    assert "was never opened" in never.errors[0]
+
+
 @pytest.mark.parametrize(("opener", "closer"), [("", "\n\n"), ("(", " ")])
 def test_reasoning_that_does_not_read_back_is_refused(opener: str, closer: str) -> None:
     with pytest.raises(TemplateUnsupported, match="does not read back"):
