@@ -30,6 +30,7 @@ from envsdk.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
 from envsdk.tokenizers import Tokenizer
 
 from .harmony_vocabulary import load_encoding
+from .open_calls import OpenCalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -539,10 +540,7 @@ def _description(tool: ToolSchema) -> ToolDescription:
 
 
 def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | None = None) -> list[Message]:
-    """Return `messages[first:stop]`, with the name of its tool on each tool's result.
-
-    A result answers the call that has its `tool_call_id`. If no call of the reply has an id, or the result has none, it
-    answers by order, and its own `name` comes first.
+    """Return `messages[first:stop]`, with the name of its tool on each tool's result; see `OpenCalls`.
 
     Raises:
         RenderError: If there is no such call, or the result has the name of another tool.
@@ -552,44 +550,22 @@ def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | Non
     while start > 0 and messages[start - 1].role != "assistant":
         start -= 1
     calls: tuple[ToolCall, ...] = messages[start - 1].tool_calls if start else ()
-    names = {call.id: call.name for call in calls if call.id is not None}
-    position = 0
+    open_calls = OpenCalls(calls)
     for index, message in enumerate(messages[start:stop], start=start):
         if message.role == "assistant":
-            calls, position = message.tool_calls, 0
-            names = {call.id: call.name for call in calls if call.id is not None}
+            calls, open_calls = message.tool_calls, OpenCalls(message.tool_calls)
         elif message.role == "tool":
-            by_order = calls[position].name if position < len(calls) else None
-            position += 1
-            if index >= first:
-                message = _with_tool_name(message, names, by_order)
+            answered = open_calls.answered_by(message)
+            name = message.name or (None if answered is None else calls[answered].name)
+            if not name:
+                raise RenderError(
+                    "harmony writes the tool's name before its result, and no call is left that this one answers: give "
+                    "the tool message a `name`, or the `tool_call_id` of its call"
+                )
+            message = message if message.name == name else message.model_copy(update={"name": name})
         if index >= first:
             named.append(message)
     return named
-
-
-def _with_tool_name(message: Message, names: Mapping[str, str], by_order: str | None) -> Message:
-    call_id = message.tool_call_id
-    if call_id is None or not names:
-        name = message.name or by_order
-        if not name:
-            raise RenderError(
-                "harmony writes the tool's name before its result, and no call is left that this one answers: give the "
-                "tool message a `name`, or the `tool_call_id` of its call"
-            )
-    elif call_id not in names:
-        raise RenderError(
-            f"a tool message has the tool_call_id {call_id!r}, which no call of the reply before it has: their ids are "
-            f"{', '.join(map(repr, names))}"
-        )
-    else:
-        name = names[call_id]
-        if message.name is not None and message.name != name:
-            raise RenderError(
-                f"a tool message has the name {message.name!r} and the tool_call_id {call_id!r}, which is a call of "
-                f"{name!r}: give one of them, or the same tool in both"
-            )
-    return message if message.name == name else message.model_copy(update={"name": name})
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall, ToolSchema
 
+from .open_calls import OpenCalls
+
 FIXED_DATE = "2025-01-01"
 """The date that `strftime_now` tells if no other is given."""
 STEM = "Qzxj"
@@ -79,23 +81,26 @@ class Dialect:
     def addressed(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with an id for each call, and for each tool's result the id and the name of the call it answers.
 
-        An id that is missing follows from the call alone, so it is the same wherever the call is written.
+        An id that is missing follows from the call alone, so it is the same wherever the call is written. Which call a
+        result answers is what `OpenCalls` says; where none is left, it is the last one.
+
+        Raises:
+            RenderError: If no call has a result's id, or it is one of another tool than the result names.
         """
         found: list[Message] = []
         calls: tuple[ToolCall, ...] = ()
-        by_id: dict[str | None, ToolCall] = {}
-        count = 0
+        open_calls = OpenCalls()
         for message in messages:
             if message.role == "assistant":
-                calls, count = tuple(self._with_id(index, call) for index, call in enumerate(message.tool_calls)), 0
-                by_id = {call.id: call for call in reversed(calls)}
+                open_calls = OpenCalls(message.tool_calls)
+                calls = tuple(self._with_id(index, call) for index, call in enumerate(message.tool_calls))
                 message = message if calls == message.tool_calls else message.model_copy(update={"tool_calls": calls})
             elif message.role == "tool" and calls:
-                call = by_id.get(message.tool_call_id) or calls[min(count, len(calls) - 1)]
-                given = {"tool_call_id": message.tool_call_id or call.id, "name": message.name or call.name}
+                answered = open_calls.answered_by(message)
+                call = calls[-1 if answered is None else answered]
+                given = {"tool_call_id": call.id, "name": message.name or call.name}
                 if given != {"tool_call_id": message.tool_call_id, "name": message.name}:
                     message = message.model_copy(update=given)
-                count += 1
             found.append(message)
         return found
 

@@ -4,6 +4,7 @@ Each template has one trait of real ones.
 """
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -327,6 +328,59 @@ def test_an_id_names_the_function_where_nothing_else_does() -> None:
     renderer = renderer_of(NAMED_IN_ID, reply_format="plain")
     assert '"name": "functions.search:0"' in replied(renderer, calling({"city": "x"}))
     assert "functions.search:0: sunny" in followed(renderer, [user(), calling({"city": "x"})], _results("sunny"))
+
+
+NAMES_TOOL = CHATML.replace("m.role + '\n'", "m.role + ' ' + (m.name if m.role == 'tool' else '') + '\n'")
+BOTH = Message(
+    role="assistant",
+    tool_calls=(
+        ToolCall(name="look", arguments={}, id="call00001"),
+        ToolCall(name="find", arguments={}, id="call00002"),
+    ),
+)
+
+
+def answer(text: str, call_id: str | None = None, name: str | None = None) -> Message:
+    return Message(role="tool", content=text, tool_call_id=call_id, name=name)
+
+
+@pytest.mark.parametrize(
+    ("answers", "names"),
+    [
+        ([answer("x", "call00002"), answer("y")], ["find", "look"]),
+        ([answer("x", "call00002"), answer("y", "call00001")], ["find", "look"]),
+        ([answer("x"), answer("y")], ["look", "find"]),
+        ([answer("x", name="find"), answer("y")], ["find", "look"]),
+    ],
+)
+def test_a_result_is_written_with_the_tool_whose_call_it_answers(answers: list[Message], names: list[str]) -> None:
+    renderer = renderer_of(NAMES_TOOL)
+    expected = [f"tool {name}\n{message.content}" for name, message in zip(names, answers, strict=True)]
+    whole = renderer.tokenizer.decode(renderer.render([user(), BOTH, *answers], tools=TOOLS).tokens)
+    for text in (whole, followed(renderer, [user(), BOTH], answers)):
+        assert re.findall(r"tool \w+\n\w+", text) == expected
+
+
+def test_ids_of_results_say_nothing_where_no_call_has_one() -> None:
+    calls = tuple(call.model_copy(update={"id": None}) for call in BOTH.tool_calls)
+    history, answers = [user(), Message(role="assistant", tool_calls=calls)], [answer("x", "a"), answer("y", "b")]
+    text = followed(renderer_of(NAMES_TOOL), history, answers)
+    assert re.findall(r"tool \w+\n\w+", text) == ["tool look\nx", "tool find\ny"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (answer("x", "other"), "'other', which no call of the reply before it has"),
+        (answer("x", "call00002", "look"), "which is a call of 'find'"),
+    ],
+)
+def test_a_result_of_no_known_call_is_refused(wrong: Message, error: str) -> None:
+    renderer = renderer_of(NAMES_TOOL)
+    with pytest.raises(RenderError, match=error):
+        followed(renderer, [user(), BOTH], [wrong])
+    with pytest.raises(RenderError, match=error):
+        renderer.render([user(), BOTH, wrong], tools=TOOLS)
 
 
 def test_results_that_are_numbered_are_refused() -> None:

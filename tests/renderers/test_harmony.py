@@ -451,6 +451,8 @@ def openers(renderer: Harmony, messages: list[Message]) -> list[str]:
         (TWO_CALLS, [result("id-find-it"), result("id-look")], ["find-it", "look"]),
         (TWO_CALLS, [result("id-find-it", "find-it")], ["find-it"]),
         (TWO_CALLS, [result(), result()], ["look", "find-it"]),
+        (TWO_CALLS, [result("id-find-it"), result()], ["find-it", "look"]),
+        (TWO_CALLS, [result(name="find-it"), result()], ["find-it", "look"]),
         (TWO_CALLS, [result(name="find-it"), result(name="look")], ["find-it", "look"]),
         (UNNAMED, [result(), result()], ["look", "find-it"]),
         (UNNAMED, [result("a"), result("b")], ["look", "find-it"]),
