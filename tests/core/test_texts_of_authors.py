@@ -1,6 +1,7 @@
 """Whatever texts an author gives: a typed error at once, or a trajectory that is written and read back."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from envsdk.rollouts import gather
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=6)
 """Any Python text, halves of surrogate pairs included."""
+
+
+@pytest.fixture(autouse=True)
+def unlogged() -> Iterator[None]:
+    """Log nothing: pytest's workers cannot send each other halves of surrogate pairs."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 class Mute(Exception):
