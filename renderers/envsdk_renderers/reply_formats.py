@@ -183,7 +183,7 @@ FORMATS: dict[str, ReplyFormat] = {
     "verbatim": ReplyFormat(_is_any, _verbatim),
     PLAIN: ReplyFormat(_is_any, _read(_THINK, _json_call, _json_reader), _THINK),
     "llama": ReplyFormat(_is_llama, _read_text(_llama_calls), (*_THINK, "<|python_tag|>")),
-    "mistral": ReplyFormat(_is_mistral, _read_text(_mistral_calls), (_CALLS_MARK, "[ARGS]", "[CALL_ID]")),
+    "mistral": ReplyFormat(_is_mistral, _read_text(_mistral_calls), (*_THINK, _CALLS_MARK, "[ARGS]", "[CALL_ID]")),
     "glm": ReplyFormat(
         _is_glm, _read(_TAGS, partial(glm_calls.write_call, write_value=_bare_value), _glm_reader), _TAGS
     ),
