@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from .trajectory import Trajectory
+    from .trajectories.trajectory import Trajectory
 
 
 _REPR = reprlib.Repr()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..catalogue import Entry, describe
+from ..authoring.catalog import Entry, describe
 from ..registry import PluginWarning, list_envs
 from .output import complain, say, say_json
 

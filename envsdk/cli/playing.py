@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..action import Action, Break
-from ..context import Context
-from ..env import Env
+from ..authoring.env import Env
+from ..contexts.context import Context
+from ..contexts.protocol import Action, Break
 from ..errors import EnvsdkError
 from ..messages import Message, ToolSchema
 from ..rollouts import ReplyPolicy
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import say, writable, write
 from .typed import HELP, TypingError, read_reply, signatures

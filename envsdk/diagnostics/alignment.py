@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .given import token_ids
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ConfigError
-from ..trajectory import Step, Trajectory
+from ..trajectories.trajectory import Step, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

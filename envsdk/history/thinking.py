@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..action import RewriteReason
+from ..contexts.history_policy import History, HistoryPolicy, Rewrite
+from ..contexts.protocol import RewriteReason
 from ..messages import Message
-from .base import History, HistoryPolicy, Rewrite
 
 
 class Keep(HistoryPolicy):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InvalidRecord
 from ..messages import Message
-from ..trajectory import Prompt, Trajectory
+from ..trajectories.trajectory import Prompt, Trajectory
 from .capability import Capability
 from .checks import checked
 

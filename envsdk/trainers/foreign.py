@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..action import Action, Break, CheckedAction, check_action
-from ..arrays import LARGEST, Growing
+from ..contexts.arrays import LARGEST, Growing
+from ..contexts.protocol import Action, Break, CheckedAction, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord
-from ..trajectory import ContextLog, Part, Status, Step, Trajectory
+from ..trajectories.trajectory import ContextLog, Part, Status, Step, Trajectory
 from .open_prompts import OpenPrompts, Place
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import LossRule, Sample, trained_steps
-from ..trajectory import Step, Trajectory
+from ..trajectories.samples import LossRule, Sample, trained_steps
+from ..trajectories.trajectory import Step, Trajectory
 from .prefix_tree import NO_TOKEN, PrefixTree
 
 if TYPE_CHECKING:

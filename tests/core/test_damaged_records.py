@@ -19,8 +19,8 @@ from trainers.episodes import delegated, kept, stripped, truncated
 
 from envsdk import Sample, Trajectory, rollout
 from envsdk.errors import InvalidRecord
-from envsdk.records import read_jsonl
 from envsdk.rollouts import ReplyPolicy
+from envsdk.trajectories.records import read_jsonl
 
 Record = Trajectory | Sample
 

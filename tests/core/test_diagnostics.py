@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from envsdk import Env, Handoff, HandoffResult, Message, Renderer, Sample, Trajectory, Turn, get_renderer, make, rollout
 from envsdk.diagnostics import Estimate, cost, explain_break, kl, token_match
 from envsdk.errors import ConfigError, InvalidSample
+from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.rollouts import RandomPolicy, gather
-from envsdk.tokenizers import Tokenizer
 
 NAN, INF = float("nan"), float("inf")
 

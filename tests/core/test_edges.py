@@ -16,11 +16,11 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
-from envsdk.action import Break
+from envsdk.contexts.protocol import Break
 from envsdk.history import History, Rewrite
-from envsdk.records import read_jsonl, write_jsonl
 from envsdk.rollouts import agather, gather
-from envsdk.trajectory import ContextLog, Part, Step
+from envsdk.trajectories.records import read_jsonl, write_jsonl
+from envsdk.trajectories.trajectory import ContextLog, Part, Step
 
 
 class Talks(Env):

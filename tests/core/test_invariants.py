@@ -40,12 +40,12 @@ from envsdk import (
     Trajectory,
     Turn,
 )
-from envsdk.action import RewriteReason
+from envsdk.contexts.protocol import RewriteReason
 from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
 from envsdk.messages import check_calls
-from envsdk.renderer import NOT_ENDED
-from envsdk.tokenizers import load_tokenizer
+from envsdk.rendering.renderer import NOT_ENDED
+from envsdk.rendering.tokenizers import load_tokenizer
 
 _UNIQUE = itertools.count()
 
