@@ -147,8 +147,8 @@ def make(id: str, **kwargs: Any) -> "Env":
     _refuse_gymnasium_limit(kwargs)
     load_plugins()
     if id not in _envs:
-        broken = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
-        raise unknown_name("environment", id, _envs, broken.strip())
+        break_ = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
+        raise unknown_name("environment", id, _envs, break_.strip())
     entry_point = _envs[id]
     try:
         if isinstance(entry_point, str):

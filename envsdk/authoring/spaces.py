@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
-from ..contexts.protocol import Observation, check_action
+from ..contexts.protocol import Observation
+from ..episodes.actions import check_action
 from ..errors import ActionError
 
 if TYPE_CHECKING:

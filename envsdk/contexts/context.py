@@ -27,7 +27,7 @@ class Delta(NamedTuple):
 
     tokens: "NDArray[np.int32]"
     keep: int
-    broken: Break | None = None
+    break_: Break | None = None
     closed_reply: bool = False
     """Whether the reply had to be closed, because its turn did not end."""
     full: StopReason | None = None
@@ -208,7 +208,7 @@ class Context:
         delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
         if cut:
             view.tokens.truncate(length - cut)
-            delta = delta._replace(broken=self._break("template", length - cut, length, "the end of the reply"))
+            delta = delta._replace(break_=self._break("template", length - cut, length, "the end of the reply"))
         before = view.mark()
         view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
@@ -219,7 +219,7 @@ class Context:
             edited = self._edit(delta, system, tools)
             delta = self._rewrite(edited, summary)
         except Exception:
-            if edited.broken is None:
+            if edited.break_ is None:
                 view.go_back(before)
             raise
         self.messages.extend(messages)
@@ -245,7 +245,7 @@ class Context:
         self._seen = self._seen_before
         delta = Delta(tokens, body + kept)
         if len(dropped):
-            delta = delta._replace(broken=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
+            delta = delta._replace(break_=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
         rewritten = self._rewrite(delta)
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
@@ -253,8 +253,8 @@ class Context:
         view.tokens.truncate(view.body + kept)
         view.tokens.append(dropped)
         self.add_reply(reply)
-        is_rewritten = rewritten.broken is not delta.broken
-        ended = Delta(tokens, rewritten.keep, rewritten.broken) if is_rewritten else Delta(tokens, length)
+        is_rewritten = rewritten.break_ is not delta.break_
+        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length)
         sampled = view.tokens.view[view.body :]
         closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
         closed_reply = not self.renderer.is_closed(sampled)
@@ -280,8 +280,8 @@ class Context:
             self.messages.append(view.messages[0])
         self._opening += len(view.messages) - count
         self._seen += len(view.messages) - count
-        length = delta.keep if delta.broken is None else delta.broken.kept + delta.broken.dropped
-        return delta._replace(keep=0, broken=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
         """Let the policy rewrite the view; the break is that of whoever keeps less."""
@@ -294,9 +294,9 @@ class Context:
         keep = self._view.rewrite(rewrite)
         if keep >= delta.keep:
             return delta
-        length = delta.keep if delta.broken is None else delta.broken.kept + delta.broken.dropped
-        broken = self._break(rewrite.reason, keep, length, rewrite.detail)
-        return Delta(delta.tokens, keep, broken, delta.closed_reply)
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        break_ = self._break(rewrite.reason, keep, length, rewrite.detail)
+        return Delta(delta.tokens, keep, break_, delta.closed_reply)
 
     def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
         return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
@@ -354,7 +354,7 @@ class Context:
         tokens = view.tokens.copy(delta.keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
-        return Delta(tokens, delta.keep, delta.broken, delta.closed_reply, full)
+        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full)
 
 
 class SampledText:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..contexts.context import Context
-from ..contexts.protocol import CheckedAction, check_action
 from ..errors import EpisodeError, TurnError
 from ..limits import MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
-from ..trajectories.trajectory import Part, Step
+from ..trajectories.steps import Part, Step
+from .actions import CheckedAction, check_action
 from .handoff import Handoff, Waiting
 from .turn import Turn
 

@@ -17,7 +17,8 @@ from ..contexts.protocol import Break, Observation
 from ..errors import ConfigError, EpisodeError, HandoffError, NoEndWarning, RenderError, TurnError, UndeclaredBreak
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, ToolSchema
-from ..trajectories.trajectory import Origin, Status, Step, Trajectory
+from ..trajectories.steps import Origin, Step
+from ..trajectories.trajectory import Status, Trajectory
 from .agent import MAIN, Agent
 from .handoff import Handoff, HandoffResult, Waiting, is_handoff
 from .recording import record, told
@@ -604,16 +605,16 @@ class Episode:
     ) -> Result | HandoffResult:
         context = agent.context
         switch = self._switch(agent, base, delta, is_new=is_new)
-        broken = (
-            switch if is_new else delta.broken or switch
+        break_ = (
+            switch if is_new else delta.break_ or switch
         )  # what a new context leaves out of its base is not dropped
         agent.returns = False
-        extends = not is_new and broken is None and not delta.is_first
+        extends = not is_new and break_ is None and not delta.is_first
         agent.turn = turn
         if reason is None:
             stop = len(context.log_tokens)
             start = stop - len(delta.tokens)
-            agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, broken=broken)
+            agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
             self.agent = agent
         elif agent.parent is not None:
             return self._close(agent, reason)
@@ -622,8 +623,8 @@ class Episode:
             for one in agent.contexts.values():
                 one.check_end()
             trajectory = self._end("terminated" if reason == StopReason.TERMINATED else "truncated", reason)
-            trajectory.final_break = broken
-        info = self._info(agent, broken, closed_reply=delta.closed_reply)
+            trajectory.final_break = break_
+        info = self._info(agent, break_, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
         observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name)
@@ -642,7 +643,7 @@ class Episode:
             return Break("switch", "return", name, name, delta.keep, 0)
         return None
 
-    def _info(self, agent: Agent, broken: Break | None, *, closed_reply: bool) -> dict[str, Any]:
+    def _info(self, agent: Agent, break_: Break | None, *, closed_reply: bool) -> dict[str, Any]:
         turn, context = agent.turn, agent.current
         renderer = agent.env.renderer if context is None else context.renderer
         info = {
@@ -657,8 +658,8 @@ class Episode:
             "metrics": dict(turn.metrics),
             **turn.info,
         }
-        if broken is not None:
-            info["break"] = broken
+        if break_ is not None:
+            info["break"] = break_
         return info
 
     def _end(self, status: Status, reason: StopReason, error: str | None = None) -> Trajectory:

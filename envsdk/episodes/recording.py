@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import encodable, message_of
-from ..trajectories.trajectory import ContextLog, Status, Step, Trajectory
+from ..trajectories.steps import ContextLog, Step
+from ..trajectories.trajectory import Status, Trajectory
 from .agent import Agent
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import InvalidRecord, StorageError, what_is_invalid
 from .stored import Stored
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

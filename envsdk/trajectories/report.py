@@ -50,7 +50,7 @@ class Report:
             failed=len(trajectories) - len(sound),
             mean_reward=sum(t.reward for t in sound) / len(sound) if sound else 0.0,
             steps=sum(len(t.steps) for t in trajectories),
-            breaks=dict(Counter(broken.reason for t in trajectories for broken in t.breaks)),
+            breaks=dict(Counter(break_.reason for t in trajectories for break_ in t.breaks)),
             stop_reasons=dict(Counter(t.stop_reason for t in trajectories)),
             metrics=dict(sorted(metrics.items())),
             samples=len(samples),
@@ -154,9 +154,9 @@ def _step_head(number: int, step: Step) -> str:
     reward = "not scored" if step.reward is None else f"reward {step.reward:g}"
     named = ", ".join(f"{name} {value:g}" for name, value in step.rewards.items() if name != "reward")
     head = f" · step {number} · {step.stop - step.action_start} tokens · {reward}" + (f" ({named})" if named else "")
-    broken = step.broken
+    break_ = step.break_
     return (
-        head if broken is None else f"{head} · before it {broken.reason}: {broken.kept} kept, {broken.dropped} dropped"
+        head if break_ is None else f"{head} · before it {break_.reason}: {break_.kept} kept, {break_.dropped} dropped"
     )
 
 

@@ -4,24 +4,22 @@ A segment is a context between two rewrites. What it kept of the segment before 
 sampled token is trained in exactly one sample.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 
-from ..contexts.arrays import LARGEST, Growing, fill_value
-from ..contexts.protocol import Break
-from ..errors import ConfigError, InvalidRecord, InvalidSample, unknown_name
+from ..contexts.arrays import LARGEST
+from ..contexts.protocol import Break, Count
+from ..errors import InvalidRecord, InvalidSample
+from .checks import check_break
 from .records import build, dump, fragment, load
-from .stored import Bools, Count, Float32s, Int32s, JsonObject, Number, Packed, Stored, pack
-from .trajectory import Part, Step, Trajectory, check_break
+from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-LossRule: TypeAlias = Literal["all", "last_step", "without_errors"] | Callable[[Step], bool]
 
 _ARRAYS: Mapping[str, Any] = {
     "tokens": np.int32,
@@ -34,7 +32,6 @@ _ARRAYS: Mapping[str, Any] = {
     "policy_version": np.int32,
     "part_ids": np.int32,
 }
-_LOSSES: tuple[str, ...] = get_args(get_args(LossRule)[0])
 _OPTIONAL = ("logprobs", "advantage")  # of the arrays
 _ANY_ID = int(np.iinfo(np.int32).max)
 _METADATA: Mapping[str, tuple[Any, str]] = {
@@ -88,7 +85,7 @@ class Sample(Stored):
     """Trained tokens of this sample / trained tokens of the trajectory: for trainers that average per sample."""
     stop_reason: str
     truncated: bool
-    breaks: list[Break] = field(default_factory=list[Break])
+    breaks: list[StoredBreak] = field(default_factory=list[Break])
     """The breaks of the context up to this sample's end."""
     group_id: str | None = None
     advantage: Number | Float32s | None = None
@@ -168,9 +165,9 @@ class Sample(Stored):
                 f"segment_index is {self.segment_index} of n_segments {self.n_segments}; expected one of 0 to "
                 "n_segments - 1"
             )
-        for index, broken in enumerate(self.breaks):
+        for index, break_ in enumerate(self.breaks):
             try:
-                check_break(broken)
+                check_break(break_)
             except InvalidRecord as error:
                 raise InvalidSample(f"breaks[{index}] {error}") from error
 
@@ -264,210 +261,3 @@ def _is_finite(value: Any) -> bool:
         return abs(float(value)) <= LARGEST
     except OverflowError:  # an integer beyond all floats
         return False
-
-
-def samples_of(trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
-    """Make the samples of a trajectory; see `Trajectory.samples`."""
-    trains = trained_steps(trajectory, loss, include_failed=include_failed)
-    tracks: dict[str, _Track] = {}
-    segments: list[tuple[int, Sample]] = []
-    for index, step in trajectory.walk():
-        track = tracks.get(step.context)
-        if track is None:
-            track = tracks[step.context] = _Track(trajectory, step.context)
-            if step.base != step.context:
-                track.start_from(tracks[step.base], step.keep)
-        elif step.keep < len(track):
-            segments.extend(track.close())
-        track.add(index, step, trains(step))
-    for track in tracks.values():
-        segments.extend(track.close())
-    segments.sort(key=lambda segment: segment[0])
-    samples = [sample for _, sample in segments]
-    trained = sum(int(np.count_nonzero(sample.mask)) for sample in samples)
-    counts: dict[str, int] = {}
-    for sample in samples:
-        sample.loss_weight = int(np.count_nonzero(sample.mask)) / trained
-        sample.segment_index = counts.get(sample.context, 0)
-        counts[sample.context] = sample.segment_index + 1
-    for sample in samples:
-        sample.n_segments = counts[sample.context]
-    return samples
-
-
-def trained_steps(trajectory: Trajectory, loss: LossRule, *, include_failed: bool = False) -> Callable[[Step], bool]:
-    """Whether a step is trained: it was answered in this episode, its sub-agent did not fail, and `loss` chooses it."""
-    chosen, failed = _rule(trajectory, loss), {name for name, log in trajectory.contexts.items() if log.error}
-
-    def trains(step: Step) -> bool:
-        is_own = not trajectory.is_copied(step)
-        return is_own and (include_failed or step.context not in failed) and chosen(step)
-
-    return trains
-
-
-def _rule(trajectory: Trajectory, loss: LossRule) -> Callable[[Step], bool]:
-    if callable(loss):
-        return loss
-    if not isinstance(loss, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
-    if loss == "all":
-        return lambda step: True
-    if loss == "last_step":
-        last = {step.context: id(step) for step in trajectory.steps}
-        return lambda step: last[step.context] == id(step)
-    if loss == "without_errors":
-        return lambda step: not _reply_errors(trajectory, step)
-    raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step will do, too.")
-
-
-def _reply_errors(trajectory: Trajectory, step: Step) -> tuple[str, ...]:
-    return () if step.reply is None else trajectory.contexts[step.context].messages[step.reply].errors
-
-
-class _Track:
-    """A context that is being replayed: its arrays as they are now, and the steps of its current segment."""
-
-    def __init__(self, trajectory: Trajectory, name: str) -> None:
-        self._trajectory = trajectory
-        self._name = name
-        self._log = trajectory.contexts[name]
-        self._tokens = Growing(np.int32)
-        self._mask = Growing(np.bool_)
-        self._logprobs = Growing(np.float32)
-        self._step_ids = Growing(np.int32)
-        self._part_ids = Growing(np.int32)
-        # With what they hold where nothing is trained.
-        self._other_arrays: tuple[tuple[Growing[Any], Any], ...] = (
-            (self._mask, False),
-            (self._logprobs, 0.0),
-            (self._step_ids, -1),
-            (self._part_ids, -1),
-        )
-        self._steps: list[tuple[int, Step]] = []
-        self._parts: list[tuple[int, int, Part]] = []  # with the position of its first token, and their number
-        self._breaks: list[Break] = []
-        self._old = 0  # up to here the arrays hold what an earlier segment trained
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def start_from(self, base: "_Track", keep: int) -> None:
-        """Begin with a prefix of another context; what is trained of it is trained there."""
-        self._tokens.append(base._tokens.view[:keep])
-        for array, value in self._other_arrays:
-            array.extend(keep, value)
-
-    def add(self, index: int, step: Step, is_trained: bool) -> None:
-        """Replay a step."""
-        self._tokens.truncate(step.keep)
-        for array, _ in self._other_arrays:
-            array.truncate(step.keep)
-        if not self._steps:
-            self._forget(step.keep)
-        if step.broken is not None:
-            self._breaks.append(step.broken)
-        self._extend(step.start, step.action_start, False, -1, -1)
-        start = step.action_start
-        for part in step.parts:
-            self._parts.append((len(self), part.stop - start, part))
-            self._extend(start, part.stop, is_trained, len(self._steps), len(self._parts) - 1)
-            start = part.stop
-        self._steps.append((index, step))
-
-    def _extend(self, start: int, stop: int, is_trained: bool, step: int, part: int) -> None:
-        count = stop - start
-        self._tokens.append(self._log.tokens[start:stop])
-        self._mask.extend(count, is_trained)
-        self._logprobs.extend(count, self._log.logprobs[start:stop] if is_trained else 0.0)
-        self._step_ids.extend(count, step)
-        self._part_ids.extend(count, part)
-
-    def _forget(self, stop: int) -> None:
-        """What a segment kept of the one before was trained there."""
-        for array, value in self._other_arrays:
-            array.view[self._old : stop] = value
-        self._old = stop
-
-    def close(self) -> list[tuple[int, Sample]]:
-        """End the segment: its sample with the index of its first step, if a token is trained in it."""
-        steps, self._steps = self._steps, []
-        parts, self._parts = self._parts, []
-        self._old = min(self._old, len(self))
-        if not self._mask.view[self._old :].any():
-            return []
-        return [(steps[0][0], self._sample(steps, parts))]
-
-    def _sample(self, steps: list[tuple[int, Step]], located: list[tuple[int, int, Part]]) -> Sample:
-        trajectory = self._trajectory
-        parts = [part for _, _, part in located]
-        length = int(self._mask.view.nonzero()[0][-1]) + 1  # nothing behind the last trained token is needed
-        mask = self._mask.copy(0, length)
-        logprobs = self._logprobs.copy(0, length)
-        keys = dict.fromkeys(key for part in parts for key in part.extra)
-        return Sample(
-            tokens=self._tokens.copy(0, length),
-            mask=mask,
-            logprobs=None if np.isnan(logprobs[mask]).all() else logprobs,
-            step_ids=self._step_ids.copy(0, length),
-            reward=trajectory.reward_of(self._name),
-            step_rewards=np.array([step.reward or 0.0 for _, step in steps], dtype=np.float32),
-            temperature=np.array([part.temperature for part in parts], dtype=np.float32),
-            policy_version=np.array([_version(part.policy_version) for part in parts], dtype=np.int32),
-            part_ids=self._part_ids.copy(0, length),
-            context=self._name,
-            role=self._log.role,
-            parent=self._log.parent,
-            trajectory_id=trajectory.id,
-            segment_index=0,
-            n_segments=0,
-            loss_weight=0.0,
-            stop_reason=trajectory.stop_reason,
-            truncated=trajectory.status == "truncated",
-            breaks=list(self._breaks),
-            group_id=trajectory.group_id,
-            extra={key: _extra(key, located, length) for key in keys},
-            metadata={
-                "env": trajectory.env,
-                "seed": trajectory.seed,
-                "tokenizer": self._log.tokenizer or trajectory.tokenizer,
-                "vocab_size": self._log.vocab_size or trajectory.vocab_size,
-                "steps": [index for index, _ in steps],
-                "is_scored": trajectory.is_scored(self._name),
-            },
-        )
-
-
-def _extra(key: str, parts: list[tuple[int, int, Part]], length: int) -> "list[Any] | NDArray[Any]":
-    """The values of `Action.extra[key]`: at the positions of the tokens if they are arrays, else for each part."""
-    values: list[Any] = [part.extra.get(key) for _, _, part in parts]
-    arrays: list[NDArray[Any]] = [v for v in values if isinstance(v, np.ndarray) and np.size(cast("Any", v))]
-    if not arrays:
-        return values
-    first = arrays[0]
-    try:
-        aligned = np.full((length, *first.shape[1:]), fill_value(first.dtype), dtype=first.dtype)
-    except ValueError as error:
-        raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
-    for (position, count, _), value in zip(parts, values, strict=True):
-        if not count:
-            continue
-        if not _is_like(value, first):
-            raise InvalidSample(
-                f"extra[{key!r}] is an array of {first.dtype} with rows of shape {first.shape[1:]} for one action, and "
-                f"{value!r:.80} for another: a "
-                "policy gives it for all actions of an episode alike, or for none"
-            )
-        aligned[position : position + count] = value[: max(0, length - position)]
-    return aligned
-
-
-def _is_like(value: Any, first: "NDArray[Any]") -> bool:
-    if not isinstance(value, np.ndarray):
-        return False
-    array = cast("NDArray[Any]", value)
-    return array.shape[1:] == first.shape[1:] and array.dtype == first.dtype
-
-
-def _version(policy_version: int | None) -> int:
-    return -1 if policy_version is None else policy_version

@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, PlainValidator, ValidationError
+from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from ..contexts.arrays import LARGEST
+from ..contexts.protocol import Break
 from ..errors import what_is_invalid
 from ..messages import Message
 
@@ -31,15 +32,18 @@ class Stored:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from numpy.typing import NDArray
+        return _record_schema(cls, handler)
 
-        hints = get_type_hints(cls, localns={"NDArray": NDArray}, include_extras=True)
-        names = [field.name for field in fields(cast("Any", cls))]
-        members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
-        record = core_schema.typed_dict_schema(
-            members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True)
-        )
-        return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
+
+def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the schema of an object of JSON that has exactly the fields of a dataclass."""
+    from numpy.typing import NDArray
+
+    hints = get_type_hints(cls, localns={"NDArray": NDArray}, include_extras=True)
+    names = [field.name for field in fields(cast("Any", cls))]
+    members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
+    record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
+    return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
 
 
 def _number(value: Any) -> Any:
@@ -63,7 +67,6 @@ def _check_json(value: Any) -> Any:
     return value
 
 
-Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 Number: TypeAlias = Annotated[float, PlainValidator(_number)]
 Temperature: TypeAlias = Annotated[float, PlainValidator(_at_least_0)]
 Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
@@ -142,6 +145,17 @@ def _message(value: Any) -> Message:
 
 
 StoredMessage: TypeAlias = Annotated[Message, _Messages()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Breaks:
+    """A break, stored with all its fields."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _record_schema(Break, handler)
+
+
+StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
 
 
 # Data besides tokens.

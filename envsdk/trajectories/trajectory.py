@@ -1,124 +1,24 @@
-"""One finished episode: its contexts, its steps, its rewards and breaks, and how it ended.
-
-Steps hold ranges of their context's log, never tokens: the log has every token that was handed out or sampled once.
-"""
+"""One finished episode: its contexts, its steps, its rewards and breaks, and how it ended."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator, Field
 
-from ..contexts.arrays import Growing
-from ..contexts.protocol import Break, FinishReason, RewriteReason
+from ..contexts.protocol import Break, Count
 from ..errors import InvalidRecord, UndeclaredBreak
 from ..limits import StopReason
+from .checks import check_break, check_log, check_parts
 from .records import build, dump, fragment, load
-from .stored import Count, Float32s, Int32s, Json, JsonObject, Number, Packed, Stored, StoredMessage, Temperature, pack
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .samples import LossRule, Sample
+from .replay import Prompt, prompts, replay, tree_size
+from .samples import Sample
+from .segments import LossRule, Segment, is_copied, segments, trained_steps
+from .steps import ContextLog, KnownStopReason, Origin, Step
+from .stored import Json, JsonObject, Stored, StoredBreak, pack
 
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
-KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(StopReason(reason)))]
-"""The value of a `StopReason`."""
-
-
-_REASONS: Mapping[str, frozenset[str]] = {
-    "rewrite": frozenset((*get_args(RewriteReason), "undeclared")),
-    "switch": frozenset(("handoff", "return", "undeclared")),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Stored):
-    """A part of a reply that was sampled in one go; a reply has several if the policy was interrupted."""
-
-    stop: Count
-    """The index in the log behind its last token."""
-    temperature: Temperature = 1.0
-    policy_version: Count | None = None
-    extra: Annotated[Mapping[str, Any], Packed] = field(default_factory=dict[str, Any])
-    """`Action.extra`: an array has a row for each of the part's tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin(Stored):
-    """An episode that this one is a fork of."""
-
-    trajectory_id: str
-    tokens: dict[str, Count]
-    """How many tokens of each context's log are that episode's, by the context's name."""
-
-
-@dataclass(slots=True)
-class Step(Stored):
-    """One observation and the action that answered it, as ranges of the log of `context`."""
-
-    context: str
-    base: str
-    keep: Count
-    """How many tokens of `base` the observation kept."""
-    extends: bool
-    start: Count
-    """Index in the log: the observation's tokens are `log[start:action_start]`."""
-    action_start: Count
-    """Index in the log: the action's tokens are `log[action_start:stop]`."""
-    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
-    finish_reason: FinishReason = "stop"
-    reply: Count | None = None
-    """The index of the reply in the messages of its context; None if it was never finished."""
-    reward: Number | None = None
-    """What the reply earned; None if it was not scored."""
-    rewards: dict[str, Number] = field(default_factory=dict[str, float])
-    """The named rewards that add up to it."""
-    metrics: dict[str, Number] = field(default_factory=dict[str, float])
-    broken: Break | None = None
-    """The break that the observation was."""
-
-    @property
-    def stop(self) -> int:
-        """The index in the log behind the action's last token."""
-        return self.parts[-1].stop if self.parts else self.action_start
-
-
-@dataclass(slots=True)
-class ContextLog(Stored):
-    """What went through one context."""
-
-    role: str
-    parent: str | None
-    tokens: Int32s
-    """Every token that was handed out or sampled, in order: shape (n,)."""
-    logprobs: Float32s
-    """Shape (n,): 0.0 on observations, NaN where the policy gave none."""
-    messages: list[StoredMessage]
-    """Everything that was said."""
-    tools: list[JsonObject] = field(default_factory=list[dict[str, Any]])
-    reward: Number | None = None
-    """What it earned by itself; None if it shares the episode's reward."""
-    stop_reason: Literal[""] | KnownStopReason = ""
-    """Why it ended, if it is a sub-agent's."""
-    error: str | None = None
-    """What went wrong, if it is a sub-agent's and that failed. It then gives no samples, unless asked for."""
-    task: Json = None
-    """The task, if it is a sub-agent's; what of it is no JSON is stored as its `repr`."""
-    tokenizer: str = ""
-    """The fingerprint of its tokenizer, if that is not the episode's."""
-    vocab_size: Count = 0
-    """The size of its vocabulary, if that is not the episode's."""
-
-
-class Prompt(NamedTuple):
-    """What a policy saw at one step, and what it answered."""
-
-    step: Step
-    prompt: "NDArray[np.int32]"
-    action: "NDArray[np.int32]"
 
 
 @dataclass(slots=True, repr=False)
@@ -149,7 +49,7 @@ class Trajectory(Stored):
     """What episodes of the same task share, for group baselines."""
     origins: list[Origin] = field(default_factory=list[Origin])
     """The episode that this one is a fork of, behind those that that one is a fork of."""
-    final_break: Break | None = None
+    final_break: StoredBreak | None = None
     """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
     error: str | None = None
 
@@ -165,12 +65,12 @@ class Trajectory(Stored):
     @property
     def breaks(self) -> list[Break]:
         """All declared breaks, in order."""
-        breaks = [step.broken for step in self.steps if step.broken is not None]
+        breaks = [step.break_ for step in self.steps if step.break_ is not None]
         return breaks if self.final_break is None else [*breaks, self.final_break]
 
     def is_copied(self, step: Step) -> bool:
-        """Whether a step was answered before the episode was forked off another: it is trained in that one."""
-        return bool(self.origins and step.parts) and step.stop <= self.origins[-1].tokens.get(step.context, 0)
+        """Return whether a step was answered before the episode was forked: the original's samples train it."""
+        return is_copied(step, self.origins)
 
     @property
     def sampled_tokens(self) -> int:
@@ -182,58 +82,14 @@ class Trajectory(Stored):
         """How many tokens were handed out."""
         return sum(step.action_start - step.start for step in self.steps)
 
-    def walk(self) -> Iterator[tuple[int, Step]]:
-        """The steps with their indices, each checked against the log of its context and those before it.
-
-        Raises:
-            UndeclaredBreak: If a step drops tokens and no break says so.
-            InvalidRecord: If a step is in no context, points outside its log, keeps tokens that are not there, or
-                `extends` is not what it must be; or if a context's parent does not come before it.
-        """
-        self._check_lineage()
-        lengths: dict[str, int] = {}
-        ends = dict.fromkeys(self.contexts, 0)
-        for index, step in enumerate(self.steps):
-            try:
-                _check_range(index, step, ends, self.contexts)
-                is_new = step.context not in lengths
-                _check_step(index, step, is_new, lengths.get(step.context, 0), lengths.get(step.base, 0))
-            except (TypeError, AttributeError) as error:
-                raise InvalidRecord(f"step {index} is damaged: {type(error).__name__}: {error}") from error
-            lengths[step.context] = step.keep + step.stop - step.start
-            yield index, step
-
-    def _check_lineage(self) -> None:
-        """Each context comes after its parent, so that none is its own ancestor."""
-        known: set[str] = set()
-        for name, log in self.contexts.items():
-            if log.parent is not None and log.parent not in known:
-                why = "is not in the record"
-                if log.parent in self.contexts:
-                    why = "is itself" if log.parent == name else "comes after it"
-                raise InvalidRecord(
-                    f"context {name!r} has the parent {log.parent!r}, which {why}; expected one before it, or None"
-                )
-            known.add(name)
-
     def prompts(self) -> Iterator[Prompt]:
-        """Replay the deltas: for each step the prompt that the policy saw, and its action. O(context) a step.
+        """Replay the deltas: yield for each step the prompt that the policy saw, and its action. O(context) a step.
 
         Raises:
-            UndeclaredBreak: See `walk`.
+            UndeclaredBreak: If a step drops tokens and no break declares it.
+            InvalidRecord: If the steps do not fit the logs.
         """
-        contexts: dict[str, Growing[np.int32]] = {}
-        for _, step in self.walk():
-            log = self.contexts[step.context].tokens
-            tokens = contexts.setdefault(step.context, Growing(np.int32))
-            if step.base != step.context:
-                tokens.truncate(0)
-                tokens.append(contexts[step.base].view[: step.keep])
-            tokens.truncate(step.keep)
-            tokens.append(log[step.start : step.action_start])
-            prompt = tokens.copy()
-            tokens.append(log[step.action_start : step.stop])
-            yield Prompt(step, prompt, log[step.action_start : step.stop])
+        return prompts(self.steps, self.contexts)
 
     def reward_of(self, context: str) -> float:
         """What a context earned: its own reward, or that of the nearest parent that has one, or the episode's."""
@@ -271,16 +127,8 @@ class Trajectory(Stored):
         """
         if self.status == "error" and not include_failed:
             return 0
-        size = 0
-        needed: dict[str, int] = {}  # of each context, how many tokens are followed by one that is trained later
-        for _, step in reversed(list(self.walk())):
-            is_trained = step.stop > step.action_start and not self.is_copied(step)
-            is_trained = is_trained and (include_failed or self.contexts[step.context].error is None)
-            until = step.keep + step.stop - step.start if is_trained else needed.get(step.context, 0)
-            size += max(0, until - step.keep)
-            needed[step.context] = 0
-            needed[step.base] = max(needed.get(step.base, 0), min(until, step.keep))
-        return size
+        is_trained = trained_steps(self.steps, self.contexts, self.origins, "all", include_failed=include_failed)
+        return tree_size(self.steps, self.contexts, is_trained)
 
     def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
         """Training samples: one for each segment of each context in which a token is trained.
@@ -298,11 +146,52 @@ class Trajectory(Stored):
             UndeclaredBreak: If a step drops tokens and no break says so.
             InvalidSample: If `Action.extra` has an array for some actions and not for others.
         """
-        from .samples import samples_of
-
         if self.status == "error" and not include_failed:
             return []
-        return samples_of(self, loss, include_failed=include_failed)
+        is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
+        found = segments(self.steps, self.contexts, is_trained)
+        total = sum(int(np.count_nonzero(segment.mask)) for segment in found)
+        names = [segment.context for segment in found]
+        return [
+            self._sample(segment, names[:index].count(segment.context), names.count(segment.context), total)
+            for index, segment in enumerate(found)
+        ]
+
+    def _sample(self, segment: Segment, index: int, count: int, trained: int) -> Sample:
+        """Make the sample of a segment, which is number `index` of `count` of its context."""
+        log, mask = self.contexts[segment.context], segment.mask
+        versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
+        return Sample(
+            tokens=segment.tokens,
+            mask=mask,
+            logprobs=None if np.isnan(segment.logprobs[mask]).all() else segment.logprobs,
+            step_ids=segment.step_ids,
+            reward=self.reward_of(segment.context),
+            step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
+            temperature=np.array([part.temperature for part in segment.parts], dtype=np.float32),
+            policy_version=np.array(versions, dtype=np.int32),
+            part_ids=segment.part_ids,
+            context=segment.context,
+            role=log.role,
+            parent=log.parent,
+            trajectory_id=self.id,
+            segment_index=index,
+            n_segments=count,
+            loss_weight=int(np.count_nonzero(mask)) / trained,
+            stop_reason=self.stop_reason,
+            truncated=self.status == "truncated",
+            breaks=segment.breaks,
+            group_id=self.group_id,
+            extra={key: segment.extra(key) for key in dict.fromkeys(k for part in segment.parts for k in part.extra)},
+            metadata={
+                "env": self.env,
+                "seed": self.seed,
+                "tokenizer": log.tokenizer or self.tokenizer,
+                "vocab_size": log.vocab_size or self.vocab_size,
+                "steps": [replayed.index for replayed in segment.steps],
+                "is_scored": self.is_scored(segment.context),
+            },
+        )
 
     def to_json(self) -> bytes:
         """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
@@ -323,99 +212,15 @@ class Trajectory(Stored):
         trajectory = build(cls, load(line, "trajectory"))
         ends = dict.fromkeys(trajectory.contexts, 0)
         try:
-            for index, step in trajectory.walk():
-                _check_parts(index, step, trajectory.contexts[step.context])
+            for index, step, *_ in replay(trajectory.steps, trajectory.contexts):
+                check_parts(index, step, trajectory.contexts[step.context])
                 ends[step.context] = step.stop
         except UndeclaredBreak as error:
             raise InvalidRecord(f"the trajectory is damaged: {error}") from error
         _check_end(trajectory)
         for name, log in trajectory.contexts.items():
-            _check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
+            check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
         return trajectory
-
-
-def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping[str, ContextLog]) -> None:
-    """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
-    if step.context not in ends or step.base not in ends:
-        name = step.base if step.context in ends else step.context
-        raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
-    log = contexts[step.context]
-    stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
-    if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
-        raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
-    if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
-        raise InvalidRecord(
-            f"step {index} points outside the log of its context {step.context!r}: it has the tokens {step.start} to "
-            f"{stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
-        )
-    if len(log.tokens) != len(log.logprobs):
-        raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
-    ends[step.context] = stops[-1]
-
-
-def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
-    drops = step.base == step.context and step.keep < length
-    if drops and (step.broken is None or step.broken.kind != "rewrite"):
-        raise UndeclaredBreak(
-            f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
-            "history policy declares what it drops; if you changed the record, record a Break with it"
-        )
-    if step.base != step.context and not is_new:
-        raise InvalidRecord(f"step {index} starts {step.context!r} from {step.base!r}, but it has begun before")
-    if not 0 <= step.keep <= base_length:
-        raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
-    if step.extends != (not is_new and step.broken is None):
-        raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.broken}")
-    if step.broken is not None:
-        _check_break(index, step, step.broken, length if drops else step.keep)
-
-
-def _check_break(index: int, step: Step, broken: Break, length: int) -> None:
-    """A break is what its step does: `length` is how many tokens there were of what it drops."""
-    kind = "rewrite" if step.keep < length else "switch"
-    expected = (kind, step.context, step.base, step.keep, length - step.keep)
-    found = (broken.kind, broken.context, broken.base, broken.kept, broken.dropped)
-    if found != expected:
-        raise InvalidRecord(f"step {index} has the break {found}; expected {expected}, which is what it does")
-    check_break(broken)
-
-
-def check_break(broken: Any) -> None:
-    """Refuse what is no `Break`, and one that contradicts itself.
-
-    Raises:
-        InvalidRecord: It says what is wrong.
-    """
-    if not isinstance(broken, Break):
-        raise InvalidRecord(f"is a {type(broken).__name__}: {broken!r:.80}; expected a Break")
-    counts: tuple[Any, ...] = (broken.kept, broken.dropped)
-    texts: tuple[Any, ...] = (broken.context, broken.base, broken.detail)
-    if not all(type(count) is int and count >= 0 for count in counts) or not all(isinstance(t, str) for t in texts):
-        raise InvalidRecord(f"is {broken!r:.200}; expected counts of tokens, and names of contexts")
-    if broken.reason not in _REASONS.get(broken.kind, ()) or (broken.kind == "rewrite") != (broken.dropped > 0):
-        raise InvalidRecord(
-            f"is a {broken.kind!r} for the reason {broken.reason!r} that drops {broken.dropped} tokens; expected a "
-            f"rewrite that drops tokens, for one of {sorted(_REASONS['rewrite'])}, or a switch that drops none, for "
-            f"one of {sorted(_REASONS['switch'])}"
-        )
-
-
-def _check_parts(index: int, step: Step, log: ContextLog) -> None:
-    """What an action was sampled with fits its tokens and its message."""
-    start = step.action_start
-    for part in step.parts:
-        logprobs = log.logprobs[start : part.stop]
-        unknown = np.isnan(logprobs)
-        if unknown.any() and not unknown.all():
-            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action, and for others none")
-        for key, value in part.extra.items():
-            if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
-                raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
-        start = part.stop
-    if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
-        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is no assistant's message of its context")
-    if (log.logprobs[step.start : step.action_start] != 0).any():
-        raise InvalidRecord(f"step {index} has log-probabilities on its observation; expected 0.0")
 
 
 def _check_end(trajectory: Trajectory) -> None:
@@ -429,28 +234,11 @@ def _check_end(trajectory: Trajectory) -> None:
     for origin in trajectory.origins:
         if unknown := origin.tokens.keys() - trajectory.contexts.keys():
             raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
-    broken = trajectory.final_break
-    if broken is not None:
-        if not {broken.context, broken.base} <= trajectory.contexts.keys():
-            raise InvalidRecord(f"final_break is in {broken.context!r}, from {broken.base!r}: not in the record")
-        check_break(broken)
-
-
-def _check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
-    """A log holds the tokens of its steps, and each is a token with a log-probability."""
-    if not end == len(log.tokens) == len(log.logprobs):
-        raise InvalidRecord(
-            f"context {name!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs, and steps up to {end}"
-        )
-    size = vocab_size or np.iinfo(np.int32).max
-    _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
-    _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
-
-
-def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise InvalidRecord(f"{field}.{at} is {array[at]}; expected {expected}")
+    break_ = trajectory.final_break
+    if break_ is not None:
+        if not {break_.context, break_.base} <= trajectory.contexts.keys():
+            raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
+        check_break(break_)
 
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Play:
 
     @property
     def breaks(self) -> list[tuple[str, int, int] | None]:
-        return [seen.broken for seen in self.seen]
+        return [seen.break_ for seen in self.seen]
 
     def samples(self) -> list[str]:
         """The samples as texts, with « and » around what is trained; they are sound, and so is the record."""
