@@ -9,7 +9,7 @@ from . import sandbox as sandbox
 from . import testing as testing
 from . import trainers as trainers
 from .authoring.env import Env as Env
-from .authoring.env import EnvConfig as EnvConfig
+from .authoring.machinery import EnvConfig as EnvConfig
 from .authoring.tool_env import ToolEnv as ToolEnv
 from .authoring.tool_env import ToolEnvConfig as ToolEnvConfig
 from .authoring.tools import Tool as Tool

@@ -32,8 +32,6 @@ class Delta(NamedTuple):
     """Whether the reply had to be closed, because its turn did not end."""
     full: StopReason | None = None
     """Why nothing more can be sampled in this context, if so; there is no generation prompt then."""
-    is_first: bool = False
-    """Whether it is the first of its context, though that had messages before: in an episode that was forked."""
 
 
 class Context:

@@ -1,0 +1,43 @@
+"""What the SDK needs to know of an author's functions: whether they are async, and what a copy of one is."""
+
+import copy
+import functools
+import inspect
+from types import FunctionType
+from typing import Any, cast
+
+from ..errors import EpisodeError
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a function is `async def`, or a plain one that wraps one that is."""
+    plain = plain_function(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(inspect.unwrap(plain))
+
+
+def plain_function(function: Any) -> Any:
+    """Return the function that a partial or a callable object calls in the end."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[Any]", function).func
+    return function if inspect.isroutine(function) or not callable(function) else type(function).__call__
+
+
+def copied_function(function: Any, memo: dict[int, Any]) -> Any:
+    """Return what a copied environment has in place of a function: a method is the copy's, a plain function is shared.
+
+    Args:
+        function: Any callable.
+        memo: What `copy.deepcopy` has copied so far.
+
+    Raises:
+        EpisodeError: If a nested function refers to something that was copied: it would act on the original.
+    """
+    if not isinstance(function, FunctionType):
+        return copy.deepcopy(function, memo)
+    captured = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    if shared := sorted(name for name, value in captured.items() if id(value) in memo):
+        raise EpisodeError(
+            f"the nested function {function.__qualname__!r} refers to {', '.join(shared)}, so a fork's copy of it "
+            "would change the original: make it a method of the environment, or functools.partial of one"
+        )
+    return function
