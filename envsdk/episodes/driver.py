@@ -94,7 +94,7 @@ class Driver(Machinery):
             while True:
                 self._refuse_event_loop(episode, request)
                 try:
-                    answer = self._answer(request)
+                    answer = self._handle(request)
                 except Exception as error:
                     request = episode.throw(error)
                 else:
@@ -119,7 +119,7 @@ class Driver(Machinery):
                     request = episode.send(await _closing(episode, run_children(request.agents)))
                     continue
                 try:
-                    answer = await self._answer_async(request)
+                    answer = await self._handle_async(request)
                 except Exception as error:
                     request = episode.throw(error)
                 else:
@@ -138,7 +138,7 @@ class Driver(Machinery):
                 driver.running_episode.interrupted = True
                 raise
 
-    def _answer(self, request: Request) -> Any:
+    def _handle(self, request: Request) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
@@ -146,7 +146,7 @@ class Driver(Machinery):
         with driver._noting(request), driver.tasks.collecting():
             return driver._checked(request, driver.now(driver._call_method(request)))
 
-    async def _answer_async(self, request: Request) -> Any:
+    async def _handle_async(self, request: Request) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..authoring.env import Env
+from ..authoring.making import make
 from ..contexts.protocol import Action, Observation
 from ..episodes.agent import Agent
 from ..episodes.driver import driver_of
@@ -15,7 +16,6 @@ from ..episodes.event_loops import run
 from ..episodes.handoff import HandoffResult
 from ..errors import ConfigError, PolicyError
 from ..policies.builtin import PolicyLike, check_policy, find_policy, request_of
-from ..registry import make
 from ..trajectories.trajectory import Trajectory
 
 
