@@ -43,7 +43,7 @@ from envsdk import (
 )
 from envsdk.diagnostics import KL, Cost, TokenMatch, cost, explain_break, kl, token_match
 from envsdk.errors import RenderError
-from envsdk.rollouts import TransformersPolicy
+from envsdk.policies import TransformersPolicy
 from envsdk.tree import TreeBatch
 
 REASONS = ("thinking_stripped", "compaction", "budget", "summary", "edit", "template", "handoff", "return")
@@ -145,7 +145,7 @@ def scenes(renderer: Renderer) -> dict[str, Callable[[], Env]]:
 
 def play(make: Callable[[], Env], policy: Any, seeds: Sequence[int]) -> list[Trajectory]:
     """Play an episode for each seed, four at a time."""
-    trajectories = rollouts.gather(make, policy, seeds=seeds, max_concurrency=4)
+    trajectories = rollouts.rollout_many(make, policy, seeds=seeds, max_concurrency=4)
     for trajectory in trajectories:
         if trajectory.error is not None:
             raise RuntimeError(f"{trajectory.id}: {trajectory.error}")

@@ -19,7 +19,8 @@ from onpolicy_check import Recorder, sample_logprobs, trained_log
 import envsdk
 from envsdk import Trajectory
 from envsdk.diagnostics import KL, TokenMatch, kl, token_match
-from envsdk.rollouts import TransformersPolicy, gather
+from envsdk.policies import TransformersPolicy
+from envsdk.rollouts import rollout_many
 
 TOLERANCE = 1e-5
 HISTORIES = ("keep", "strip")
@@ -32,7 +33,7 @@ def play(policy: Any, folder: Path, history: str, episodes: int, max_steps: int)
         options: Any = {"renderer": "auto", "tokenizer": folder, "history": history, "limits": {"max_steps": max_steps}}
         return envsdk.make("envsdk/GuessNumber-v0", **options)
 
-    return gather(make_env, policy, seeds=range(episodes), max_concurrency=1)
+    return rollout_many(make_env, policy, seeds=range(episodes), max_concurrency=1)
 
 
 def compare(model: Any, recorder: Recorder, trajectories: list[Trajectory]) -> tuple[TokenMatch, KL]:

@@ -26,7 +26,7 @@ from envsdk_environments.guess_number import GuessNumber
 from envsdk import Message, Renderer, Trajectory, rollouts, sft_samples, tree_batch
 from envsdk.credit import group_advantages
 from envsdk.diagnostics import kl
-from envsdk.rollouts import TransformersPolicy
+from envsdk.policies import TransformersPolicy
 from envsdk.tree import TreeBatch
 
 HIGH, GUESSES = 7, 3  # who halves what is left needs no more
@@ -55,7 +55,7 @@ def make_env() -> GuessAloud:
 
 def play(policy: Any, seeds: Sequence[int]) -> list[Trajectory]:
     """Play a game for each seed; those of the same seed are a group."""
-    trajectories = rollouts.gather(make_env, policy, seeds=seeds)
+    trajectories = rollouts.rollout_many(make_env, policy, seeds=seeds)
     for trajectory in trajectories:
         if trajectory.error is not None:
             raise RuntimeError(f"{trajectory.id}: {trajectory.error}")

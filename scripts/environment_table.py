@@ -58,7 +58,7 @@ def row(entry: Entry) -> str:
 
 def play(name: str, policy: str, history: Any) -> list[Trajectory]:
     """A few episodes."""
-    return envsdk.rollouts.gather(lambda: envsdk.make(name, history=history), policy, seeds=SEEDS)
+    return envsdk.rollouts.rollout_many(lambda: envsdk.make(name, history=history), policy, seeds=SEEDS)
 
 
 def reasons(trajectories: Sequence[Trajectory]) -> list[str]:

@@ -22,7 +22,7 @@ METHODS = frozenset(
 )
 """Methods that an author writes: they may be overridden, but by nothing that cannot be called."""
 DECLARATIONS = frozenset(
-    {"Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "told_exceptions"}
+    {"Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"}
 )
 """What an author declares in a class."""
 

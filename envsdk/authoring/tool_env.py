@@ -75,9 +75,10 @@ class ToolEnv(Env):
     was wrong, so that the model can do better: JSON that cannot be read, a tool that is not there, wrong arguments, an
     exception in the tool, a time limit.
 
-    A tool raises a `ToolError` for what the model got wrong. Any other exception is a crash: the model is told of it,
-    too, but it is the tool's own mistake until `told_exceptions` names its class. The first of each place in the code
-    is logged with its traceback, all are counted, and `raise_tool_errors=True` raises them.
+    A tool raises a `ToolError` for what the model got wrong. Any other exception is a crash. The model
+    receives its text as well, but it counts as a bug in the tool unless `reported_exceptions` contains its class. The
+    first crash at each place in the code is logged with its traceback, all of them are counted, and
+    `raise_tool_errors=True` raises them.
 
     Each step has the metrics `tool_calls`, `tool_errors` (calls that failed), `tool_crashes` and `bad_replies`.
     """
@@ -85,7 +86,7 @@ class ToolEnv(Env):
     Config: ClassVar[type[EnvConfig]] = ToolEnvConfig
     tools: "Sequence[Tool | Callable[..., Any]]" = ()
     """Tools that are no methods; functions are made tools. It may be set in `__init__`."""
-    told_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
+    reported_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
     """Exceptions of a tool that are told to the model. Others end the episode as failed, and so do errors of envsdk but
     `ToolError`. A class that is named here, other than `Exception` itself, is expected, and no crash."""
 
@@ -307,7 +308,7 @@ class ToolDriver(EnvDriver):
             return self._failed(message_of(error))
         except EnvsdkError:
             raise
-        except (*self.env.told_exceptions, SystemExit) as error:
+        except (*self.env.reported_exceptions, SystemExit) as error:
             return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
@@ -334,7 +335,7 @@ class ToolDriver(EnvDriver):
 
     def _crashed(self, tool: Tool, error: BaseException, answer: Answer) -> Answer:
         """Log, count or raise what a tool raised, unless it is expected."""
-        if any(isinstance(error, kind) for kind in self.env.told_exceptions if kind is not Exception):
+        if any(isinstance(error, kind) for kind in self.env.reported_exceptions if kind is not Exception):
             return answer
         if self.config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import EnvsdkError
 from .authors import init
-from .catalogue import list_
+from .catalog import list_
 from .checks import check, doctor
 from .episodes import demo, rollout, show
 from .options import specification

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from ..authoring.catalog import describe
 from ..errors import ConfigError
 from ..registry import list_envs
-from ..rollouts import gather
+from ..rollouts import rollout_many
 from ..trajectories.records import read_jsonl
 from ..trajectories.report import Report, conversation, summary, table
 from ..trajectories.samples import Sample
@@ -98,7 +98,7 @@ def demo(
 ) -> None:
     """Roll out every built-in environment, under history policies that matter there; nothing is downloaded.
 
-    An environment that this machine cannot run, or that is not the same each time, is named and left out.
+    The demo skips an environment that this machine cannot run or that is nondeterministic, and prints why.
     """
     folder = writable(out)
     rows: list[tuple[tuple[str, str], Report]] = []
@@ -128,7 +128,7 @@ def demo(
 def _reason_to_skip(env: str) -> str | None:
     """Why the demo leaves an environment out, on one line; None if it does not."""
     entry = describe(env)
-    return "it is not the same each time" if entry.nondeterministic else entry.problem
+    return "it is nondeterministic" if entry.nondeterministic else entry.problem
 
 
 def _short(env: str) -> str:
@@ -147,7 +147,7 @@ def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Ma
             progress.advance(task)
 
         try:
-            return gather(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
+            return rollout_many(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
         except KeyboardInterrupt:
             complain(f"interrupted: {len(finished)} of {len(seeds)} episodes are finished")
             return sorted(finished, key=lambda trajectory: trajectory.seed or 0)

@@ -13,7 +13,7 @@ from ..contexts.context import Context
 from ..contexts.protocol import Action, Break
 from ..errors import EnvsdkError
 from ..messages import Message, ToolSchema
-from ..rollouts import ReplyPolicy
+from ..policies import ReplyPolicy
 from ..trajectories.trajectory import Trajectory
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import say, writable, write

@@ -1,6 +1,7 @@
-"""What a model computed for the tokens of contexts, kept between replies: the keys and values of its attention.
+"""A KV cache that keeps each context's attention keys and values from one reply to the next.
 
-Knows transformers' cache objects, and nothing of sampling. torch is imported only when a cache is made.
+This module knows the cache objects of transformers, and nothing about sampling. It imports torch only when it creates a
+cache.
 """
 
 import copy
@@ -16,35 +17,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CacheKind: TypeAlias = Literal["full", "window", "off"]
-"""`full` keeps every token of every layer, so that any prefix can be used again. `window` drops what sliding-window
-layers do not see any more: less memory, but what was dropped is computed again after a rewrite. `off` keeps nothing."""
+"""`full` keeps every token of every layer, so any prefix can be reused. `window` drops the tokens outside the window of
+sliding-window layers: it takes less memory, but the dropped tokens are computed again after a rewrite. `off` keeps
+nothing between replies."""
 Key: TypeAlias = tuple[str, str]
-"""An episode's id, and a context."""
+"""The id of an episode, and the name of a context."""
 
-# Layers whose keys and values stand for themselves, token by token. Others (recurrent, convolution) have a state.
+# Layers with separate keys and values for each token. Other layers (recurrent, convolution) have a state.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
 class Computed:
-    """The tokens of one context that a model has read, and what it keeps of them."""
+    """The tokens of one context that a model has processed, with their keys and values."""
 
     __slots__ = ("layers", "tokens", "weights")
 
     def __init__(self, layers: Any, weights: object) -> None:
         self.layers = layers
-        """A `Cache` of transformers, or None where nothing is kept."""
+        """A `Cache` of transformers, or None if nothing is cached."""
         self.tokens: list[int] = []
         self.weights = weights
-        """What tells the weights that computed it from others."""
+        """An identifier of the weights that computed the keys and values."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the keys and values have."""
+        """The size of the keys and values, in bytes."""
         parts = [part for layer in _layers(self) for part in (layer.keys, layer.values) if part is not None]
         return sum(part.numel() * part.element_size() for part in parts)
 
     def copy(self) -> "Computed":
-        """The same for another context. Tensors are shared: a layer that grows makes new ones."""
+        """Return a copy for another context. It shares the tensors, because a layer that grows allocates new ones."""
         other = Computed(copy.copy(self.layers), self.weights)
         other.tokens = list(self.tokens)
         if self.layers is not None:
@@ -52,7 +54,11 @@ class Computed:
         return other
 
     def crop(self, length: int) -> bool:
-        """Drop all but the first `length` tokens; False, and nothing is done, where a layer lacks some of those."""
+        """Keep only the first `length` tokens.
+
+        Returns:
+            False, without a change, if a layer has already dropped some of these tokens.
+        """
         if any(_has_dropped(layer) for layer in _layers(self)) and length < len(self.tokens):
             return False
         for layer in _layers(self):
@@ -73,19 +79,19 @@ def _has_dropped(layer: Any) -> bool:
 
 
 class KVCache:
-    """What was computed for each context, up to a size; what was used longest ago goes first.
+    """Keys and values of each context, up to a total size. The least recently used contexts are dropped first.
 
     Args:
         model: A model of transformers.
         kind: See `CacheKind`.
-        max_bytes: How much is kept between replies.
+        max_bytes: The maximum size between replies, in bytes.
     """
 
     def __init__(self, model: Any, kind: CacheKind, max_bytes: int) -> None:
         self._config = model.config.get_text_config(decoder=True)
         self._kind = kind
         self._max_bytes = max_bytes
-        self._outlives_reply = kind != "off" and _is_attention_alone(model, self._config)
+        self._outlives_reply = kind != "off" and _has_only_attention(model, self._config)
         self._entries: OrderedDict[Key, Computed] = OrderedDict()
         self._sizes: dict[Key, int] = {}
 
@@ -94,27 +100,30 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are kept. What contexts share counts for each."""
+        """The size of the cache, in bytes. Tensors that contexts share are counted once for each context."""
         return sum(self._sizes.values())
 
     def take(self, key: Key, base: str, keep: int, prompt: "NDArray[np.int32]", weights: object) -> Computed:
-        """Take out what is there of a prompt; it belongs to the caller until it is `put` back.
+        """Take the cached prefix of a prompt out of the cache. The caller owns it until it calls `put`.
 
-        What is kept holds its tokens, too, so a wrong `keep` costs time and never exactness.
+        Entries include their tokens, which are compared with the prompt. So a wrong `keep` costs time, never
+        exactness.
 
         Args:
-            key: Whose prompt it is.
-            base: The context whose beginning it has.
-            keep: How many tokens of it.
-            prompt: The whole prompt, shape (n,).
-            weights: What tells the weights from others.
+            key: The episode and context of the prompt.
+            base: The context whose prefix the prompt starts with.
+            keep: The number of tokens in that prefix.
+            prompt: The whole prompt, int32 of shape (n,).
+            weights: An identifier of the current weights.
 
         Returns:
-            Less than the prompt, such that a token is left to compute: as many tokens as prompt and base share, or
-            none if they cannot be had.
+            The entry, cropped to the tokens that the prompt and `base` share, and to at most n - 1 tokens, so that at
+            least one token is left to compute. It is empty if they share none, if the weights have changed, or if a
+            layer has dropped tokens of the prefix.
         """
         found = self._remove(key) if base == key[1] else None
-        shared_with = [(key[0], base), (key[0].rpartition(FORK)[0], base)]  # a fork begins with all of its original
+        # A fork starts with the contexts of its original.
+        shared_with = [(key[0], base), (key[0].rpartition(FORK)[0], base)]
         others = (self._entries.get(other) for other in shared_with)
         computed = found or next((other.copy() for other in others if other is not None), None)
         if computed is None or computed.weights != weights:
@@ -125,7 +134,7 @@ class KVCache:
         return computed if computed.crop(shared) else self._empty(weights)
 
     def put(self, key: Key, computed: Computed) -> None:
-        """Keep what was computed, and drop what is too much."""
+        """Put an entry into the cache, and drop the least recently used entries that exceed its size."""
         self._remove(key)
         if not self._outlives_reply or not computed.tokens:
             return
@@ -134,12 +143,12 @@ class KVCache:
             self._remove(next(iter(self._entries)))
 
     def forget(self, episode_id: str) -> None:
-        """Drop an episode's contexts."""
+        """Drop all contexts of an episode."""
         for key in [key for key in self._entries if key[0] == episode_id]:
             self._remove(key)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all entries."""
         self._entries.clear()
         self._sizes.clear()
 
@@ -155,6 +164,6 @@ class KVCache:
         return Computed(dynamic_cache() if is_full else dynamic_cache(config=self._config), weights)
 
 
-def _is_attention_alone(model: Any, config: Any) -> bool:
+def _has_only_attention(model: Any, config: Any) -> bool:
     layers: list[str] | None = getattr(config, "layer_types", None)
     return not getattr(model, "_is_stateful", False) and set(layers or ()) <= _ATTENTION

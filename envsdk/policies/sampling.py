@@ -1,4 +1,4 @@
-"""How a token is drawn from a model's logits. Needs no torch until it gets a tensor."""
+"""Sampling of one token from a model's logits: temperature, top-k and top-p. This module does not import torch."""
 
 import math
 import operator
@@ -17,30 +17,30 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. The temperature comes first, then `top_k`, then `top_p`."""
+    """Sampling parameters. The temperature is applied first, then `top_k`, then `top_p`."""
 
     temperature: float = 1.0
-    """0 takes the likeliest token, whose log-probability is then 0."""
+    """0 means greedy: the most likely token is chosen, with log-probability 0."""
     top_k: int | None = None
-    """Only so many of the likeliest tokens; those as likely as the last one stay, too."""
+    """The number of most likely tokens to sample from; None for all. Tokens tied with the last of them are kept."""
     top_p: float = 1.0
-    """Only the fewest of the likeliest tokens that have this probability together."""
+    """Sample from the smallest set of most likely tokens whose total probability is at least this number."""
 
     def __post_init__(self) -> None:
         for name, (holds, expected) in _RULES.items():
             value: Any = getattr(self, name)
             try:
-                is_sound = holds(value)
+                is_valid = holds(value)
             except TypeError:
-                is_sound = False
-            if not is_sound:
+                is_valid = False
+            if not is_valid:
                 raise ConfigError(f"{name} is {value!r}; expected {expected}")
 
     def updated(self, changes: Mapping[str, Any]) -> "Sampling":
-        """With what an environment asks for in the place of one's own.
+        """Return a copy with the parameters that an environment requests.
 
         Raises:
-            UnknownName: If it asks for something else.
+            UnknownName: If a name is not a sampling parameter.
             ConfigError: If a value is not valid.
         """
         known = [field.name for field in fields(self)]
@@ -51,21 +51,21 @@ class Sampling:
 
 
 def draw(logits: Any, sampling: Sampling, uniform: float) -> tuple[int, float]:
-    """Choose a token.
+    """Sample a token.
 
     Args:
-        logits: A tensor of float32, shape (vocabulary,).
-        sampling: How.
-        uniform: A number from 0 up to, and without, 1.
+        logits: A float32 tensor of shape (vocab_size,).
+        sampling: The sampling parameters.
+        uniform: A random number in [0, 1).
 
     Returns:
-        The token, and its log-probability under the distribution that it was drawn from.
+        The token id, and its log-probability under the distribution that it was sampled from.
     """
     if sampling.temperature == 0:
         return int(logits.argmax()), 0.0
     logprobs = _restricted(logits / sampling.temperature, sampling).log_softmax(-1)
     cumulated = logprobs.exp().double().cumsum(-1)
-    # The first token whose sum reaches a number above 0: never one of probability 0.
+    # 1 - uniform is above 0, so this never chooses a token of probability 0.
     token = int((cumulated < (1.0 - uniform) * cumulated[-1]).sum())
     return token, float(logprobs[token])
 

@@ -1,6 +1,6 @@
-"""A model of transformers on this machine as a policy, with a KV cache that honours `keep` and `base`.
+"""A policy that samples from a transformers model on this machine, with a KV cache that honors `keep` and `base`.
 
-torch and transformers are imported only when a policy is made.
+This module imports torch and transformers only when a policy is created.
 """
 
 import asyncio
@@ -26,52 +26,56 @@ _MAX_CACHE_BYTES = 2 << 30
 
 @dataclass(slots=True)
 class Statistics:
-    """What a policy did so far, in tokens."""
+    """Token counts of a policy since it was created."""
 
     replies: int = 0
+    """Replies that were started."""
     sampled: int = 0
+    """Sampled tokens."""
     computed: int = 0
-    """Tokens that went through the model."""
+    """Tokens that the model processed."""
     reused: int = 0
-    """Tokens of prompts that the KV cache had."""
+    """Prompt tokens that were in the KV cache."""
     recomputed: int = 0
-    """Tokens that were to be kept and that the cache did not have any more. A reply's last token never counts: the
-    model has not read it before the next prompt."""
+    """Prompt tokens that an observation kept but that were no longer in the cache. The last token of a reply does not
+    count, because the model processes it only as part of the next prompt."""
 
     def to_dict(self) -> dict[str, int]:
-        """As plain values for JSON."""
+        """Return the counts as a dict, for JSON."""
         return asdict(self)
 
 
 class TransformersPolicy:
-    """Samples replies from a causal language model: `envsdk.rollout(env, policy=TransformersPolicy(model))`.
+    """Sample replies from a causal language model: `envsdk.rollout(env, policy=TransformersPolicy(model))`.
 
-    The log-probabilities of an `Action` are of the distribution that was sampled from: after the temperature, and
-    normalised again over what `top_k` and `top_p` leave. A trainer that takes them from all logits, divided by the
-    temperature, has the same where `top_k` and `top_p` leave everything, which is the default.
+    The log-probabilities of an `Action` are those of the distribution that was sampled from: after the temperature,
+    and renormalized over the tokens that `top_k` and `top_p` leave. A trainer that computes log-probabilities from all
+    logits divided by the temperature gets the same values if `top_k` and `top_p` have their defaults.
 
-    The same seed, episode id, context, prompt and `policy_version` give the same reply, in whatever order episodes
-    come. Concurrent calls take turns token by token, so that time limits hold. A `refresh` ends replies that are under
-    way as `abort`; they go on with the new weights.
+    The same seed, episode id, context, prompt and `policy_version` give the same reply, regardless of the order of
+    episodes. Concurrent calls alternate token by token, so that time limits hold. `refresh` ends the replies that are
+    being sampled with the finish reason `abort`; the episodes continue with the new weights.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
-        tokenizer: The tokenizer that the model was trained with: what `load_tokenizer` takes. A rollout compares it
-            with that of the environment; stop strings need it; the model's vocabulary may not be smaller than it.
-            By default the one in the folder, or the cached Hugging Face id, that the model was loaded from; if there
-            is none, it is not known, and nothing is compared.
-        seed: Another seed gives other replies.
-        temperature: See `Sampling`; what an environment asks for by `Turn(sampling=...)` goes first.
+        tokenizer: The tokenizer that the model was trained with: anything that `load_tokenizer` accepts. A rollout
+            compares it with the environment's; stop strings need it; the model's vocabulary must not be smaller. The
+            default is the tokenizer in the folder, or of the cached Hugging Face id, that the model was loaded from.
+            If there is none, the tokenizer is unknown, and nothing is compared.
+        seed: A different seed gives different replies.
+        temperature: See `Sampling`. The parameters in an environment's `Turn(sampling=...)` take precedence.
         top_k: See `Sampling`.
         top_p: See `Sampling`.
-        max_tokens: A limit for the length of replies beside that of the environment.
-        cache: What is kept between replies, for each context: see `CacheKind`. Of layers with a state (recurrent,
-            convolution) nothing is kept, since a state has no prefix to go back to.
-        max_cache_bytes: How much is kept; the contexts used longest ago go first.
-        policy_version: What actions say about the weights.
+        max_tokens: The maximum number of tokens in a reply, in addition to the environment's limits.
+        cache: What to keep between replies; see `CacheKind`. Nothing is kept for models with recurrent or convolution
+            layers, because their state cannot be cropped to a prefix.
+        max_cache_bytes: The maximum size of the KV cache between replies, in bytes. The least recently used contexts
+            are dropped first.
+        policy_version: The version of the weights, which each action records.
 
     Raises:
-        ConfigError: If an option is not valid, or the vocabulary is too small for the tokenizer.
+        ConfigError: If an option is not valid, or the model's vocabulary is smaller than the tokenizer's.
+        ImportError: If torch or transformers is not installed.
     """
 
     def __init__(
@@ -112,14 +116,14 @@ class TransformersPolicy:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the model, which rollouts compare with the environment's; None if it is not known."""
+        """The tokenizer of the model, which rollouts compare with the environment's; None if it is unknown."""
         if not self._is_found:
             self._tokenizer, self._is_found = local_tokenizer(str(getattr(self.model, "name_or_path", ""))), True
         return self._tokenizer
 
     @property
     def policy_version(self) -> int | None:
-        """What actions say about the weights; setting it is a `refresh`."""
+        """The version of the weights, which each action records. Setting it calls `refresh`."""
         return self._policy_version
 
     @policy_version.setter
@@ -127,13 +131,14 @@ class TransformersPolicy:
         self.refresh(version)
 
     def refresh(self, policy_version: int | None = None) -> None:
-        """Say that the weights have changed: nothing computed so far is used again.
+        """Announce that the weights have changed: clear the KV cache and abort the replies that are being sampled.
 
-        Changes in place (an optimizer's step, `load_state_dict`) between two replies are noticed without it, so that
-        no cache is stale; but replies that are under way go on, and actions do not tell the new weights apart.
+        The policy detects in-place changes (an optimizer step, `load_state_dict`) between two replies by itself, so the
+        cache is never stale. But without `refresh`, replies that are being sampled continue, and `policy_version` does
+        not change.
 
         Args:
-            policy_version: What actions say from now on; by default, one more if there was a version.
+            policy_version: The new version. By default, the old one plus 1, if there was one.
         """
         following = None if self._policy_version is None else self._policy_version + 1
         self._policy_version = following if policy_version is None else policy_version
@@ -141,12 +146,12 @@ class TransformersPolicy:
         self._cache.clear()
 
     def forget(self, episode_id: str) -> None:
-        """Drop what is kept of an episode that is over; without it, that goes when the cache is full."""
+        """Drop the cache entries of an episode. Otherwise they stay until the cache is full."""
         self._cache.forget(episode_id)
 
     @property
     def cache_bytes(self) -> int:
-        """How much is kept between replies at present."""
+        """The current size of the KV cache, in bytes."""
         return self._cache.nbytes
 
     async def __call__(
@@ -166,9 +171,9 @@ class TransformersPolicy:
         """Sample a reply; see `Policy`.
 
         Raises:
-            ConfigError: If the prompt has a token that the model lacks or is too long for it, there are stop strings
-                and no tokenizer, or a sampling parameter is not valid.
-            UnknownName: If the environment asks for a sampling parameter that there is none of.
+            ConfigError: If the prompt is empty, is too long for the model, or has a token that the model lacks; if
+                there are stop strings but no tokenizer; or if a sampling parameter is not valid.
+            UnknownName: If the environment requests an unknown sampling parameter.
         """
         chosen = self._sampling.updated(sampling)
         self._check(prompt, stop)
@@ -208,9 +213,9 @@ class TransformersPolicy:
         reply.finish_reason = "length"
 
     def _logits(self, new: list[int], computed: Computed) -> Any:
-        """The logits behind tokens that the model reads now: float32, shape (vocabulary,)."""
+        """Process new tokens, and return the logits after the last one: float32, shape (vocab_size,)."""
         if self.model.training:
-            raise ConfigError("the model is in training mode, where dropout changes what it says: call model.eval()")
+            raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
         tokens = new if computed.layers is not None else [*computed.tokens, *new]
         ids = self._torch.tensor([tokens], device=self.model.device)
         use_cache = {"past_key_values": computed.layers, "use_cache": computed.layers is not None}
@@ -221,7 +226,7 @@ class TransformersPolicy:
         return logits[0, -1].float()
 
     def _weights(self) -> tuple[int, int]:
-        """What tells the weights from others: torch counts the changes of each tensor."""
+        """Return an identifier of the current weights, from torch's count of in-place changes to each tensor."""
         changes = (p._version for p in self.model.parameters() if not p.is_inference())
         return self._refreshed, sum(changes)
 
@@ -238,35 +243,35 @@ class TransformersPolicy:
     def _check(self, prompt: "NDArray[np.int32]", stop: tuple[str, ...]) -> None:
         rows: int = self._config.vocab_size
         if not len(prompt):
-            raise ConfigError("the prompt is empty: there is nothing that the model could go on with")
+            raise ConfigError("the prompt is empty; expected at least one token")
         if not 0 <= prompt.min() <= prompt.max() < rows:
             raise ConfigError(
-                f"the prompt has the token {prompt.max()}, but the model has the ids 0 to {rows - 1}: it is of another "
-                "family than the environment's tokenizer"
+                f"the prompt has the token id {prompt.max()}, but the model has the ids 0 to {rows - 1}: the model and "
+                "the environment's tokenizer belong to different families"
             )
         if stop and self.tokenizer is None:
-            raise ConfigError(f"stop strings {stop!r:.80} need the tokenizer: TransformersPolicy(model, tokenizer)")
+            raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
 
     def _room(self, length: int, max_tokens: int | None) -> int:
-        """How many tokens a reply may have: the least of all limits."""
+        """Return the maximum number of tokens in a reply: the smallest of all limits."""
         positions: int | None = getattr(self._config, "max_position_embeddings", None)
         if positions is not None and length >= positions:
             raise ConfigError(
-                f"the prompt has {length} tokens and the model {positions} positions: keep contexts shorter with "
+                f"the prompt has {length} tokens, but the model has {positions} positions: limit contexts with "
                 f"Limits(max_context_tokens={positions}) or a history policy"
             )
         limits = (max_tokens, self._max_tokens, None if positions is None else positions - length)
         room = min((limit for limit in limits if limit is not None), default=None)
         if room is None:
             raise ConfigError(
-                "nothing limits the reply, not even the model's positions: TransformersPolicy(max_tokens=...), a limit "
-                "of the episode, or Turn(max_tokens=...)"
+                "the reply has no length limit, not even the model's number of positions: set one with "
+                "TransformersPolicy(max_tokens=...), Limits(...), or Turn(max_tokens=...)"
             )
         return room
 
 
 class _Reply:
-    """A reply as it grows."""
+    """A reply that is being sampled."""
 
     def __init__(self, stop_token_ids: tuple[int, ...], stop: tuple[bytes, ...], room: int) -> None:
         self.tokens: list[int] = []
@@ -274,7 +279,7 @@ class _Reply:
         self.finish_reason: FinishReason = "stop"
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop = stop
-        self._seen = max(map(len, stop), default=1) - 1  # so much of a stop string may stand in earlier tokens
+        self._seen = max(map(len, stop), default=1) - 1  # bytes of a stop string in earlier tokens
         self._tail = b""
         self._room = room
 
@@ -283,7 +288,7 @@ class _Reply:
         return len(self.tokens) < self._room
 
     def add(self, token: int, logprob: float, piece: bytes) -> bool:
-        """Add a token; whether it ends the reply. Tokens stay as sampled, also what stands behind a stop string."""
+        """Add a token, and return whether it ends the reply. Text after a stop string in the same token is kept."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         text = self._tail + piece
@@ -300,18 +305,20 @@ def _text_config(model: Any) -> Any:
     config = getattr(model, "config", None)
     if not callable(model) or not hasattr(config, "get_text_config"):
         raise ConfigError(
-            f"model is a {type(model).__name__}; expected a causal language model of transformers, such as "
-            "AutoModelForCausalLM.from_pretrained(...) loads"
+            f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the result of "
+            "AutoModelForCausalLM.from_pretrained(...)"
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError("the model is an encoder with a decoder; expected a decoder alone")
-    return getattr(config, "get_text_config")(decoder=True)  # noqa: B009 - its type is not known
+        raise ConfigError("the model is an encoder-decoder; expected a decoder-only model")
+    return getattr(config, "get_text_config")(decoder=True)  # noqa: B009 - its type is unknown
 
 
 def _check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
-    named = 1 + max(tokenizer.control_tokens.values(), default=-1)  # padding behind the last name is never rendered
+    named = 1 + max(
+        tokenizer.control_tokens.values(), default=-1
+    )  # padding rows after the last token are never rendered
     if rows < named:
         raise ConfigError(
-            f"the model has {rows} ids, but the tokenizer {tokenizer.name!r} names {named}: it is of another family, "
-            "or its embedding was not enlarged"
+            f"the model has {rows} token ids, but the tokenizer {tokenizer.name!r} has {named}: it belongs to a different "
+            "family, or the model's embedding was not resized"
         )

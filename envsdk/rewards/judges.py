@@ -48,7 +48,7 @@ class judge:  # noqa: N801 - it is called like a function
     that cannot be talked to.
 
     Args:
-        policy: Samples the verdict; see `envsdk.rollouts.Policy`. It is called with the role and the context `judge`,
+        policy: Samples the verdict; see `envsdk.policies.Policy`. It is called with the role and the context `judge`,
             and with an `episode_id` that depends on nothing but the prompt.
         question: What is to be judged, such as "Is the reply polite?".
         verdicts: What the model may say, in lower case, and which score that is.
@@ -56,7 +56,7 @@ class judge:  # noqa: N801 - it is called like a function
             the model how to answer.
         renderer: The renderer of the judge's model: what `get_renderer` takes, or an object.
         tokenizer: The tokenizer of the judge's model, as `load_tokenizer` takes it. It is compared with the one that
-            the policy declares, see `envsdk.rollouts.Policy`.
+            the policy declares, see `envsdk.policies.Policy`.
         max_tokens: How long the answer may be.
         sampling: Sampling parameters for the policy, such as `{"temperature": 0.0}`.
         name: Tells this judge from others in the file: the model and its version.

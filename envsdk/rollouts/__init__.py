@@ -1,8 +1,6 @@
-"""Rolling out episodes: one, or many side by side."""
+"""Rollouts: run one episode, or many at the same time, with a policy."""
 
-from ..policies.builtin import Policy, RandomPolicy, ReplyPolicy
-from ..policies.transformers import TransformersPolicy
-from .many import agather, gather
+from .many import arollout_many, rollout_many
 from .simple import arollout, rollout
 
-__all__ = ["Policy", "RandomPolicy", "ReplyPolicy", "TransformersPolicy", "agather", "arollout", "gather", "rollout"]
+__all__ = ["arollout", "arollout_many", "rollout", "rollout_many"]

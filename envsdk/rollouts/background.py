@@ -1,4 +1,4 @@
-"""A coroutine that runs in a thread of its own, beside a program that knows no event loop."""
+"""A coroutine that runs in its own thread, for programs that do not use an event loop."""
 
 import asyncio
 import threading
@@ -10,16 +10,16 @@ from ..errors import EpisodeError
 
 
 class Background:
-    """Runs a coroutine, from now on, until it ends or `stop` is called.
+    """Runs a coroutine in a new thread until it ends or `stop` is called.
 
     Args:
-        coroutine: What runs.
-        name: The thread's name.
+        coroutine: The coroutine. It starts at once.
+        name: The name of the thread.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         self.error: BaseException | None = None
-        """What it ended with, if nobody stopped it."""
+        """The error that the coroutine ended with; None while it runs and after `stop`."""
         self._is_stopped = False
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(coroutine)
@@ -32,13 +32,17 @@ class Background:
         except BaseException as error:
             self.error = None if self._is_stopped else _first(error)
         else:
-            self.error = None if self._is_stopped else EpisodeError("it ended by itself")
+            self.error = None if self._is_stopped else EpisodeError("the coroutine returned before stop() was called")
 
     def call(self, function: Callable[[], object], timeout_s: float) -> None:
-        """Run a function between two steps of the coroutine, or here if that has ended, and wait for it.
+        """Run a function in the coroutine's event loop, and wait for it. If the coroutine has ended, run it here.
+
+        Args:
+            function: The function.
+            timeout_s: The time to wait, in seconds, for the coroutine to yield to the event loop.
 
         Raises:
-            EpisodeError: If the coroutine has no pause for so long: something in it hangs, or is slow and not async.
+            EpisodeError: If the coroutine did not yield in time: something in it hangs, or blocks without `await`.
         """
 
         async def called() -> None:
@@ -51,7 +55,8 @@ class Background:
             if waited_s >= timeout_s:
                 future.cancel()
                 raise EpisodeError(
-                    f"the rollouts did not pause for {timeout_s:g} s: an environment or the policy hangs"
+                    f"the rollouts did not yield to their event loop for {timeout_s:g} s: an environment or the policy "
+                    "hangs, or blocks without `await`"
                 )
             wait([future], timeout=1)
             waited_s += 1
@@ -62,7 +67,7 @@ class Background:
             function()
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel the coroutine; whether it has ended in time."""
+        """Cancel the coroutine. Return whether it ended within `timeout_s` seconds."""
         self._is_stopped = True
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._task.cancel)

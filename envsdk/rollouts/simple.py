@@ -1,4 +1,4 @@
-"""One episode from start to end."""
+"""One episode, from its reset to its end."""
 
 import asyncio
 import contextlib
@@ -15,26 +15,31 @@ from ..episodes.environment import StepResult
 from ..episodes.event_loops import run
 from ..episodes.handoff import HandoffResult
 from ..errors import ConfigError, PolicyError
-from ..policies.builtin import PolicyLike, check_policy, find_policy, request_of
+from ..policies.find import check_policy, find_policy
+from ..policies.policy import PolicyLike, request_of
 from ..trajectories.trajectory import Trajectory
 
 
-def refuse_no_env(env: object, function: str) -> None:
-    """Refuse what is not an environment, with what to give instead.
+def check_is_env(env: object, what: str) -> None:
+    """Check that an argument is an environment.
+
+    Args:
+        env: The argument.
+        what: The start of the error's text, such as `"rollout() got"`.
 
     Raises:
-        ConfigError: If it is not one.
+        ConfigError: If it is not. The error suggests what to pass instead.
     """
     if isinstance(env, Env):
         return
     inner = getattr(env, "unwrapped", None)
     if isinstance(env, type) and issubclass(env, Env):
-        given, instead = f"the class {env.__name__}", f"an object of it, {env.__name__}()"
+        given, instead = f"the class {env.__name__}", f"an instance, {env.__name__}()"
     elif isinstance(inner, Env):
-        given, instead = "a wrapper of gymnasium", "what it wraps: env.unwrapped"
+        given, instead = "a gymnasium wrapper", "the environment inside it, env.unwrapped"
     else:
-        given, instead = f"{env!r:.80}", "an environment, or the id of a registered one"
-    raise ConfigError(f"{function} got {given}; give it {instead}")
+        given, instead = f"{env!r:.80}", "an Env, or the id of a registered environment"
+    raise ConfigError(f"{what} {given}; expected {instead}")
 
 
 async def arollout(
@@ -45,78 +50,79 @@ async def arollout(
     options: dict[str, Any] | None = None,
     reset: bool = True,
 ) -> Trajectory:
-    """Roll out one episode, inside an event loop; sub-agents that were handed over to in a list go on side by side.
+    """Roll out one episode, inside an event loop. Sub-agents from a list of handoffs run concurrently.
 
     Args:
-        env: The environment, which is reset; or the id of one, which is made for this episode, and closed.
-        policy: A policy (see `envsdk.rollouts.Policy`), or `"random"`, `"reference"` or `"null"`; or one for each role,
-            as a mapping.
-        seed: The same seed and the same policy give the same bytes.
-        options: What `env.reset` takes: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
-        reset: False goes on with the episode that is running, such as a fork; the seed is then the policy's alone.
+        env: The environment, which is reset; or the id of a registered one, which is created for this episode and
+            closed after it.
+        policy: A policy (see `envsdk.policies.Policy`); the name of a built-in one, `"random"`, `"reference"` or
+            `"null"`; or a mapping from roles to policies.
+        seed: The seed of the environment and of a built-in policy. The same seed and policy give the same bytes.
+        options: The options of `env.reset`: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
+        reset: False continues the running episode, such as a fork. The seed is then used for the policy only.
 
     Returns:
         The finished episode.
 
     Raises:
-        EpisodeError: With `reset=False`, if no action is due.
-        UnknownName: If there is no environment or policy of that name.
+        EpisodeError: With `reset=False`, if the environment is not waiting for an action.
+        UnknownName: If no environment or policy has that name.
         ConfigError: If `env` is not an environment.
-        PolicyError: If the policy returns no `Action`.
-        TokenizerMismatch: If the policy was made for another tokenizer, or nobody chose the environment's: `embedded`
-            is the default for the policies `random`, `reference` and `null` alone.
-        Exception: Whatever the environment or the policy raises; `env.fail(error)` then has what there is.
+        PolicyError: If the policy does not return an `Action`.
+        TokenizerMismatch: If the policy was made for a different tokenizer, or the environment's tokenizer was not
+            set: the default, `embedded`, is accepted for the policies `random`, `reference` and `null` only.
+        Exception: Any exception of the environment or the policy. `env.fail(error)` then returns the partial
+            trajectory.
     """
     if isinstance(env, str):
         with contextlib.closing(make(env)) as made:
             return await arollout(made, policy, seed=seed, options=options, reset=reset)
-    refuse_no_env(env, "rollout()")
-    ask = find_policy(policy, env, seed)
+    check_is_env(env, "rollout() got")
+    found = find_policy(policy, env, seed)
     if reset:
         observation, info = await env.areset(seed=seed, options=options)
     else:
         if options is not None:
-            raise ConfigError("options are for a new episode: give none with reset=False")
+            raise ConfigError("options apply to a new episode; with reset=False, expected None")
         observation, info = env.pending()
     try:
-        return await _Player(env, ask).play_to_the_end(observation, info)
+        return await _EpisodeRunner(env, found).run(observation, info)
     finally:
         await driver_of(env).aend_tasks()
 
 
-class _Player:
-    """Plays an episode, each agent in a coroutine of its own."""
+class _EpisodeRunner:
+    """Runs an episode to its end. Each concurrent agent runs in its own coroutine."""
 
-    def __init__(self, env: Env, ask: Callable[..., Any]) -> None:
+    def __init__(self, env: Env, policy: Callable[..., Any]) -> None:
         self._env = env
-        self._ask = ask
+        self._policy = policy
         self._episode = env.episode
         self._episode.side_by_side = True
-        self._checked: set[str] = set()  # contexts whose ids the policy knows
+        self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
 
-    async def play_to_the_end(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
+    async def run(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
         try:
             while self._episode.trajectory is None:
-                outcome = await self._go_on(observation, info)
-                assert isinstance(outcome, StepResult)  # only a sub-agent ends with anything else
+                outcome = await self._step(observation, info)
+                assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
             return self._episode.trajectory
         finally:
             self._episode.side_by_side = False
 
-    async def _go_on(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
+    async def _step(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
         agent = self._episode.agent
         if agent.parent is None:
             action = await self._sample(agent, observation, info)
-            return await driver_of(self._env).drive_async(self._episode.step(action), self._run)
-        result = await self._finish(
-            agent, StepResult(observation, 0.0, False, False, dict(info))
-        )  # a fork may begin here
-        return await driver_of(self._env).drive_async(self._episode.resume_parent(agent, result), self._run)
+            return await driver_of(self._env).drive_async(self._episode.step(action), self._run_agents)
+        # A fork may start while a sub-agent acts: run the sub-agent to its end, then continue with its parent.
+        result = await self._run_agent(agent, StepResult(observation, 0.0, False, False, dict(info)))
+        return await driver_of(self._env).drive_async(self._episode.resume_parent(agent, result), self._run_agents)
 
-    async def _run(self, children: list[Agent]) -> list[HandoffResult]:
-        """Run sub-agents side by side; if one raises, which is no failure of its own, the others are cancelled."""
-        tasks = [asyncio.ensure_future(self._finish(child)) for child in children]
+    async def _run_agents(self, children: list[Agent]) -> list[HandoffResult]:
+        """Run sub-agents concurrently. If one of the coroutines raises, cancel the others."""
+        tasks = [asyncio.ensure_future(self._run_agent(child)) for child in children]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -124,32 +130,32 @@ class _Player:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _finish(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
-        """Play a sub-agent to its end, from its beginning or from an observation on."""
+    async def _run_agent(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
+        """Run a sub-agent to its end, from its start or from an observation that it has to answer."""
         limit = child.handoff.timeout_s if child.handoff is not None else None
         clock = asyncio.timeout(limit)
         try:
             async with clock:
                 if outcome is None:
-                    outcome = await driver_of(self._env).drive_async(self._episode.enter(child), self._run)
+                    outcome = await driver_of(self._env).drive_async(self._episode.enter(child), self._run_agents)
                 while isinstance(outcome, StepResult):
                     action = await self._sample(child, outcome.observation, outcome.info)
-                    outcome = await driver_of(self._env).drive_async(self._episode.act(child, action), self._run)
+                    outcome = await driver_of(self._env).drive_async(self._episode.act(child, action), self._run_agents)
                 return outcome
         except TimeoutError:
             if not clock.expired():
-                raise  # it is the policy's own
+                raise  # the policy raised it
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
         if observation.context not in self._checked:
-            check_policy(self._ask, info["role"], agent.context.renderer)
+            check_policy(self._policy, info["role"], agent.context.renderer)
             self._checked.add(observation.context)
-        action = self._ask(agent.context.prompt(), **request_of(observation, info, self._episode.id))
+        action = self._policy(agent.context.prompt(), **request_of(observation, info, self._episode.id))
         if inspect.isawaitable(action):
             action = await action
         if not isinstance(action, Action):
-            raise PolicyError(f"a policy returns an Action, got a {type(action).__name__}: {action!r:.80}")
+            raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action
 
 
@@ -163,11 +169,12 @@ def rollout(
 ) -> Trajectory:
     """Roll out one episode; see `arollout`.
 
-    It waits in an event loop that is kept for the next call, so a policy's or an environment's client that is bound to
-    a loop serves all of them. That loop runs in the caller's thread; where one is running there already (a notebook has
-    one), in another thread that is kept, and the caller's loop stands still until the episode is over.
+    All calls share one event loop, so a client that is bound to an event loop works across calls. The loop runs in the
+    caller's thread. If a loop is already running there (as in a notebook), it runs in a second thread, and the caller's
+    loop is blocked until the episode ends.
 
-    An asyncio task that a method of an environment starts belongs to the episode: what has not ended when the episode
-    ends is cancelled and awaited, as `asyncio.run` does. A task that a policy or its client starts lives on.
+    An asyncio task that a method of the environment starts belongs to the episode: if it is still running when the
+    episode ends, it is cancelled and awaited, as `asyncio.run` does. A task that a policy or its client starts keeps
+    running.
     """
     return run(arollout(env, policy, seed=seed, options=options, reset=reset))

@@ -13,8 +13,9 @@ from ..authoring.env import Env
 from ..contexts.protocol import Action
 from ..episodes.event_loops import run
 from ..limits import STEPS_WITHOUT_LIMIT
-from ..policies.builtin import find_policy, request_of
-from ..policies.vocabularies import Layer
+from ..policies.find import find_policy
+from ..policies.policy import request_of
+from ..policies.vocabularies import PolicyWrapper
 from ..rollouts import arollout
 from ..trajectories.trajectory import Trajectory
 from .env_differences import cause_of, told
@@ -199,7 +200,7 @@ def roll_out(env: Env, policy: str, seed: int) -> Trajectory:
         await asyncio.sleep(0)  # where others wait, they go on
         return ask(*arguments, **options)
 
-    return run(arollout(env, Layer(sample, ask), seed=seed))
+    return run(arollout(env, PolicyWrapper(sample, ask), seed=seed))
 
 
 def sampler(env: Env, policy: str, seed: int) -> Callable[[], Action]:

@@ -82,7 +82,7 @@ def _call(plays: Plays, what: str, calls: list[ToolCall], seed: int) -> None:
         said = next((message.content for message in context.messages[start:] if message.role == "tool"), "")
         raise Failure(
             f"{what}it crashes (see the log): {said:.200}. A tool raises a ToolError for what the model got "
-            "wrong; an exception that is expected is named in told_exceptions",
+            "wrong; an exception that is expected is named in reported_exceptions",
             seed,
         )
     read = context.messages[start].tool_calls

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError, InvalidSample
-from ..policies.vocabularies import Layer
+from ..policies.vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
-    from ..policies.builtin import PolicyLike
+    from ..policies.policy import PolicyLike
 
 _HARMLESS = {"seed"}
 """What an environment may ask of the sampler without changing the distribution that it samples from."""
@@ -100,7 +100,7 @@ def guarded(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokeniz
         check_sampling(sampling, temperature)
         return policy(prompt, sampling=sampling, **request)
 
-    return Layer(ask, policy, tokenizer)
+    return PolicyWrapper(ask, policy, tokenizer)
 
 
 def _check_temperature(sample: Sample, temperature: float) -> None:

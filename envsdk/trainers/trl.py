@@ -26,10 +26,10 @@ import numpy as np
 from ..authoring.env import Env
 from ..episodes.event_loops import run
 from ..errors import ConfigError, EpisodeError
-from ..policies.builtin import PolicyLike
+from ..policies.policy import PolicyLike
 from ..policies.transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts.many import agather
+from ..rollouts.many import arollout_many
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -288,7 +288,7 @@ class RolloutFunc:
             indices = [index for index, (name, _) in enumerate(episodes) if name == env_id]
             seeds = [episodes[index][1] for index in indices]
             make_env = partial(self.make_env, env_id)
-            found = await agather(make_env, policy, seeds=seeds, max_concurrency=self.max_concurrency)
+            found = await arollout_many(make_env, policy, seeds=seeds, max_concurrency=self.max_concurrency)
             played.update(zip(indices, found, strict=True))
         return [played[index] for index in range(len(episodes))]
 

@@ -29,9 +29,9 @@ from ..credit import Baseline, group_advantages
 from ..credit.baselines import check_baseline
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..policies.transformers import TransformersPolicy
-from ..policies.vocabularies import Layer
+from ..policies.vocabularies import PolicyWrapper
 from ..rollouts.background import Background
-from ..rollouts.many import agather
+from ..rollouts.many import arollout_many
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -133,7 +133,7 @@ class RolloutWorker:
     Args:
         make_env: Makes an environment of an id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
         rows: The data set, see `envsdk.trainers.trl.dataset`; it is gone through again and again.
-        policy: A function that samples replies; see `envsdk.rollouts.Policy`. A `TransformersPolicy` is told which
+        policy: A function that samples replies; see `envsdk.policies.Policy`. A `TransformersPolicy` is told which
             weights it has.
         num_generations: How many episodes of a row form a group.
         baseline: How the rewards of a group, for each role, become advantages.
@@ -168,7 +168,7 @@ class RolloutWorker:
         if not self._episodes:
             raise ConfigError("the data set has no rows")
         if not callable(policy):
-            raise ConfigError(f"policy is {policy!r:.80}; expected a function: see envsdk.rollouts.Policy")
+            raise ConfigError(f"policy is {policy!r:.80}; expected a function: see envsdk.policies.Policy")
         self.policy = policy
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -236,9 +236,9 @@ class RolloutWorker:
     async def _play_groups(self) -> None:
         for group_id in self._group_ids:
             version, (env_id, seed) = self._version, self._episodes[group_id % len(self._episodes)]
-            trajectories = await agather(
+            trajectories = await arollout_many(
                 partial(self._make_env, env_id),
-                Layer(partial(self._ask, group_id), self.policy),
+                PolicyWrapper(partial(self._ask, group_id), self.policy),
                 seeds=[seed] * self._num_generations,
                 max_concurrency=self._num_generations,
             )

@@ -18,7 +18,8 @@ from envsdk.adapters.dataset import Dataset
 from envsdk.episodes import event_loops
 from envsdk.episodes.driver import driver_of
 from envsdk.errors import ConfigError, TaskError, TurnError
-from envsdk.rollouts import ReplyPolicy, gather
+from envsdk.policies import ReplyPolicy
+from envsdk.rollouts import rollout_many
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5)]
 
@@ -208,7 +209,7 @@ def test_what_a_function_raises_is_an_error_and_no_reward():
     def broken(reply: str, answer: str) -> float:
         raise ZeroDivisionError("the judge is down")
 
-    (failed,) = gather(lambda: Dataset(tasks=ROWS, score=broken), "reference", seeds=[0])
+    (failed,) = rollout_many(lambda: Dataset(tasks=ROWS, score=broken), "reference", seeds=[0])
     assert failed.status == "error" and "the judge is down" in (failed.error or "")
     with pytest.raises(TurnError, match="is no number"):
         play(Dataset(tasks=ROWS, score=lambda reply, answer: "good"))

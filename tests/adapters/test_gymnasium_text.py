@@ -18,7 +18,7 @@ import envsdk
 from envsdk import Limits, Message, Trajectory, Turn
 from envsdk.adapters.gymnasium_text import GymnasiumText, _without_codes
 from envsdk.errors import ConfigError
-from envsdk.rollouts import ReplyPolicy
+from envsdk.policies import ReplyPolicy
 
 ICE: dict[str, Any] = {"game": "FrozenLake-v1", "actions": ("left", "down", "right", "up")}
 STILL = {**ICE, "options": {"is_slippery": False}}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Action, Env, Limits, Message, Turn, errors, history, registry
 from envsdk.cli import app
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_refused_reset_counts_as_none() -> None:
 @pytest.mark.parametrize("seed", SEEDS, ids=repr)
 def test_a_gather_refuses_what_is_no_seed_before_it_plays(seed: Any) -> None:
     with pytest.raises(errors.ConfigError, match="seed is"):
-        gather(Counts, "null", seeds=[0, seed])
+        rollout_many(Counts, "null", seeds=[0, seed])
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint32])

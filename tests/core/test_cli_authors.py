@@ -90,7 +90,7 @@ def test_list_prints_the_same_for_machines(registered: None) -> None:
 
 def test_list_tells_what_cannot_be_made_and_goes_on(registered: None) -> None:
     printed = run("list")
-    assert "cannot be made here: this machine has no such thing" in printed
+    assert "cannot be created on this machine: this machine has no such thing" in printed
     assert "test/Shy-v0" in printed
 
 
@@ -395,7 +395,7 @@ def test_check_of_what_is_no_environment_is_refused(name: str, message: str) -> 
 def test_the_demo_names_and_leaves_out_what_this_machine_cannot_run(registered: None, tmp_path: Path) -> None:
     printed = run("demo", "--episodes", 1, "--out", tmp_path)
     assert "skipped: envsdk/Broken-v0: this machine has no such thing\n" in printed
-    assert "skipped: envsdk/Random-v0: it is not the same each time\n" in printed
+    assert "skipped: envsdk/Random-v0: it is nondeterministic\n" in printed
     assert "GuessNumber" in printed
 
 

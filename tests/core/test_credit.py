@@ -24,7 +24,7 @@ from envsdk.credit import (
     step_returns,
 )
 from envsdk.errors import ConfigError, InvalidSample
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 from envsdk.trajectories.steps import ContextLog, Part, Step
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
@@ -434,7 +434,7 @@ def test_steps_have_advantages_of_their_own():
 
 def credited(history: str) -> dict[str, list[float]]:
     """The advantages of the sampled tokens of each of a few real episodes, by group and by step."""
-    trajectories = gather(lambda: make("envsdk/MathChat-v0", history=history), "reference", seeds=[0, 0, 1, 1])
+    trajectories = rollout_many(lambda: make("envsdk/MathChat-v0", history=history), "reference", seeds=[0, 0, 1, 1])
     for n, episode in enumerate(trajectories):
         episode.steps[-1].reward = float(n)  # the reference always wins: let them differ
     samples = [s for episode in trajectories for s in episode.samples()]

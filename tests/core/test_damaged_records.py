@@ -19,7 +19,7 @@ from trainers.episodes import delegated, kept, stripped, truncated
 
 from envsdk import Sample, Trajectory, rollout
 from envsdk.errors import InvalidRecord
-from envsdk.rollouts import ReplyPolicy
+from envsdk.policies import ReplyPolicy
 from envsdk.trajectories.records import read_jsonl
 
 Record = Trajectory | Sample

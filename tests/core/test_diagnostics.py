@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from envsdk import Env, Handoff, HandoffResult, Message, Renderer, Sample, Trajectory, Turn, get_renderer, make, rollout
 from envsdk.diagnostics import Estimate, cost, explain_break, kl, token_match
 from envsdk.errors import ConfigError, InvalidSample
+from envsdk.policies import RandomPolicy
 from envsdk.rendering.tokenizers import Tokenizer
-from envsdk.rollouts import RandomPolicy, gather
+from envsdk.rollouts import rollout_many
 
 NAN, INF = float("nan"), float("inf")
 
@@ -488,7 +489,7 @@ def test_huge_and_hostile_texts_are_explained(piece: str):
 
 @pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}])
 def test_costs_add_up(history: Any):
-    trajectories = gather(lambda: make("envsdk/MathChat-v0", history=history), "reference", seeds=range(3))
+    trajectories = rollout_many(lambda: make("envsdk/MathChat-v0", history=history), "reference", seeds=range(3))
     found = cost(trajectories)
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     prompts = [prompt for trajectory in trajectories for prompt in trajectory.prompts()]

@@ -18,7 +18,7 @@ import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
 from envsdk.contexts.protocol import Break
 from envsdk.history import History, Rewrite
-from envsdk.rollouts import agather, gather
+from envsdk.rollouts import arollout_many, rollout_many
 from envsdk.trajectories.records import read_jsonl, write_jsonl
 from envsdk.trajectories.steps import ContextLog, Part, Step
 
@@ -299,7 +299,7 @@ def test_a_first_prompt_that_does_not_fit_ends_the_episode_gracefully(options: d
 
 def test_episodes_of_one_seed_are_a_group_with_ids_of_their_own() -> None:
     make = lambda: Talks(limits={"max_steps": 2})  # noqa: E731
-    trajectories = gather(make, "random", seeds=[7, 7, 8])
+    trajectories = rollout_many(make, "random", seeds=[7, 7, 8])
     assert [trajectory.id for trajectory in trajectories] == ["Talks/7", "Talks/7#1", "Talks/8"]
     assert [trajectory.group_id for trajectory in trajectories] == ["Talks/7", "Talks/7", "Talks/8"]
     tokens = [trajectory.contexts["main"].tokens.tolist() for trajectory in trajectories]
@@ -315,29 +315,33 @@ def test_an_episode_that_cannot_begin_is_recorded_as_itself() -> None:
         Task = Row
 
     rows = [{"question": "Which?"}, {"question": 7}, {"question": "Why?"}]
-    trajectories = gather(lambda: Asks(tasks=rows, limits={"max_steps": 1}), "null", seeds=[0, 1, 2], max_concurrency=1)
+    trajectories = rollout_many(
+        lambda: Asks(tasks=rows, limits={"max_steps": 1}), "null", seeds=[0, 1, 2], max_concurrency=1
+    )
     assert [t.id for t in trajectories] == ["Asks/0", "Asks/1", "Asks/2"]
     assert sorted(t.status for t in trajectories) == ["error", "truncated", "truncated"]
 
 
-def test_a_shared_environment_is_refused_in_a_gather() -> None:
+def test_a_shared_environment_is_refused_by_rollout_many() -> None:
     env = Talks()
-    with pytest.raises(errors.ConfigError, match=r"the same environment twice"):
-        gather(lambda: env, "null", seeds=range(2))
+    with pytest.raises(errors.ConfigError, match=r"the same environment object twice"):
+        rollout_many(lambda: env, "null", seeds=range(2))
 
 
 def test_a_wrong_policy_name_is_said_at_once() -> None:
     with pytest.raises(errors.UnknownName, match="reference"):
-        gather(Talks, "refrence", seeds=range(2))
+        rollout_many(Talks, "refrence", seeds=range(2))
 
 
 def test_inside_an_event_loop_the_plain_functions_do_what_the_others_do() -> None:
     async def inside() -> list[Trajectory]:
         one = envsdk.rollout(Talks(limits={"max_steps": 1}), "null", seed=0)
         make = partial(Talks, limits={"max_steps": 1})
-        return [one, *gather(make, "null", seeds=[0]), *await agather(make, "null", seeds=[0])]
+        return [one, *rollout_many(make, "null", seeds=[0]), *await arollout_many(make, "null", seeds=[0])]
 
-    assert len({trajectory.to_json() for trajectory in asyncio.run(inside())}) == 2  # a gather's have a group
+    assert (
+        len({trajectory.to_json() for trajectory in asyncio.run(inside())}) == 2
+    )  # those of rollout_many have a group
 
 
 def test_an_ended_episode_cannot_fail() -> None:
@@ -446,7 +450,7 @@ def test_what_an_author_does_to_a_task_does_not_change_the_data() -> None:
 
 def test_writing_over_the_file_that_is_being_read_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    trajectories = gather(lambda: envsdk.make("envsdk/GuessNumber-v0"), "null", seeds=range(3))
+    trajectories = rollout_many(lambda: envsdk.make("envsdk/GuessNumber-v0"), "null", seeds=range(3))
     write_jsonl(path, trajectories)
     assert write_jsonl(path, (t for t in read_jsonl(path, Trajectory) if t.seed)) == 2
     assert [trajectory.seed for trajectory in read_jsonl(path, Trajectory)] == [1, 2]

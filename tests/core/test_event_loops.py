@@ -1,4 +1,4 @@
-"""Where `rollout`, `gather` and `step` wait: one event loop for all calls, in a notebook as in a program."""
+"""Where `rollout`, `rollout_many` and `step` wait: one event loop for all calls, in a notebook as in a program."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
 from envsdk.episodes import event_loops
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 
 class Says(Env):
@@ -64,13 +64,13 @@ class Client:
 
 
 @EVERYWHERE
-def test_a_client_that_is_bound_to_its_loop_serves_all_rollouts_and_gathers(where: Callable[..., Any]) -> None:
+def test_a_client_that_is_bound_to_its_loop_serves_all_rollouts(where: Callable[..., Any]) -> None:
     client = Client()
 
     def play() -> None:
         for seed in range(3):
             assert envsdk.rollout(Says(), client, seed=seed).reward == 1.0
-        gather(Says, client, seeds=range(3))
+        rollout_many(Says, client, seeds=range(3))
 
     where(play)
     assert len(client.loops) == 1
@@ -106,7 +106,7 @@ def test_what_an_environment_makes_is_used_in_the_thread_that_made_it(where: Cal
             return Turn(reward=one, terminated=True)
 
     assert where(lambda: [envsdk.rollout(Desk(), "null", seed=seed).reward for seed in range(2)]) == [1.0, 1.0]
-    assert [one.reward for one in where(lambda: gather(Desk, "null", seeds=range(2)))] == [1.0, 1.0]
+    assert [one.reward for one in where(lambda: rollout_many(Desk, "null", seeds=range(2)))] == [1.0, 1.0]
 
 
 class Connected(Says):
@@ -282,8 +282,8 @@ def by_rollout(env: Env, seed: int) -> None:
         envsdk.rollout(env, "null", seed=seed)
 
 
-def by_gather(env: Env, seed: int) -> None:
-    gather(lambda: env, "null", seeds=[seed, seed + 100], max_concurrency=1)
+def by_rollout_many(env: Env, seed: int) -> None:
+    rollout_many(lambda: env, "null", seeds=[seed, seed + 100], max_concurrency=1)
 
 
 def by_step(env: Env, seed: int) -> None:
@@ -305,7 +305,7 @@ async def tasks_now() -> set[Any]:
 
 
 @pytest.mark.parametrize("make", [Starts, Fails, FailsAtOnce, Delegates])
-@pytest.mark.parametrize("play", [by_rollout, by_gather, by_step, by_steps_that_are_left])
+@pytest.mark.parametrize("play", [by_rollout, by_rollout_many, by_step, by_steps_that_are_left])
 def test_a_task_that_an_environment_starts_ends_with_its_episode(make: type[Env], play: Callable[..., None]) -> None:
     Starts.ran.clear()
     before = event_loops.run(tasks_now())
@@ -531,7 +531,7 @@ def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
 
 AT_EXIT = """
 import asyncio
-from envsdk import event_loops
+from envsdk.episodes import event_loops
 
 async def wait_in_a_thread():
     return await asyncio.to_thread(sum, [1, 2])

@@ -15,8 +15,8 @@ import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
 from envsdk.authoring.tool_env import tool_driver_of
 from envsdk.errors import ConfigError, EpisodeError, InvalidRecord
-from envsdk.policies.builtin import find_policy
-from envsdk.rollouts import RandomPolicy
+from envsdk.policies import RandomPolicy
+from envsdk.policies.find import find_policy
 
 
 class Draws(Env):

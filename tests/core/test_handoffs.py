@@ -26,7 +26,7 @@ from envsdk import (
     tool,
 )
 from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, TurnError
-from envsdk.rollouts import RandomPolicy
+from envsdk.policies import RandomPolicy
 
 
 class Worker(Env):

@@ -23,3 +23,8 @@ def test_importing_envsdk_imports_nothing_that_it_depends_on():
 @pytest.mark.parametrize("statement", ["from envsdk import Env, Turn", "import envsdk_environments, envsdk_renderers"])
 def test_what_authors_import_brings_no_model_library_no_command_line_and_no_web_framework(statement):
     assert not imported_by(statement) & HEAVY
+
+
+@pytest.mark.parametrize("name", ["policies", "rollouts"])
+def test_policies_and_rollouts_import_no_model_library(name):
+    assert not imported_by(f"import envsdk.{name}") & HEAVY

@@ -15,7 +15,7 @@ import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
 from envsdk.authoring.machinery import EnvConfig
 from envsdk.authoring.tool_env import ToolEnvConfig
-from envsdk.rollouts import agather, gather
+from envsdk.rollouts import arollout_many, rollout_many
 
 
 class Says(Env):
@@ -283,19 +283,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is something to"),
     "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
     "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is something to"),
-    "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; give it an object of it, Says()"),
-    "rollout(None)": (lambda: rollout(None), CONFIG, "give it an environment, or the id of a registered one"),
+    "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
+    "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),
     "rollout(unknown id)": (lambda: rollout("envsdk/MathCat-v0"), errors.UnknownName, "Did you mean 'envsdk/MathChat"),
-    "gather(env)": (lambda: gather(Says(), seeds=[0]), CONFIG, "give it what makes one"),
-    "gather(seeds=2)": (lambda: gather(Says, seeds=2), CONFIG, "such as range(2)"),
-    "gather(seeds=generator)": (lambda: gather(Says, seeds=(i for i in range(2))), CONFIG, "such as list(seeds)"),
-    "gather(function of a class)": (lambda: gather(lambda: Says, seeds=[0]), CONFIG, "got the class Says"),
-    "gather(async on_end)": (lambda: gather(Says, seeds=[0], on_end=on_end), CONFIG, "on_end is `async def`"),
+    "rollout_many(env)": (lambda: rollout_many(Says(), seeds=[0]), CONFIG, "expected a way to create an environment"),
+    "rollout_many(seeds=2)": (lambda: rollout_many(Says, seeds=2), CONFIG, "such as range(2)"),
+    "rollout_many(seeds=generator)": (lambda: rollout_many(Says, seeds=(i for i in range(2))), CONFIG, "list(seeds)"),
+    "rollout_many(function of a class)": (lambda: rollout_many(lambda: Says, seeds=[0]), CONFIG, "the class Says;"),
+    "rollout_many(async on_end)": (lambda: rollout_many(Says, seeds=[0], on_end=on_end), CONFIG, "is `async def`"),
     "a policy without **_": (lambda: rollout(Says(), needs_keywords), POLICY, "write needs_keywords(prompt, *,"),
-    "a policy that takes some": (lambda: rollout(Says(), needs_some), POLICY, "`**_` takes what it has no use for"),
+    "a policy that takes some": (lambda: rollout(Says(), needs_some), POLICY, "`**_` takes the arguments that"),
     "a policy by role without **_": (lambda: rollout(Says(), {"main": needs_some}), POLICY, "needs_some(prompt, *"),
-    "a class of policies": (lambda: rollout(Says(), PolicyClass), POLICY, "it is a class: give an object of it"),
-    "a policy in a gather": (lambda: gather(Says, needs_some, seeds=[0]), POLICY, "`**_` takes"),
+    "a class of policies": (lambda: rollout(Says(), PolicyClass), POLICY, "it is a class: pass an instance"),
+    "a policy in rollout_many": (lambda: rollout_many(Says, needs_some, seeds=[0]), POLICY, "`**_` takes"),
     "register_env without a namespace": (
         lambda: envsdk.register_env("NoSlash", Says),
         CONFIG,
@@ -322,8 +322,8 @@ def test_a_mistake_has_an_error_that_says_what_to_do(mistake: str) -> None:
 
 def test_rollout_and_gather_take_ids() -> None:
     assert rollout("envsdk/MathChat-v0", "reference").reward == pytest.approx(1.0)
-    assert len(gather("envsdk/MathChat-v0", "reference", seeds=range(2))) == 2
-    assert len(asyncio.run(agather("envsdk/MathChat-v0", "reference", seeds=np.arange(2)))) == 2
+    assert len(rollout_many("envsdk/MathChat-v0", "reference", seeds=range(2))) == 2
+    assert len(asyncio.run(arollout_many("envsdk/MathChat-v0", "reference", seeds=np.arange(2)))) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Message, Turn, errors
-from envsdk.rollouts import agather, gather
+from envsdk.rollouts import arollout_many, rollout_many
 
 
 def test_near_seeds_take_different_tasks_and_each_comes_once() -> None:
@@ -82,7 +82,7 @@ def test_a_failed_episode_keeps_its_steps_and_stops_no_other(fails: str, steps: 
         return env
 
     ended = []
-    trajectories = gather(make, "null", seeds=range(6), max_concurrency=2, on_end=ended.append)
+    trajectories = rollout_many(make, "null", seeds=range(6), max_concurrency=2, on_end=ended.append)
     assert [trajectory.seed for trajectory in trajectories] == list(range(6))
     assert len(ended) == 6
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
@@ -102,7 +102,7 @@ def test_a_policy_that_fails_is_an_error_trajectory_too() -> None:
             raise ConnectionError("the server is gone")
         return Action([5])
 
-    (trajectory,) = gather(Greets, policy, seeds=[0])
+    (trajectory,) = rollout_many(Greets, policy, seeds=[0])
     assert trajectory.error == "ConnectionError: the server is gone"
     assert len(trajectory.steps) == 1
 
@@ -118,7 +118,7 @@ def test_no_more_episodes_run_at_a_time_than_allowed() -> None:
         running.discard(episode_id)
         return Action([5])
 
-    asyncio.run(agather(Greets, policy, seeds=range(12), max_concurrency=3))
+    asyncio.run(arollout_many(Greets, policy, seeds=range(12), max_concurrency=3))
     assert max(most) == 3
 
 

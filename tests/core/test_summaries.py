@@ -14,7 +14,7 @@ from toy_policies import in_any_vocabulary
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
 from envsdk.errors import ConfigError, EpisodeError, TurnError
 from envsdk.history import Summarize, get_history
-from envsdk.rollouts import RandomPolicy
+from envsdk.policies import RandomPolicy
 
 PADDING = "and so on " * 20
 

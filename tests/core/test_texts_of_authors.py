@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envsdk import Action, Env, EnvConfig, Handoff, HistoryPolicy, Message, ToolEnv, Trajectory, Turn, errors, tool
 from envsdk.history import History, Rewrite
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=6)
 """Any Python text, halves of surrogate pairs included."""
@@ -209,7 +209,7 @@ def test_a_failed_episode_of_a_gather_is_recorded_whatever_its_error_says(error:
         def respond(self, reply: Message) -> Turn:
             raise error
 
-    (trajectory,) = gather(Raises, "null", seeds=[0])
+    (trajectory,) = rollout_many(Raises, "null", seeds=[0])
     assert trajectory.status == "error"
     assert trajectory.error is not None
     assert trajectory.error.startswith(f"{type(error).__name__}: ")

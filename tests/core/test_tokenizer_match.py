@@ -13,8 +13,9 @@ import transformers
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, Turn, rewards
 from envsdk.errors import ConfigError, TokenizerError, TokenizerMismatch
+from envsdk.policies import RandomPolicy
 from envsdk.rendering.tokenizers import DATA, Tokenizer, load_tokenizer
-from envsdk.rollouts import RandomPolicy, agather, gather
+from envsdk.rollouts import arollout_many, rollout_many
 from envsdk.trainers.checks import guarded
 
 
@@ -207,9 +208,9 @@ class Counts(Once):
 def test_many_episodes_end_with_the_error_and_close_their_environments() -> None:
     Counts.closed = 0
     with pytest.raises(TokenizerMismatch):
-        gather(lambda: Counts(tokenizer="embedded"), Plain(another()), seeds=range(8), max_concurrency=4)
+        rollout_many(lambda: Counts(tokenizer="embedded"), Plain(another()), seeds=range(8), max_concurrency=4)
     with pytest.raises(TokenizerMismatch):
-        asyncio.run(agather(Counts, plain_function, seeds=range(8), max_concurrency=4))
+        asyncio.run(arollout_many(Counts, plain_function, seeds=range(8), max_concurrency=4))
     assert Counts.closed == 8
 
 

@@ -21,7 +21,7 @@ from pydantic_core import PydanticSerializationError
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
 from envsdk.authoring import tool_env
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 
 class Place(BaseModel):
@@ -472,7 +472,7 @@ def test_hooks_may_be_async():
 
 def test_an_exception_that_is_not_told_ends_the_episode_and_says_where():
     class Strict(Desk):
-        told_exceptions: ClassVar[Any] = (KeyError,)
+        reported_exceptions: ClassVar[Any] = (KeyError,)
 
     env = begun(Strict())
     with pytest.raises(ValueError, match="no luck") as raised:
@@ -520,7 +520,7 @@ def test_in_a_gather_an_exception_of_the_author_is_an_error_trajectory_with_its_
         env.where = where
         return env
 
-    (trajectory,) = gather(make, "reference", seeds=[5])
+    (trajectory,) = rollout_many(make, "reference", seeds=[5])
     assert (trajectory.status, trajectory.error, len(trajectory.steps)) == ("error", told, steps)
     assert trajectory.samples() == []
     assert len(trajectory.samples(include_failed=True)) == (steps > 0)
@@ -1181,7 +1181,7 @@ def test_raise_tool_errors_raises_a_tools_own_mistake_and_not_what_it_tells_the_
 
 def test_an_exception_that_is_named_is_expected_and_no_crash(caplog: pytest.LogCaptureFixture):
     class Expects(Crashes):
-        told_exceptions: ClassVar[Any] = (NameError, Exception)
+        reported_exceptions: ClassVar[Any] = (NameError, Exception)
 
     env = Expects(raise_tool_errors=True)
     env.reset(seed=0)

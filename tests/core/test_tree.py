@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from envsdk import Break, Handoff, Limits, Sample, Trajectory, get_renderer, load_tokenizer, rollout
 from envsdk.errors import ConfigError, EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported, UnknownName
-from envsdk.rollouts import RandomPolicy
+from envsdk.policies import RandomPolicy
 from envsdk.trajectories.steps import ContextLog, Part, Step
 from envsdk.tree import TreeBatch, check_model, tree_batch
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message, errors
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 NUMBERS = st.integers(0, 10**6).map(str)
 EXPRESSIONS = st.recursive(
@@ -99,7 +99,7 @@ def test_nesting_as_deep_as_the_length_allows_is_no_problem():
 @pytest.mark.parametrize("options", [{}, {"operands": 2}, {"operands": 12, "max_number": 10**6}])
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(options: dict):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: Calculator(**options), policy, seeds=range(30))
+        trajectories = rollout_many(lambda: Calculator(**options), policy, seeds=range(30))
         assert {t.reward for t in trajectories} == {reward}
         assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
 

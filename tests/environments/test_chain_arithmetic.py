@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message, errors
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is missing: pip install 'envsdk[math]'"
@@ -77,7 +77,7 @@ def test_the_answer_is_what_the_question_says(difficulty: str, split: str, style
 def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
     least, most = ChainArithmetic.reward_range
     for policy, reward in (("reference", most), ("null", least)):
-        played = gather(lambda: ChainArithmetic(difficulty=difficulty, split=split), policy, seeds=range(20))
+        played = rollout_many(lambda: ChainArithmetic(difficulty=difficulty, split=split), policy, seeds=range(20))
         assert {(t.reward, t.status, len(t.steps)) for t in played} == {(reward, "terminated", 1)}
 
 

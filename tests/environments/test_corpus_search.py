@@ -21,7 +21,7 @@ from real_models import FAMILIES
 import envsdk
 from envsdk import Message, ToolCall, errors
 from envsdk.authoring.tasks import pick
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 SPLITS = ["train", "test"]
@@ -53,7 +53,7 @@ def said(env: CorpusSearch) -> str:
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(difficulty: Any, split: str):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: CorpusSearch(difficulty=difficulty, split=split), policy, seeds=range(6))
+        trajectories = rollout_many(lambda: CorpusSearch(difficulty=difficulty, split=split), policy, seeds=range(6))
         assert {(t.reward, t.status) for t in trajectories} == {(reward, "terminated")}
         assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
         hops = HOPS[difficulty] if policy == "reference" else 0

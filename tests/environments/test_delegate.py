@@ -10,7 +10,8 @@ from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Limits, Message, ToolCall, Trajectory, errors
-from envsdk.rollouts import RandomPolicy, ReplyPolicy, gather
+from envsdk.policies import RandomPolicy, ReplyPolicy
+from envsdk.rollouts import rollout_many
 
 HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
 
@@ -53,7 +54,7 @@ def check(trajectory: Trajectory) -> None:
 )
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(options: dict):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: Delegate(**options), policy, seeds=range(20))
+        trajectories = rollout_many(lambda: Delegate(**options), policy, seeds=range(20))
         assert {t.reward for t in trajectories} == {reward}
         assert not any(step.metrics.get("tool_errors") for t in trajectories for step in t.steps)
 

@@ -9,7 +9,8 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, Trajectory, errors
-from envsdk.rollouts import RandomPolicy, gather
+from envsdk.policies import RandomPolicy
+from envsdk.rollouts import rollout_many
 
 DEALS = list(itertools.permutations(range(3), 2))
 FIRST, SECOND = [(), ("check", "bet")], [("check",), ("bet",)]
@@ -83,9 +84,9 @@ def test_what_the_first_player_gains(moves: tuple, with_the_higher_card: int, wi
 
 @pytest.mark.parametrize("options", [{}, {"hands": 1}, {"hands": 20}, {"split": "test"}])
 def test_the_reference_policy_plays_to_the_end_and_the_null_policy_loses(options: dict):
-    for trajectory in gather(lambda: KuhnPoker(**options), "reference", seeds=range(30)):
+    for trajectory in rollout_many(lambda: KuhnPoker(**options), "reference", seeds=range(30)):
         assert (trajectory.reward, sum(won(trajectory))) == (1.0, pytest.approx(0.0))
-    for trajectory in gather(lambda: KuhnPoker(**options), "null", seeds=range(30)):
+    for trajectory in rollout_many(lambda: KuhnPoker(**options), "null", seeds=range(30)):
         assert (trajectory.reward, won(trajectory)) == (0.0, [-1.0, None])
 
 
@@ -100,7 +101,7 @@ def test_each_role_may_have_a_policy_of_its_own(null: str, other: str):
 
 
 def test_in_the_long_run_the_first_player_loses_what_it_must():
-    trajectories = gather(lambda: KuhnPoker(hands=1), "reference", seeds=range(1500))
+    trajectories = rollout_many(lambda: KuhnPoker(hands=1), "reference", seeds=range(1500))
     first = [2 * won(trajectory)[0] for trajectory in trajectories]  # in chips
     assert sum(first) / len(first) == pytest.approx(-1 / 18, abs=0.1)  # 3 standard errors
 

@@ -11,7 +11,8 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Env, Limits, Message, ToolCall, Trajectory, errors
-from envsdk.rollouts import ReplyPolicy, gather
+from envsdk.policies import ReplyPolicy
+from envsdk.rollouts import rollout_many
 
 ALL = [(difficulty, split) for difficulty in ("easy", "medium", "hard") for split in ("train", "test")]
 BUDGET = {"name": "budget", "max_tokens": 1500}
@@ -80,7 +81,7 @@ def _matches(forms: tuple[str, ...], text: str) -> list[re.Match[str]]:
 def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
     least, most = LongNotes.reward_range
     for policy, reward in (("reference", most), ("null", least)):
-        played = gather(lambda: LongNotes(difficulty=difficulty, split=split), policy, seeds=range(3))
+        played = rollout_many(lambda: LongNotes(difficulty=difficulty, split=split), policy, seeds=range(3))
         assert {(t.reward, t.status) for t in played} == {(reward, "terminated")}
         assert not any(step.metrics.get("tool_errors") for t in played for step in t.steps)
 
@@ -139,7 +140,7 @@ def breaks(trajectory: Trajectory) -> dict[str, int]:
 def test_whoever_takes_notes_succeeds_under_every_policy(history: Any, difficulty: str):
     if history == BUDGET and difficulty == "hard":
         history = {**BUDGET, "max_tokens": 2500}  # there is more in the notes
-    played = gather(lambda: LongNotes(difficulty=difficulty, history=history), "reference", seeds=range(2))
+    played = rollout_many(lambda: LongNotes(difficulty=difficulty, history=history), "reference", seeds=range(2))
     assert {(t.reward, t.status) for t in played} == {(1.0, "terminated")}
 
 

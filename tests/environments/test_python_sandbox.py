@@ -20,7 +20,7 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, errors, sandbox
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 from envsdk.sandbox import SandboxError
 
 DIFFICULTIES, SPLITS = ("easy", "medium", "hard"), ("train", "test")
@@ -61,7 +61,7 @@ def say(env: PythonSandbox, message: Message | str):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(difficulty: str, split: str):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: PythonSandbox(difficulty=difficulty, split=split), policy, seeds=range(4))
+        trajectories = rollout_many(lambda: PythonSandbox(difficulty=difficulty, split=split), policy, seeds=range(4))
         assert {t.reward for t in trajectories} == {reward}
         assert {t.stop_reason for t in trajectories} == {"terminated"}
         assert not any(step.metrics.get("tool_errors") for t in trajectories for step in t.steps)

@@ -13,7 +13,8 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, ToolCall, Trajectory, errors
-from envsdk.rollouts import RandomPolicy, ReplyPolicy, gather
+from envsdk.policies import RandomPolicy, ReplyPolicy
+from envsdk.rollouts import rollout_many
 
 LLM_USER = "envsdk/RetailDeskLLMUser-v0"
 
@@ -51,7 +52,7 @@ def texts(trajectory: Trajectory, role: str, context: str = "main") -> list[str]
 def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
         env = RetailDesk(difficulty=difficulty, split=split)
-        trajectories = gather(lambda env=env: env, policy, seeds=range(12), max_concurrency=1)
+        trajectories = rollout_many(lambda env=env: env, policy, seeds=range(12), max_concurrency=1)
         assert {(t.reward, t.stop_reason) for t in trajectories} == {(reward, "terminated")}
         assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
         assert {*trajectories[0].steps[-1].rewards} == {"told", "database"}

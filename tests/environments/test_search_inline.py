@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Action, Message
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,11 @@ def tokenizer() -> envsdk.rendering.tokenizers.Tokenizer:
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(hops: int):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: SearchInline(hops=hops), policy, seeds=range(30))
+        trajectories = rollout_many(lambda: SearchInline(hops=hops), policy, seeds=range(30))
         assert {t.reward for t in trajectories} == {reward}
-    assert {len(t.steps) for t in gather(lambda: SearchInline(hops=hops), "reference", seeds=range(30))} == {hops + 1}
+    assert {len(t.steps) for t in rollout_many(lambda: SearchInline(hops=hops), "reference", seeds=range(30))} == {
+        hops + 1
+    }
 
 
 def test_seeds_give_different_questions():

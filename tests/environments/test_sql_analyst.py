@@ -19,7 +19,7 @@ from real_models import FAMILIES
 import envsdk
 from envsdk import Limits, Message, ToolCall, errors
 from envsdk.authoring.tasks import split_of
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 LIMITS = QueryLimits(500_000, 1_000)
@@ -50,7 +50,7 @@ def image() -> bytes:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(difficulty: str, split: str):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = gather(lambda: SqlAnalyst(difficulty=difficulty, split=split), policy, seeds=range(5))
+        trajectories = rollout_many(lambda: SqlAnalyst(difficulty=difficulty, split=split), policy, seeds=range(5))
         assert {(t.reward, t.status) for t in trajectories} == {(reward, "terminated")}
         assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
 
@@ -344,7 +344,7 @@ def test_questions_whose_query_takes_too_many_steps_are_not_asked(difficulty: st
     def make() -> SqlAnalyst:
         return SqlAnalyst(difficulty=difficulty, max_steps_per_query=steps)
 
-    trajectories = gather(make, "reference", seeds=seeds)
+    trajectories = rollout_many(make, "reference", seeds=seeds)
     assert {(t.reward, t.status) for t in trajectories} == {(1.0, "terminated")}
     assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message, errors
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 ALL = [(difficulty, split) for difficulty in ("easy", "medium", "hard") for split in ("train", "test")]
 GAME = {"words": ["stone", "store", "stork", "acorn"], "secret": "store", "guesses": 3}
@@ -62,7 +62,7 @@ def test_the_list_has_a_thousand_different_words_of_five_letters():
 def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
     least, most = WordGuess.reward_range
     for policy, reward in (("reference", most), ("null", least)):
-        played = gather(lambda: WordGuess(difficulty=difficulty, split=split), policy, seeds=range(10))
+        played = rollout_many(lambda: WordGuess(difficulty=difficulty, split=split), policy, seeds=range(10))
         assert {(t.reward, t.status) for t in played} == {(reward, "terminated")}
         assert {step.metrics["illegal"] for t in played for step in t.steps} == {float(policy == "null")}
 

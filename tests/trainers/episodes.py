@@ -16,7 +16,7 @@ from envsdk_environments.kuhn_poker import KuhnPoker
 from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
 from envsdk.contexts.protocol import Break
 from envsdk.errors import InvalidSample
-from envsdk.rollouts import ReplyPolicy
+from envsdk.policies import ReplyPolicy
 
 
 def thinks(env: Any) -> Message:

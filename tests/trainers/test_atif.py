@@ -12,7 +12,7 @@ from trainers.episodes import all_kinds, delegated, kept, played, run_page, stri
 
 from envsdk import Env, Handoff, Message, ToolCall, Trajectory, Turn, rollout
 from envsdk.errors import InvalidRecord, InvalidSample
-from envsdk.rollouts import ReplyPolicy
+from envsdk.policies import ReplyPolicy
 from envsdk.trainers.atif import to_atif
 from envsdk.trainers.foreign import from_steps
 

@@ -19,7 +19,7 @@ from torch_models import gradient, in_sample_order, logprobs_separate, logprobs_
 
 import envsdk
 from envsdk import Renderer
-from envsdk.rollouts import TransformersPolicy
+from envsdk.policies import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -17,9 +17,9 @@ from torch_models import logprobs_separate, tiny_gpt_oss, tiny_qwen3
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Trajectory, Turn, rollouts
 from envsdk.errors import ConfigError, UnknownName
+from envsdk.policies import TransformersPolicy
 from envsdk.policies.sampling import Sampling, draw
 from envsdk.policies.transformers import Statistics
-from envsdk.rollouts import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -101,7 +101,7 @@ EPISODES = {
 
 
 def play(make_env: Callable[[], Env], policy: Any, seeds: Sequence[int] = (0,)) -> list[Trajectory]:
-    trajectories = rollouts.gather(make_env, policy, seeds=seeds)
+    trajectories = rollouts.rollout_many(make_env, policy, seeds=seeds)
     assert not any(trajectory.error for trajectory in trajectories)
     return trajectories
 
@@ -329,7 +329,7 @@ def test_the_same_seed_and_episode_give_the_same_tokens_however_episodes_are_int
 
     def run(concurrency: int, seeds: Sequence[int], **options: Any) -> dict[str, np.ndarray]:
         policy = TransformersPolicy(model, **{"seed": 5, "max_tokens": 12, **options})
-        return sampled(rollouts.gather(EPISODES["handoff"], policy, seeds=seeds, max_concurrency=concurrency))
+        return sampled(rollouts.rollout_many(EPISODES["handoff"], policy, seeds=seeds, max_concurrency=concurrency))
 
     expected = run(1, [0, 1])
     for others in (run(2, [0, 1]), run(2, [1, 0], max_cache_bytes=40_000)):

@@ -54,7 +54,7 @@ class PythonSandbox(ToolEnv):
     Task: ClassVar[type[BaseModel] | None] = PythonSandboxTask
     default_limits: ClassVar[Limits] = Limits(max_steps=12, max_tool_calls=20)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    told_exceptions: ClassVar[tuple[type[Exception], ...]] = ()  # none is the model's fault
+    reported_exceptions: ClassVar[tuple[type[Exception], ...]] = ()  # none is the model's fault
 
     def start(self) -> Turn:
         """Ask the question, if programs can be run here."""

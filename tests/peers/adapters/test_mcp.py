@@ -23,7 +23,8 @@ import envsdk
 from envsdk import Limits, Message, Tool, ToolCall, ToolEnv, Trajectory, Turn
 from envsdk.adapters.mcp import MCPServer, MCPServerError
 from envsdk.errors import ConfigError
-from envsdk.rollouts import ReplyPolicy, gather
+from envsdk.policies import ReplyPolicy
+from envsdk.rollouts import rollout_many
 
 SCRIPT = str(Path(__file__).parent / "tool_server.py")
 COMMAND = [sys.executable, SCRIPT]
@@ -285,7 +286,7 @@ def test_an_episode_whose_server_dies_is_an_error_and_the_next_one_finds_a_new_s
 
     env = OneDies(stdio)
     policy = ReplyPolicy(env, lambda player: player.reference_reply())
-    first, second, third = gather(lambda: env, policy, seeds=range(3), max_concurrency=1)
+    first, second, third = rollout_many(lambda: env, policy, seeds=range(3), max_concurrency=1)
     assert (first.status, first.reward, answers(first)) == ("terminated", 1.0, ["1", "2"])
     assert (second.status, second.samples()) == ("error", [])
     assert "MCPServerError: the MCP server" in (second.error or "")

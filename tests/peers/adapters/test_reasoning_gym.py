@@ -27,7 +27,7 @@ from envsdk.adapters.reasoning_gym import ReasoningGym
 from envsdk.adapters.reasoning_gym_scorers import may_be_asked
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ConfigError, UnknownName
-from envsdk.rollouts import gather
+from envsdk.rollouts import rollout_many
 
 NAMES = sorted(DATASETS.keys() - {"composite"})
 NOT_SUPPORTED = {"composite": "its options are no JSON; make an environment of each data set that it has"}
@@ -414,7 +414,7 @@ def test_it_is_registered_rolled_out_and_forked():
     env = envsdk.make("tests/Gcd-v0", renderer="qwen3", tokenizer="embedded")
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json())).unwrapped
     assert envsdk.rollout(env, "reference", seed=1).to_json() == envsdk.rollout(again, "reference", seed=1).to_json()
-    trajectories = gather(lambda: envsdk.make("tests/Gcd-v0"), "reference", seeds=range(6), max_concurrency=3)
+    trajectories = rollout_many(lambda: envsdk.make("tests/Gcd-v0"), "reference", seeds=range(6), max_concurrency=3)
     assert [trajectory.reward for trajectory in trajectories] == [1.0] * 6
     env.reset(seed=2)
     fork = env.fork()

@@ -35,7 +35,7 @@ from transformers import Qwen3Config
 
 from envsdk import Env, Limits, Message, Turn
 from envsdk.errors import ConfigError, EpisodeError, PolicyError, SingleSampleOnly
-from envsdk.rollouts import ReplyPolicy
+from envsdk.policies import ReplyPolicy
 from envsdk.trainers.ms_swift import make_scheduler
 
 pytestmark = pytest.mark.filterwarnings("ignore:::swift", "ignore:::transformers")

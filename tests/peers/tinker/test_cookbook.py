@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 import envsdk
 from envsdk import Action, Env, Limits, Message, Trajectory, Turn
 from envsdk.errors import ConfigError, EpisodeError, InvalidSample
-from envsdk.rollouts import RandomPolicy, ReplyPolicy
+from envsdk.policies import RandomPolicy, ReplyPolicy
 from envsdk.trainers.tinker import CookbookEnv, CookbookEnvGroupBuilder, to_datums, with_logprobs
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "trainers" / "tinker.md"

@@ -102,7 +102,7 @@ def transcripts(renderer: Renderer, make_env: Callable[..., Env]) -> list[Sample
     samples: list[Sample] = []
     for env_id in OPTIONS:
         for history in ("keep", "strip") if "MathChat" in env_id else ("keep",):
-            for trajectory in rollouts.gather(partial(make_env, env_id, history), "reference", seeds=SEEDS):
+            for trajectory in rollouts.rollout_many(partial(make_env, env_id, history), "reference", seeds=SEEDS):
                 for log in trajectory.contexts.values():
                     samples += sft_samples(renderer, log.messages, tools=log.tools, history=history)
     return samples

@@ -1,4 +1,4 @@
-"""`envsdk list`: the environments that there are, and what each is about."""
+"""`envsdk list`: print the registered environments with a summary of each."""
 
 import warnings
 from dataclasses import asdict
@@ -11,27 +11,27 @@ from ..registry import PluginWarning, list_envs
 from .output import complain, say, say_json
 
 
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print it as one line of JSON.")] = False) -> None:
-    """List all environments: what each is about and exercises, its tools, and what an episode can earn."""
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False) -> None:
+    """List all environments with their summary, tools, number of tasks, and reward range."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PluginWarning)
         ids = list_envs()
-    break_ = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
+    problems = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
     entries = [describe(name) for name in ids]
     if as_json:
-        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": break_})
+        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": problems})
         return
     for entry in entries:
         say(entry.id, style="bold")
         for line in _lines(entry):
             say(f"    {line}")
-    for problem in break_:
+    for problem in problems:
         complain(problem)
 
 
 def _lines(entry: Entry) -> list[str]:
     if entry.problem is not None:
-        return [f"cannot be made here: {entry.problem}"]
+        return [f"cannot be created on this machine: {entry.problem}"]
     least, most = ("?" if bound is None else f"{bound:g}" for bound in entry.reward_range)
     facts = [f"reward {least} to {most}"]
     if entry.tools:
@@ -39,6 +39,6 @@ def _lines(entry: Entry) -> list[str]:
     if entry.n_tasks is not None:
         facts.append(f"{entry.n_tasks:,} tasks")
     if entry.nondeterministic:
-        facts.append("not the same each time")
+        facts.append("nondeterministic")
     exercises = [f"Exercises: {entry.exercises}."] if entry.exercises else []
-    return [entry.summary or "It has no docstring.", *exercises, " · ".join(facts)]
+    return [entry.summary or "This environment has no docstring.", *exercises, " · ".join(facts)]

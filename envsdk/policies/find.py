@@ -1,0 +1,103 @@
+"""Finds the policy that a caller names, and checks that it can be called."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from ..authoring.env import Env
+from ..errors import PolicyError, unknown_name
+from ..rendering.renderer import Renderer
+from .policy import Policy, PolicyLike
+from .random import RandomPolicy
+from .reply import ReplyPolicy
+from .vocabularies import check_tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_REQUEST_FIELDS = tuple(
+    name
+    for name, parameter in inspect.signature(Policy.__call__).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+)
+
+
+class _PolicyByRole:
+    """A policy that passes each request on to the policy of its role."""
+
+    def __init__(self, policies: Mapping[str, Callable[..., Any]]) -> None:
+        self._policies = policies
+
+    def of(self, role: str) -> Callable[..., Any]:
+        if role not in self._policies:
+            raise PolicyError(
+                f"there is no policy for the role {role!r}, only for {sorted(self._policies)}: add one to the mapping "
+                "that you pass as the policy"
+            )
+        return self._policies[role]
+
+    def __call__(self, prompt: "NDArray[np.int32]", *, role: str, **others: Any) -> Any:
+        return self.of(role)(prompt, role=role, **others)
+
+
+def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> None:
+    """Check that a policy (or the policy of that role) was made for the renderer's tokenizer.
+
+    Raises:
+        TokenizerMismatch: See `check_tokenizer`.
+    """
+    check_tokenizer(policy.of(role) if isinstance(policy, _PolicyByRole) else policy, renderer)
+
+
+def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
+    """Return the built-in policy of that name for `env`, or the policy itself.
+
+    Args:
+        policy: A policy, the name of a built-in one, or a mapping from roles to either.
+        env: The environment of the episode.
+        seed: The seed of `RandomPolicy`; None means 0.
+
+    Raises:
+        UnknownName: If no built-in policy has that name.
+        PolicyError: If it is neither a name nor callable, or does not accept the arguments of `Policy`.
+    """
+    named: dict[str, Callable[[], Callable[..., Any]]] = {
+        "random": lambda: RandomPolicy(env.renderer.tokenizer.vocab_size, seed=seed or 0),
+        "reference": lambda: ReplyPolicy(env, lambda acting: acting.reference_reply()),
+        "null": lambda: ReplyPolicy(env, lambda acting: acting.null_reply()),
+    }
+    if isinstance(policy, Mapping):
+        by_role = cast("Mapping[str, PolicyLike]", policy)
+        return _PolicyByRole({role: find_policy(one, env, seed) for role, one in by_role.items()})
+    if isinstance(policy, str):
+        if policy not in named:
+            raise unknown_name("policy", policy, named, "To use a policy of your own, pass the function itself.")
+        return named[policy]()
+    if not callable(policy):
+        raise PolicyError(
+            f"policy is a {type(policy).__name__}; expected a function from a prompt to an Action, the name of a "
+            "policy, or a mapping from roles to policies"
+        )
+    _check_parameters(policy)
+    return policy
+
+
+def _check_parameters(policy: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return
+    try:
+        signature.bind(None, **dict.fromkeys(_REQUEST_FIELDS))
+    except TypeError as error:
+        name = getattr(policy, "__name__", type(policy).__name__)
+        advice = (
+            f"it is a class: pass an instance, {name}(...)"
+            if isinstance(policy, type)
+            else f"write {name}(prompt, *, max_tokens, **_), where `**_` takes the arguments that it does not use"
+        )
+        raise PolicyError(
+            f"the policy {name}{signature} cannot be called: {error}. A policy is called with the prompt and the "
+            f"keyword arguments {', '.join(_REQUEST_FIELDS)}; {advice}"
+        ) from None

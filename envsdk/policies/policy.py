@@ -1,0 +1,70 @@
+"""The contract of a policy: a function from a prompt to an action."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ..contexts.protocol import Action, Observation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Policy(Protocol):
+    """A function that samples a reply to a prompt; `async def` or plain.
+
+    Its optional attribute `tokenizer` declares the tokenizer that the policy was made for: anything that
+    `load_tokenizer` accepts, or `"any"`. If a context's renderer has a different tokenizer, the rollout raises
+    `TokenizerMismatch`. A policy without the attribute may be used with any environment whose tokenizer was set
+    explicitly.
+    """
+
+    def __call__(
+        self,
+        prompt: "NDArray[np.int32]",
+        *,
+        episode_id: str,
+        context: str,
+        base: str,
+        role: str,
+        keep: int,
+        stop_token_ids: tuple[int, ...],
+        stop: tuple[str, ...],
+        max_tokens: int | None,
+        sampling: Mapping[str, Any],
+    ) -> Action | Awaitable[Action]:
+        """Sample a reply.
+
+        Args:
+            prompt: The whole prompt, int32 of shape (n,). It is a copy, so the policy may change it.
+            episode_id: The episode's id. Key a KV cache by `(episode_id, context)`.
+            context: The name of the context that the prompt belongs to.
+            base: The name of the context whose prefix the prompt starts with.
+            keep: The number of tokens in that prefix. The KV cache of `base` is valid for these tokens.
+            role: The role of the agent that acts.
+            stop_token_ids: Token ids that end the reply. The sampled stop token is part of the action.
+            stop: Strings that end the reply.
+            max_tokens: The maximum number of tokens in the reply. None if there is no limit; the policy then
+                chooses one.
+            sampling: Sampling parameters that the environment requests, such as `{"temperature": 0.0}`.
+        """
+        ...
+
+
+PolicyLike: TypeAlias = str | Policy | Callable[..., Any] | Mapping[str, Any]
+"""A policy; the name of a built-in one (`random`, `reference` or `null`); or a mapping from roles to either."""
+
+
+def request_of(observation: Observation, info: Mapping[str, Any], episode_id: str) -> dict[str, Any]:
+    """Return the keyword arguments for a `Policy`: everything but the prompt."""
+    return {
+        "episode_id": episode_id,
+        "context": observation.context,
+        "base": observation.base,
+        "role": info["role"],
+        "keep": observation.keep,
+        "stop_token_ids": info["stop_token_ids"],
+        "stop": info["stop"],
+        "max_tokens": info["max_tokens"],
+        "sampling": info["sampling"],
+    }
