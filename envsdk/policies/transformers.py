@@ -305,8 +305,8 @@ def _text_config(model: Any) -> Any:
     config = getattr(model, "config", None)
     if not callable(model) or not hasattr(config, "get_text_config"):
         raise ConfigError(
-            f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the result of "
-            "AutoModelForCausalLM.from_pretrained(...)"
+            f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the result "
+            "of AutoModelForCausalLM.from_pretrained(...)"
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError("the model is an encoder-decoder; expected a decoder-only model")
@@ -314,11 +314,9 @@ def _text_config(model: Any) -> Any:
 
 
 def _check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
-    named = 1 + max(
-        tokenizer.control_tokens.values(), default=-1
-    )  # padding rows after the last token are never rendered
+    named = 1 + max(tokenizer.control_tokens.values(), default=-1)  # padding rows come last
     if rows < named:
         raise ConfigError(
-            f"the model has {rows} token ids, but the tokenizer {tokenizer.name!r} has {named}: it belongs to a different "
-            "family, or the model's embedding was not resized"
+            f"the model has {rows} token ids, but the tokenizer {tokenizer.name!r} has {named}: it belongs to a "
+            "different family, or the model's embedding was not resized"
         )

@@ -1,12 +1,12 @@
-"""Rewards: small scorers of a reply that put together give the named rewards of a `Turn`.
+"""Rewards: scorers of a reply, which combine to the named rewards of a `Turn`.
 
-A scorer is a function of a reply and a target that returns a float from 0 to 1, or None, which means not scored. Those
-here are objects with options, checked when they are made; any function of one's own will do as well.
+A scorer is a function of a reply and a target. It returns a float from 0 to 1, or None for "not scored". The scorers in
+this package are objects whose options are checked when they are created. You can use any function of your own as well.
 
     score = rewards.weighted(correct=(0.8, rewards.numeric()), format=(0.2, rewards.regex(r"[0-9]+")))
     Turn(reward=score(reply.content, target))  # {"correct": 0.8, "format": 0.2}
 
-What is wrong with a reply costs score; what is wrong with a target is a `TaskError`, with an option a `ConfigError`.
+A wrong or malformed reply gets a lower score. A malformed target raises `TaskError`, an invalid option `ConfigError`.
 """
 
 from .combined import aweighted, best, extract, in_thread, weighted

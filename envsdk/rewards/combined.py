@@ -1,4 +1,4 @@
-"""Scorers made of other scorers: weighted and named parts, a part of the reply, the best of several targets."""
+"""Scorers that combine other scorers: weighted parts, a part of the reply, the best of several targets."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ class _Weighted(Generic[S]):
 
     def __init__(self, **parts: tuple[float, S]) -> None:
         if not parts:
-            raise ConfigError("no part is given; expected name=(weight, scorer), such as correct=(1.0, exact())")
+            raise ConfigError("there are no parts; expected name=(weight, scorer), such as correct=(1.0, exact())")
         for name, part in parts.items():
             if not isinstance(part, tuple) or len(part) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"{name} is {part!r:.80}; expected a weight and a scorer, such as (0.5, exact())")
@@ -27,7 +27,7 @@ class _Weighted(Generic[S]):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the most that the rewards can add up to, if each part is scored."""
+        """The minimum and maximum of the summed rewards, if each part is scored."""
         weights = [weight for weight, _ in self.parts.values()]
         return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
@@ -40,21 +40,21 @@ class _Weighted(Generic[S]):
         for name, (weight, _) in self.parts.items():
             score = check_score(f"of {name}", scores[name])
             if score is not None:
-                rewards[name] = weight * score + 0.0  # no -0.0 of a negative weight
+                rewards[name] = weight * score + 0.0  # turns the -0.0 of a negative weight into 0.0
         return rewards or None
 
 
 class weighted(_Weighted[Scorer]):  # noqa: N801 - it is called like a function
-    """The named rewards of a reply: for each part its weight times its score.
+    """Score a reply by named parts: the reward of each part is its weight times its score.
 
-    A part that was not scored (None) is left out; if none was, there is None in place of the rewards. Both are what
-    `Turn(reward=...)` takes.
+    The result is a dict from names to rewards. It leaves out parts that were not scored (None), and is None if no part
+    was scored. `Turn(reward=...)` accepts both.
 
     Args:
-        **parts: For each name a weight and a scorer: `correct=(0.8, numeric())`. A negative weight is a penalty.
+        **parts: A weight and a scorer for each name: `correct=(0.8, numeric())`. A negative weight is a penalty.
 
     Raises:
-        ConfigError: If there is no part, a weight is not finite, or a scorer is none.
+        ConfigError: If there are no parts, a weight is not finite, or a scorer is not a scorer or is async.
     """
 
     def __init__(self, **parts: tuple[float, Scorer]) -> None:
@@ -62,34 +62,36 @@ class weighted(_Weighted[Scorer]):  # noqa: N801 - it is called like a function
         for name, (_, scorer) in parts.items():
             if _is_async(scorer):
                 raise ConfigError(
-                    f"the scorer of {name} has to be waited for: take aweighted, and await what it returns"
+                    f"the scorer of {name} is async; expected a plain one. Use aweighted, and await its result"
                 )
 
     def __call__(self, reply: str, target: Any = None, /) -> dict[str, float] | None:
-        """The rewards of a reply, by name.
+        """Return the rewards of a reply by name.
 
         Raises:
-            ConfigError: If a scorer returns anything but a number from 0 to 1, or None.
-            TaskError: If the target does not fit a scorer.
+            ConfigError: If a scorer returns anything but a number from 0 to 1 or None.
+            TaskError: If the target is not valid for a scorer.
         """
         return self._rewards({name: scorer(reply, target) for name, (_, scorer) in self.parts.items()})
 
 
 class aweighted(_Weighted[Scorer | AsyncScorer]):  # noqa: N801 - it is called like a function
-    """As `weighted`, to be awaited: some of its scorers may be async, such as `judge`; they go on side by side.
+    """Score a reply by named parts, some of which may be async, such as `judge`.
+
+    It works like `weighted`, but its result has to be awaited. Async scorers run concurrently.
 
     Args:
-        **parts: For each name a weight and a scorer, plain or async.
+        **parts: A weight and a scorer, plain or async, for each name.
 
     Raises:
-        ConfigError: If there is no part, a weight is not finite, or a scorer is none.
+        ConfigError: If there are no parts, a weight is not finite, or a scorer is not a scorer.
     """
 
     async def __call__(self, reply: str, target: Any = None, /) -> dict[str, float] | None:
-        """The rewards of a reply, by name; see `weighted`.
+        """Return the rewards of a reply by name; see `weighted`.
 
         Raises:
-            Exception: Whatever a scorer raises; the others are cancelled.
+            Exception: Any exception of a scorer; the other scorers are cancelled.
         """
         tasks = [asyncio.ensure_future(_score(scorer, reply, target)) for _, scorer in self.parts.values()]
         try:
@@ -103,18 +105,18 @@ class aweighted(_Weighted[Scorer | AsyncScorer]):  # noqa: N801 - it is called l
 
 @dataclass(frozen=True, slots=True)
 class extract:  # noqa: N801 - it is called like a function
-    r"""Scores a part of the reply: what a regular expression finds there last. 0 if it finds nothing.
+    r"""Score a part of the reply: the last match of a regular expression. Without a match, the score is 0.
 
-    `extract(r"<answer>(.*?)</answer>", numeric())` scores what stands between the last two tags.
+    `extract(r"<answer>(.*?)</answer>", numeric())` scores the text in the last pair of tags.
 
     Attributes:
-        pattern: A regular expression of Python's `re`; its first group is scored, or all of it if it has none. See
-            `regex` for patterns that take long.
-        scorer: What scores it.
-        max_chars: A longer reply scores 0.
+        pattern: A regular expression of Python's `re`. Its first group is scored, or the whole match if it has no
+            groups. See `regex` for patterns that take exponential time.
+        scorer: The scorer of the matched text.
+        max_chars: The maximum length of a reply, in characters. A longer reply scores 0.
 
     Raises:
-        ConfigError: If the pattern is none, or the scorer.
+        ConfigError: If the pattern is not a regular expression, or the scorer is not a scorer.
     """
 
     pattern: str
@@ -127,7 +129,7 @@ class extract:  # noqa: N801 - it is called like a function
         check_count("max_chars", self.max_chars)
 
     def __call__(self, reply: str, target: Any = None, /) -> float | None:
-        """Score a reply; the target is that of the scorer."""
+        """Score a reply. The target is passed on to the scorer."""
         if len(reply) > self.max_chars:
             return 0.0
         found = None
@@ -138,13 +140,15 @@ class extract:  # noqa: N801 - it is called like a function
 
 @dataclass(frozen=True, slots=True)
 class best:  # noqa: N801 - it is called like a function
-    """The best score of several targets, any of which is right. None if the reply is not scored with any.
+    """Score a reply against several correct targets, and take the best score.
+
+    The score is None if the reply is not scored against any of them.
 
     Attributes:
-        scorer: What scores the reply with each of them.
+        scorer: The scorer that compares the reply with each target.
 
     Raises:
-        ConfigError: If the scorer is none.
+        ConfigError: If the scorer is not a scorer.
     """
 
     scorer: Scorer
@@ -153,28 +157,28 @@ class best:  # noqa: N801 - it is called like a function
         check_scorer("the scorer of best", self.scorer)
 
     def __call__(self, reply: str, target: Any = None, /) -> float | None:
-        """Score a reply; the target is a list of targets.
+        """Score a reply. The target is a list of targets.
 
         Raises:
-            TaskError: If it is no list, or an empty one.
+            TaskError: If the target is not a list or tuple, or is empty.
         """
         if not isinstance(target, (list, tuple)) or not target:
-            raise TaskError(f"the target of best is {target!r:.80}; expected a list of targets")
+            raise TaskError(f"the target of best is {target!r:.80}; expected a non-empty list of targets")
         scores = [self.scorer(reply, one) for one in target]  # pyright: ignore[reportUnknownVariableType]
         return max((score for score in scores if score is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class in_thread:  # noqa: N801 - it is called like a function
-    """Runs a scorer that takes its time, such as `unit_tests`, in a thread, so that other episodes go on meanwhile.
+    """Run a slow scorer, such as `unit_tests`, in a thread, so that other episodes are not blocked.
 
-    It is to be awaited, by itself or in `aweighted`.
+    The result has to be awaited, directly or through `aweighted`.
 
     Attributes:
-        scorer: What scores the reply.
+        scorer: The scorer, a plain function.
 
     Raises:
-        ConfigError: If the scorer is none.
+        ConfigError: If the scorer is not a scorer.
     """
 
     scorer: Scorer
@@ -183,7 +187,7 @@ class in_thread:  # noqa: N801 - it is called like a function
         check_scorer("the scorer of in_thread", self.scorer)
 
     async def __call__(self, reply: str, target: Any = None, /) -> float | None:
-        """Score a reply; the target is that of the scorer."""
+        """Score a reply. The target is passed on to the scorer."""
         return await asyncio.to_thread(self.scorer, reply, target)
 
 

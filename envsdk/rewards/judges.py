@@ -1,4 +1,4 @@
-"""A scorer that asks a model: a policy samples a verdict, which is read strictly and kept by content."""
+"""A scorer that asks a judge model for a verdict, parses it strictly, and caches it by the prompt."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,9 @@ from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..messages import Message, to_messages
 from ..policies.vocabularies import check_tokenizer
+from ..registry import get_renderer
 from ..rendering.renderer import Renderer
+from ..rendering.tokenizers import load_tokenizer
 from ..rollouts import arollout
 from .scorer import check_count, check_score
 
@@ -36,35 +38,37 @@ _VERDICT = re.compile(r"verdict:[ \t]*+(.*)", re.IGNORECASE)  # of a stripped li
 
 
 class judge:  # noqa: N801 - it is called like a function
-    """The score that a model gives: `await judge(...)(reply, target)`. A verdict that cannot be read is None.
+    """Score a reply by the verdict of a judge model: `await judge(...)(reply, target)`.
 
-    The model gets one user's message, and its answer has to end with the line `Verdict: yes`, with one of the verdicts
-    in place of yes, and have no other such line. What it thinks does not count. An answer that was cut, is not well
-    formed or ends in another way is not scored. What the policy raises is raised.
+    The model gets one user message. Its answer must end with the line `Verdict: yes` (or another verdict), and must
+    not contain another such line; its reasoning is ignored. An answer that was cut, is malformed, or ends differently
+    gives None: the reply is not scored. Exceptions of the policy propagate.
 
-    The same prompt is asked once: verdicts are kept in memory, and in a file if one is given; unreadable ones, too, so
-    that the same file gives the same scores. Replies cannot forge control tokens, and the lines around them have a hash
-    of them, which they cannot hold. But a model may still believe what a reply says of itself; compare it with scorers
-    that cannot be talked to.
+    Each prompt is judged once. Verdicts are cached in memory, and in a file if you specify one. Malformed answers are
+    cached as well, so the same file always gives the same scores.
+
+    A reply cannot forge control tokens. The lines around it contain a hash of it, which it cannot contain. But the
+    model may still believe a reply that praises itself, so compare the judge with scorers that cannot be persuaded.
 
     Args:
-        policy: Samples the verdict; see `envsdk.policies.Policy`. It is called with the role and the context `judge`,
-            and with an `episode_id` that depends on nothing but the prompt.
-        question: What is to be judged, such as "Is the reply polite?".
-        verdicts: What the model may say, in lower case, and which score that is.
-        prompt: Makes the prompt of a reply and its target, in place of the built-in one: a text or messages. It tells
-            the model how to answer.
-        renderer: The renderer of the judge's model: what `get_renderer` takes, or an object.
-        tokenizer: The tokenizer of the judge's model, as `load_tokenizer` takes it. It is compared with the one that
-            the policy declares, see `envsdk.policies.Policy`.
-        max_tokens: How long the answer may be.
+        policy: The policy that samples the verdict; see `envsdk.policies.Policy`. It is called with the role and
+            context `judge`, and with an `episode_id` that depends only on the prompt.
+        question: The question about the reply, such as "Is the reply polite?".
+        verdicts: A mapping from each verdict, in lower case, to its score from 0 to 1.
+        prompt: A function from a reply and its target to the prompt (a string or messages), which replaces the
+            built-in one. The prompt must explain the form of the answer.
+        renderer: The renderer of the judge model: the name and options for `get_renderer`, or a `Renderer`.
+        tokenizer: The tokenizer of the judge model: anything that `load_tokenizer` accepts. It is compared with the
+            tokenizer that the policy declares.
+        max_tokens: The maximum number of tokens in the answer.
         sampling: Sampling parameters for the policy, such as `{"temperature": 0.0}`.
-        name: Tells this judge from others in the file: the model and its version.
-        cache: A file for verdicts (sqlite), which processes may share. It is made if it is not there.
+        name: The model and its version. It distinguishes the verdicts of different judges in one file.
+        cache: A sqlite file for verdicts, which several processes may share. It is created if it does not exist.
 
     Raises:
-        ConfigError: For an option that is not valid.
-        TokenizerMismatch: If the policy was made for another tokenizer, or none was chosen.
+        ConfigError: If an option is not valid.
+        UnknownName: If no renderer has that name.
+        TokenizerMismatch: If the policy was made for a different tokenizer, or no tokenizer was set.
     """
 
     def __init__(
@@ -82,15 +86,13 @@ class judge:  # noqa: N801 - it is called like a function
         cache: str | Path | None = None,
     ) -> None:
         if not callable(policy):
-            raise ConfigError(
-                f"the policy of a judge is {policy!r:.80}; expected a function from a prompt to an Action"
-            )
+            raise ConfigError(f"the policy of judge is {policy!r:.80}; expected a function from a prompt to an Action")
         check_count("max_tokens", max_tokens)
         self._policy = policy
         self._question = question
         self._verdicts = _checked(verdicts)
         self._prompt = prompt
-        self._renderer = Env(renderer=renderer, tokenizer=tokenizer).renderer
+        self._renderer = _renderer_of(renderer, tokenizer)
         check_tokenizer(policy, self._renderer)
         self._max_tokens = max_tokens
         self._sampling = dict(sampling or {})
@@ -100,11 +102,11 @@ class judge:  # noqa: N801 - it is called like a function
         self._asked: dict[str, asyncio.Task[float | None]] = {}
 
     async def __call__(self, reply: str, target: Any = None, /) -> float | None:
-        """The score of a reply. Who asks for the same at the same time waits for the same answer.
+        """Score a reply. Concurrent calls with the same prompt share one answer.
 
         Raises:
-            PolicyError: If the policy returns no `Action`.
-            Exception: Whatever the policy raises; nothing is kept then.
+            PolicyError: If the policy does not return an `Action`.
+            Exception: Any exception of the policy; nothing is cached then.
         """
         messages = self.messages(reply, target)
         key = self._key(messages)
@@ -119,7 +121,7 @@ class judge:  # noqa: N801 - it is called like a function
         return await asyncio.shield(task)
 
     def messages(self, reply: str, target: Any = None) -> list[Message]:
-        """What the model is asked."""
+        """Return the prompt of the judge model."""
         if self._prompt is not None:
             return to_messages(self._prompt(reply, target))
         digest = hashlib.blake2b(reply.encode(), digest_size=8).hexdigest()
@@ -130,22 +132,22 @@ class judge:  # noqa: N801 - it is called like a function
         return to_messages(text)
 
     def read(self, answer: Message) -> float | None:
-        """The score of an answer, or None if it is no verdict."""
+        """Return the score of an answer, or None if it has no valid verdict."""
         lines = [line.strip() for line in answer.content.strip().splitlines()]
-        said = [match[1].casefold() for line in lines if (match := _VERDICT.fullmatch(line))]
+        verdicts = [match[1].casefold() for line in lines if (match := _VERDICT.fullmatch(line))]
         is_last = bool(lines) and _VERDICT.fullmatch(lines[-1]) is not None
-        if answer.errors or answer.tool_calls or len(said) != 1 or not is_last:
+        if answer.errors or answer.tool_calls or len(verdicts) != 1 or not is_last:
             return None
-        return self._verdicts.get(said[0])
+        return self._verdicts.get(verdicts[0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # copies of an environment ask the same judge
+        return self  # copies of an environment share the judge and its cache
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_asked": {}}  # they belong to an event loop
+        return {**self.__dict__, "_asked": {}}  # tasks belong to an event loop
 
     def _key(self, messages: Sequence[Message]) -> str:
-        """What tells a question from all others: the messages, and what else the answer and its score depend on."""
+        """Return the cache key: a hash of everything that the answer and its score depend on."""
         tokenizer = self._renderer.tokenizer.fingerprint
         options = [self._name, self._renderer.specification(), tokenizer, self._max_tokens, self._sampling]
         asked = json.dumps([*options, self._verdicts, [message.to_openai() for message in messages]], default=repr)
@@ -164,7 +166,7 @@ class judge:  # noqa: N801 - it is called like a function
 
 
 class _Question(Env):
-    """Asks the judge, and takes the first reply."""
+    """A single-turn environment: it sends the prompt to the judge model and stores the answer."""
 
     def __init__(self, turn: Turn, renderer: Renderer) -> None:
         super().__init__(renderer=renderer)
@@ -172,17 +174,17 @@ class _Question(Env):
         self.answer = Message(role="assistant")
 
     def start(self) -> Turn:
-        """Ask."""
+        """Send the prompt."""
         return self._turn
 
     def respond(self, reply: Message) -> Turn:
-        """Take the answer."""
+        """Store the answer."""
         self.answer = reply
         return Turn(reward=None, terminated=True)
 
 
 class _File:
-    """Verdicts in a file. Every use opens it anew, so that it can be copied, pickled and shared."""
+    """Verdicts in a sqlite file. Each use opens the file, so the object can be copied, pickled and shared."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -190,10 +192,12 @@ class _File:
             with self._open() as file:
                 file.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, score REAL, answer TEXT)")
         except sqlite3.Error as error:
-            raise ConfigError(f"the file {str(path)!r} cannot hold verdicts: {error}. Take another cache") from error
+            raise ConfigError(
+                f"cache is {str(path)!r}, which cannot store verdicts: {error}; expected the path of a sqlite file"
+            ) from error
 
     def find(self, key: str) -> tuple[float | None] | None:
-        """The score of a verdict that is there, which may be None."""
+        """Return the stored score, which may be None, in a tuple; None if no verdict is stored."""
         with self._open() as file:
             found: tuple[float | None] | None = file.execute(
                 "SELECT score FROM verdicts WHERE key = ?", [key]
@@ -201,7 +205,7 @@ class _File:
         return found
 
     def keep(self, key: str, score: float | None, answer: str) -> None:
-        """Keep a verdict; one that is there stays."""
+        """Store a verdict, unless one is stored already."""
         with self._open() as file:
             file.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?)", [key, score, answer])
 
@@ -215,13 +219,27 @@ class _File:
             connection.close()
 
 
+def _renderer_of(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
+    if isinstance(renderer, Renderer):
+        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
+            raise ConfigError(
+                f"tokenizer is {tokenizer!r:.80}, but the renderer has {renderer.tokenizer.name!r}."
+                " Specify only one of the two"
+            )
+        return renderer
+    if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
+    options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    return get_renderer(options.pop("name", ""), tokenizer, **options)
+
+
 def _checked(verdicts: Mapping[str, float]) -> dict[str, float]:
     scores = {verdict: check_score(f"for the verdict {verdict!r}", score) for verdict, score in verdicts.items()}
     for verdict, score in scores.items():
         if score is None or verdict != verdict.strip().casefold() or len(verdict.splitlines()) != 1:
             raise ConfigError(
-                f"the verdict {verdict!r} has the score {score}; expected one line in lower case, and 0 to 1"
+                f"the verdict {verdict!r} has the score {score}; expected one lower-case line, and a score from 0 to 1"
             )
     if not scores:
-        raise ConfigError("verdicts is empty; expected what the model may say, and which score that is")
+        raise ConfigError("verdicts is empty; expected a mapping from each verdict to its score")
     return {verdict: score for verdict, score in scores.items() if score is not None}

@@ -12,13 +12,14 @@ from ..errors import ConfigError, TaskError
 from .scorer import check_number, check_switches
 
 MAX_DIGITS = 400
-"""A number with more digits, or with a larger power of ten, is read as none: it would take long to compute with."""
+"""The maximum number of digits, and of the power of ten. A longer number does not count, because arithmetic on it is
+slow."""
 
-# Every repeat is possessive, so that any text is read in one pass.
+# All repeats are possessive, so any text is matched in linear time.
 _DIGITS = r"[0-9]++"
 _GROUPED = r"[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|" + _DIGITS
 _NUMBER = r"[-+\u2212]?(?:(?:{whole})(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++|/[0-9]++)?"
-# Not inside a word or another number: 3.14.15, v2, 2^10, 3-5, 07/12/1990 and 1,23 hold none.
+# A number is not part of a word or of another number: 3.14.15, v2, 2^10, 3-5, 07/12/1990 and 1,23 contain none.
 _ALONE = r"(?<![\w.,/^])(?<!\w[-\u2212])(?:{number})(?![\w^/]|[-.,\u2212][0-9])"
 _NUMBERS = {grouped: _NUMBER.format(whole=_GROUPED if grouped else _DIGITS) for grouped in (False, True)}
 _WHOLE = {grouped: re.compile(number) for grouped, number in _NUMBERS.items()}
@@ -27,22 +28,22 @@ _INSIDE = {grouped: re.compile(_ALONE.format(number=number)) for grouped, number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class numeric:  # noqa: N801 - it is called like a function
-    """1 if the reply is the target as a number, else 0.
+    """Score 1 if the number in the reply equals the target, else 0.
 
-    A number is a whole number, a decimal (`0.5`, `.5`, `1e-3`) or a fraction (`3/4`), with a sign if need be. Nothing
-    else is one: no `inf`, no `1_000`, no words. It has at most 400 digits, and a power of ten of at most 400. It is
-    compared exactly, by its value and without rounding: `0.50` is 1/2. A float as target means the decimal that it is
-    written as, so that 0.1 is one tenth.
+    A number is an integer, a decimal (`0.5`, `.5`, `1e-3`) or a fraction (`3/4`), with an optional sign. `inf`, `1_000`
+    and number words do not count. A number has at most 400 digits, and a power of ten of at most 400. Values are
+    compared exactly, without rounding: `0.50` equals 1/2. A float target means the decimal that Python prints for it,
+    so 0.1 is one tenth.
 
     Attributes:
-        absolute: How far from the target the number may be.
-        relative: The same, as a share of the target. The larger of both counts.
-        find: `"whole"`: the reply is a number, with white space around it at most. `"last"`: the last number in the
-            reply is taken that stands by itself, and is no part of a word, a date, a power or the like.
-        grouped: Whether digits may be grouped by commas: `1,234,567`.
+        absolute: The maximum distance from the target.
+        relative: The maximum distance as a fraction of the target. The larger of the two tolerances applies.
+        find: `"whole"`: the reply is a number, apart from white space around it. `"last"`: use the last separate
+            number in the reply, which is not part of a word, a date, a power or the like.
+        grouped: Whether digits may be grouped with commas: `1,234,567`.
 
     Raises:
-        ConfigError: If a tolerance is negative or not finite, and for another value of an option.
+        ConfigError: If a tolerance is negative or not finite, or another option has an invalid value.
     """
 
     absolute: float = 0.0
@@ -58,17 +59,17 @@ class numeric:  # noqa: N801 - it is called like a function
         check_switches(self, "grouped")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
-        """Score a reply; the target is a number, or a text that is one.
+        """Score a reply. The target is a number, or a string that contains one.
 
         Raises:
-            TaskError: If the target is no finite number.
+            TaskError: If the target is not a finite number.
         """
-        wanted = _target(target)
-        said = self._number_in(reply)
-        if said is None:
+        expected = _target(target)
+        found = self._number_in(reply)
+        if found is None:
             return 0.0
-        tolerance = max(Fraction(self.absolute), Fraction(self.relative) * abs(wanted))
-        return float(abs(said - wanted) <= tolerance)
+        tolerance = max(Fraction(self.absolute), Fraction(self.relative) * abs(expected))
+        return float(abs(found - expected) <= tolerance)
 
     def _number_in(self, reply: str) -> Fraction | None:
         if self.find == "whole":
@@ -81,7 +82,7 @@ class numeric:  # noqa: N801 - it is called like a function
 
 
 def _value(text: str) -> Fraction | None:
-    """The value of a text that has the form of a number; None if it is too long, or divides by zero."""
+    """Return the value of a text that matches `_NUMBER`; None if it is too long or divides by zero."""
     text = text.replace(",", "").replace("\u2212", "-")
     digits, _, power = text.lower().partition("e")
     if sum(map(str.isdigit, digits)) > MAX_DIGITS or len(power) > 4 or abs(int(power or 0)) > MAX_DIGITS:
@@ -110,4 +111,4 @@ def _target(target: object) -> Fraction:
                 return value
         case _:
             pass
-    raise TaskError(f"the target of numeric is {target!r:.80}; expected a finite number, or one as a text")
+    raise TaskError(f"the target of numeric is {target!r:.80}; expected a finite number, or a string that contains one")

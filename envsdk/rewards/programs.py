@@ -1,4 +1,4 @@
-"""A scorer of code: runs a reply's code in the sandbox, with tests."""
+"""A scorer of code: it runs the code of a reply in the sandbox, with tests."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..errors import ConfigError, TaskError, what_is_invalid
-from .sandboxed import Values
+from .sandboxed import ValueCodec
 from .scorer import check_switches
 
 if TYPE_CHECKING:
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 _FENCE = "```"
 _WHAT_COUNTS = (
-    "What counts is an assert that is run, a function test..., and a method test... of a unittest.TestCase that does "
-    "not skip; none of them async, but in a unittest.IsolatedAsyncioTestCase. A function such as check(candidate) has "
-    "to be called"
+    "These count as tests: an assert that is executed, a function named test..., and a method named test... of a "
+    "unittest.TestCase that is not skipped. They must not be async, except in a unittest.IsolatedAsyncioTestCase. The "
+    "tests must call a function such as check(candidate) themselves"
 )
 
 
 class Program(BaseModel):
-    """A test of a program: what it reads, and what it has to write. White space at the ends of lines does not count."""
+    """A test of a program: its standard input and expected standard output.
+
+    White space at the ends of lines is ignored.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,7 +39,10 @@ class Program(BaseModel):
 
 
 class Call(BaseModel):
-    """A test of a function: an expression, such as `add(1, 2)`, and its value, a plain one. Tuples count as lists."""
+    """A test of a function: an expression, such as `add(1, 2)`, and its expected value.
+
+    The value consists of numbers, strings, bytes, None, lists, tuples, dicts and sets. A tuple equals a list.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,32 +55,32 @@ _CASES: TypeAdapter[list[Program | Call | str]] = TypeAdapter(list[Program | Cal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class unit_tests:  # noqa: N801 - it is called like a function
-    """1 if the code in the reply passes all tests, else 0.
+    """Score 1 if the code in the reply passes all tests, else 0.
 
-    The code is what stands in the reply's last fenced block, or all of it if there is none. It runs in the sandbox, see
-    `envsdk.sandbox`. A test is
+    The code is the last fenced block of the reply, or the whole reply if it has no fenced block. It runs in the sandbox
+    (see `envsdk.sandbox`). A test is one of:
 
-    - a `Call` or a `Program`: the value of an expression, or the output of a program, is compared outside the sandbox;
-      the code never sees what is expected;
-    - a text of tests: statements, functions `test...` and classes of `unittest` are run; a text of which nothing tests
-      anything is refused, see below. They call what the code
-      defines as if it were theirs, but it runs in another process. They give it plain values and get plain values:
-      numbers, texts, bytes, None, lists, tuples, dicts, sets. Objects of the code's own stay there: the tests can call
-      them, get attributes and items, and go through them, but not compare them, nor give them functions of theirs.
-      Whatever else they use, they import themselves. This takes namespaces: under Landlock there is one process only.
+    - A `Call` or a `Program`. The value of an expression, or the output of a program, is compared with the expected one
+      outside the sandbox. The code never sees what is expected.
+    - A string of Python tests. Its statements, functions named `test...` and `unittest` classes run; a string that
+      tests nothing raises `TaskError`. The tests use the names that the code defines, but the code runs in a separate
+      process. Arguments and results are plain values: numbers, strings, bytes, None, lists, tuples, dicts and sets.
+      Other objects stay in the code's process: the tests can call them, iterate over them, and get their attributes and
+      items, but cannot compare them or pass functions to them. The tests have to import all other modules that they
+      use. These tests need user namespaces: with Landlock, only one process is available.
 
-    Ending the process, writing what a verdict might look like, patching Python, or objects that are equal to everything
-    do not pass a test. What is not protected: what the tests do not test (code may know the examples of a text of tests
-    by heart, and an object of its own may answer each question as it likes), and what the tests themselves do with the
-    values that they get. With `isolation="unsafe_no_isolation"`, nothing is.
+    Code does not pass a test by ending the process, printing a fake verdict, patching Python, or returning objects that
+    are equal to everything. Two things are not protected: behavior that the tests do not check (code may hard-code the
+    examples in a string of tests, and its objects may answer each request as they like), and what the tests do with the
+    values they get. With `isolation="unsafe_no_isolation"`, nothing is protected.
 
     Attributes:
-        partial: Whether the score is the share of the tests that pass. A text of tests counts as one.
-        limits: What the code may use in each run; by default that of `envsdk.sandbox`. All calls together are one run.
-        isolation: What `envsdk.sandbox.run_python` takes.
+        partial: Whether the score is the fraction of tests that pass. A string of tests counts as one test.
+        limits: The resource limits of each run; None for the default of `envsdk.sandbox`. All calls share one run.
+        isolation: See `envsdk.sandbox.run_python`.
 
     Raises:
-        ConfigError: For an option that is not valid.
+        ConfigError: If an option is not valid.
     """
 
     partial: bool = False
@@ -84,23 +90,23 @@ class unit_tests:  # noqa: N801 - it is called like a function
     def __post_init__(self) -> None:
         check_switches(self, "partial")
         if not isinstance(self.isolation, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"isolation is {self.isolation!r:.80}; expected its name, such as 'auto'")
+            raise ConfigError(f"isolation is {self.isolation!r:.80}; expected the name of an isolation, such as 'auto'")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
-        """Score a reply; the target is a test or a list of them. A mapping with the fields of one is one, too.
+        """Score a reply. The target is a test or a list of tests; a `Call` or `Program` may be a mapping.
 
         Raises:
-            TaskError: If the target is none; if no assert, no function `test...` and no method of `unittest` of a text
-                is run, whatever the code; or if a text has tests that would not be run: async ones, or a class
-                `Test...` that is no `unittest.TestCase`.
-            SandboxError: If the code could not be run; it says nothing about the code.
+            TaskError: If the target is not a test; if a string of tests executes no assert, no function `test...` and
+                no `unittest` method, regardless of the code; or if it has tests that would not run: async ones, or a
+                class `Test...` that is not a `unittest.TestCase`.
+            SandboxError: If the sandbox failed. This does not depend on the code.
         """
         code, cases = code_in(reply), _cases(target)
         calls = [case for case in cases if isinstance(case, Call)]
         passed = self._calls(code, calls) if calls else 0
         for case in cases:
             if passed < len(calls) and not self.partial:
-                return 0.0  # what is left makes no difference
+                return 0.0  # one test has failed, so the score is 0
             if not isinstance(case, Call):
                 has_passed = self._tests(code, case) if isinstance(case, str) else self._program(code, case)
                 if not has_passed and not self.partial:
@@ -109,41 +115,41 @@ class unit_tests:  # noqa: N801 - it is called like a function
         return passed / len(cases) if self.partial else float(passed == len(cases))
 
     def _calls(self, code: str, cases: Sequence[Call]) -> int:
-        """How many calls have the right value."""
+        """Return the number of calls with the expected value."""
         task = json.dumps({"code": code, "calls": [case.call for case in cases]})
         lines = self._run(f"{_harness()}\nanswer()\n", task).stdout.splitlines()
         return sum(_is_right(line, case.value) for line, case in zip(lines, cases, strict=False))
 
     def _program(self, code: str, case: Program) -> bool:
-        """Whether a program writes what it should."""
+        """Return whether a program prints the expected output."""
         result = self._run(code, case.stdin)
         return result.ok and not result.stdout_cut and _lines(result.stdout) == _lines(case.stdout)
 
     def _tests(self, code: str, tests: str) -> bool:
-        """Whether a text of tests passes."""
+        """Return whether a string of tests passes."""
         from ..sandbox import SandboxUnavailable, check_isolation
 
         if check_isolation(cast("Any", self.isolation)) == "landlock":
             raise SandboxUnavailable(
-                "tests as a text need two processes, and under Landlock there is one: write them as Call or Program, "
-                "or run them where there are user namespaces"
+                "a string of tests needs two processes, but Landlock allows one: write the tests as Call or Program, "
+                "or use a machine with user namespaces"
             )
         ran = self._passed(code, tests)
-        if ran == 0 and self._passed("", tests) == 0:  # it is not the code that keeps them from running
-            raise TaskError(f"nothing in a text of tests tests anything, so any code would pass. {_WHAT_COUNTS}")
+        if ran == 0 and self._passed("", tests) == 0:  # they do not run with empty code either
+            raise TaskError(f"a string of tests tests nothing, so any code would pass. {_WHAT_COUNTS}")
         return bool(ran)
 
     def _passed(self, code: str, tests: str) -> int | None:
-        """How many tests of a text ran; None if not all passed."""
+        """Return the number of tests in a string that ran; None if one failed."""
         secret = secrets.token_hex()
         task = json.dumps({"secret": secret, "code": code, "tests": tests})
         result = self._run(f"{_harness()}\ntest()\n", task)
-        said, _, outcome = result.stdout.strip().partition(" ")
-        if not result.ok or said != secret:
+        found, _, outcome = result.stdout.strip().partition(" ")
+        if not result.ok or found != secret:
             return None
         ran: int | str = json.loads(outcome)
         if isinstance(ran, str):
-            raise TaskError(f"a text of tests has a test that would not be run: {ran}. {_WHAT_COUNTS}")
+            raise TaskError(f"a string of tests has a test that would not run: {ran}. {_WHAT_COUNTS}")
         return ran
 
     def _run(self, code: str, stdin: str) -> "SandboxResult":
@@ -154,7 +160,7 @@ class unit_tests:  # noqa: N801 - it is called like a function
 
 
 def code_in(reply: str) -> str:
-    """The code in a reply: what stands in its last fenced block, or all of it if there is none."""
+    """Return the code in a reply: its last fenced block, or the whole reply if it has none."""
     block: list[str] | None = None
     last: list[str] | None = None
     for line in reply.splitlines():
@@ -174,11 +180,11 @@ def _cases(target: Any) -> list[Program | Call | str]:
         cases = _CASES.validate_python(given)
     except ValidationError as error:
         raise TaskError(
-            f"the target of unit_tests is no test and no list of tests: {what_is_invalid(error)}. A test is a Call, a "
-            "Program, or a text"
+            f"the target of unit_tests is not valid: {what_is_invalid(error)}. Expected a test or a list of tests, "
+            "where a test is a Call, a Program, or a string of Python tests"
         ) from error
     if not cases or any(isinstance(case, str) and not case.strip() for case in cases):
-        raise TaskError("the target of unit_tests has no test, or an empty one, which any code would pass")
+        raise TaskError("the target of unit_tests is empty, or contains an empty test, which any code would pass")
     for case in cases:
         if isinstance(case, str):
             _check_text(case)
@@ -186,19 +192,19 @@ def _cases(target: Any) -> list[Program | Call | str]:
 
 
 def _check_text(tests: str) -> None:
-    """Refuse a text of tests that is no Python, or in which nothing can test anything.
+    """Check that a string of tests is Python code and contains at least one test.
 
     Raises:
-        TaskError: Then.
+        TaskError: If it is not, or does not.
     """
     try:
         nodes = list(ast.walk(ast.parse(tests)))
     except (SyntaxError, ValueError) as error:
-        raise TaskError(f"a text of tests is no Python, so no code would pass: {error}") from error
+        raise TaskError(f"a string of tests is not valid Python, so no code would pass: {error}") from error
     functions = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     has_asserts = any(isinstance(node, ast.Assert) for node in nodes)
     if not has_asserts and not any(function.name.startswith("test") for function in functions):
-        raise TaskError(f"nothing in a text of tests tests anything. {_WHAT_COUNTS}")
+        raise TaskError(f"a string of tests tests nothing. {_WHAT_COUNTS}")
 
 
 @functools.cache
@@ -207,16 +213,16 @@ def _harness() -> str:
 
 
 def _is_right(line: str, expected: Any) -> bool:
-    """Whether a line that the code had a hand in says a value."""
+    """Return whether an output line, which the code may have forged, contains the expected value."""
     try:
         error, value = json.loads(line)
-        return error is None and bool(_with_lists(Values().load(value)) == _with_lists(expected))
-    except Exception:  # whatever the code wrote there
+        return error is None and bool(_with_lists(ValueCodec().load(value)) == _with_lists(expected))
+    except Exception:  # the code may write anything
         return False
 
 
 def _with_lists(value: Any) -> Any:
-    """A value with lists in place of tuples, which JSON has not."""
+    """Return a value with its tuples replaced by lists, because JSON has no tuples."""
     if isinstance(value, (list, tuple)):
         return [_with_lists(item) for item in cast("Sequence[Any]", value)]
     if isinstance(value, dict):

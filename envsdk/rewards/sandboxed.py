@@ -1,11 +1,11 @@
-"""Runs inside the sandbox, as a program of its own; `programs` adds which function to call. Standard library only.
+"""The program that runs inside the sandbox; `programs` adds the call of `test` or `answer`. Standard library only.
 
-`test` runs tests in this process, and the code that they test in a child process. The two share no memory. The child is
-forked before this process has read the tests and the secret that goes with the verdict, and its standard streams are
-closed; on Linux this process lets nobody trace it. What the tests call in the child is asked for over a pipe, and only
-plain values come back, so that nothing of the child's (no `__eq__`, no patched builtin) takes part in a comparison.
+`test` runs tests in this process, and the tested code in a child process. The two share no memory. The child is forked
+before this process has read the tests and the secret that authenticates the verdict, and the child's standard streams
+are closed. On Linux, this process also forbids others to trace it. The tests call the child's objects over a pipe, and
+only plain values come back, so nothing of the child (no `__eq__`, no patched builtin) takes part in a comparison.
 
-`answer` runs code and then expressions in it, and writes the values, which are compared elsewhere.
+`answer` runs code, evaluates expressions in it, and prints the values, which are compared elsewhere.
 """
 
 import builtins
@@ -31,7 +31,7 @@ def _item(owner: Any, key: Any) -> Any:
     return owner[key]
 
 
-_ASKED: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": _call,
     "get": getattr,
     "item": _item,
@@ -39,16 +39,16 @@ _ASKED: dict[str, Callable[..., Any]] = {
     "next": next,
     "len": len,
 }
-"""What the tests may ask the child to do with its objects."""
+"""The operations on the child's objects that the tests may request."""
 _ASSERTED = "__asserted__"
-"""The name of the list in which a text of tests counts its asserts."""
+"""The name of the list that counts the executed asserts of a string of tests."""
 
 
-class Values:
-    """Values as JSON. What is no plain value stays where it is, and goes by a number."""
+class ValueCodec:
+    """Converts values to JSON and back. An object that is not a plain value is represented by a number."""
 
     def dump(self, value: Any) -> Any:
-        """A value as JSON; only exact types are plain."""
+        """Convert a value to JSON. Instances of subclasses do not count as plain values."""
         kind = cast("type[object]", type(value))
         if kind in _PLAIN:
             return value
@@ -63,7 +63,7 @@ class Values:
         return ["object", self.number_of(value)]
 
     def load(self, value: Any) -> Any:
-        """The value that `dump` wrote."""
+        """Convert the result of `dump` back to a value."""
         if not isinstance(value, list):
             return value
         kind, content = cast("list[Any]", value)
@@ -76,36 +76,36 @@ class Values:
         return complex(*content) if kind == "complex" else self.object_of(content)
 
     def number_of(self, value: Any) -> int:
-        """The number by which an object goes."""
+        """Return the number that represents an object."""
         return 0
 
     def object_of(self, number: int) -> Any:
-        """The object of a number; here, one that is equal to no other."""
+        """Return the object of a number; here, an object that equals no other."""
         return object()
 
 
-class Pipe(Values):
-    """Values over a pipe, one JSON document a line."""
+class Pipe(ValueCodec):
+    """Sends values over a pipe, as one line of JSON each."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read = os.fdopen(read, "r", encoding="utf-8", errors="surrogatepass")
         self._write = os.fdopen(write, "w", encoding="utf-8", errors="surrogatepass")
 
     def send(self, value: Any) -> None:
-        """Write a value."""
+        """Send a value."""
         self._write.write(json.dumps(self.dump(value)) + "\n")
         self._write.flush()
 
     def receive(self) -> Any:
-        """Read a value."""
+        """Receive a value."""
         line = self._read.readline()
         if not line:
             raise EOFError("the other process has ended")
         return self.load(json.loads(line))
 
 
-class Served(Pipe):
-    """The child's end: holds the objects."""
+class ObjectServer(Pipe):
+    """The child's end of the pipe, which holds the objects."""
 
     def __init__(self, read: int, write: int) -> None:
         super().__init__(read, write)
@@ -113,30 +113,30 @@ class Served(Pipe):
         self._numbers: dict[int, int] = {}
 
     def number_of(self, value: Any) -> int:
-        """See `Values`; the same object has the same number."""
+        """See `ValueCodec`. The same object always gets the same number."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
         return self._numbers[id(value)]
 
     def object_of(self, number: int) -> Any:
-        """See `Values`."""
+        """See `ValueCodec`."""
         return self._objects[number]
 
     def serve(self) -> NoReturn:
-        """Run the code, then do what is asked for, until nobody asks any more."""
-        self.send(tried(lambda: exported(run_code(self.receive()))))
+        """Run the code, then answer requests until the pipe is closed."""
+        self.send(outcome_of(lambda: exported(run_code(self.receive()))))
         while True:
             name, args, named = self.receive()
-            outcome = tried(lambda name=name, args=args, named=named: _ASKED[name](*args, **named))
+            outcome = outcome_of(lambda name=name, args=args, named=named: _OPERATIONS[name](*args, **named))
             try:
                 self.send([*outcome, args])
             except (RecursionError, ValueError) as error:
                 self.send([type(error).__name__, str(error), []])
 
 
-def tried(action: Callable[[], Any]) -> list[Any]:
-    """None and a value; or the name of an exception and what it says."""
+def outcome_of(action: Callable[[], Any]) -> list[Any]:
+    """Return [None, value], or [name of the exception, its text]."""
     try:
         return [None, action()]
     except BaseException as error:
@@ -146,7 +146,7 @@ def tried(action: Callable[[], Any]) -> list[Any]:
 
 
 def run_code(code: str) -> dict[str, Any]:
-    """Run the reply's code; its names."""
+    """Run the reply's code, and return its namespace."""
     module = types.ModuleType("reply")
     sys.modules["reply"] = module
     exec(compile(code, "reply.py", "exec"), vars(module))
@@ -154,18 +154,18 @@ def run_code(code: str) -> dict[str, Any]:
 
 
 def exported(names: dict[str, Any]) -> dict[str, Any]:
-    """What the code defines, without modules."""
+    """Return the names that the code defines, without modules."""
     return {name: value for name, value in names.items() if not isinstance(value, types.ModuleType)}
 
 
 class Remote:
-    """An object in the child, for the tests: called, asked for attributes and items, and gone through."""
+    """A proxy of an object in the child. The tests can call it, iterate over it, and get attributes and items."""
 
-    def __init__(self, pipe: "Asking", number: int) -> None:
+    def __init__(self, pipe: "ObjectClient", number: int) -> None:
         self.__dict__.update(_pipe=pipe, _number=number)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call it."""
+        """Call the object in the child."""
         return self._pipe.ask("call", self, *args, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -184,45 +184,48 @@ class Remote:
         return self._pipe.ask("len", self)
 
     def __bool__(self) -> bool:
-        raise TypeError("whether an object of the reply is true is for the reply to say: compare a plain value")
+        raise TypeError("the truth value of an object of the reply is not available: compare a plain value instead")
 
 
-class Asking(Pipe):
-    """The tests' end."""
+class ObjectClient(Pipe):
+    """The tests' end of the pipe."""
 
     def __init__(self, read: int, write: int) -> None:
         super().__init__(read, write)
         self._objects: dict[int, Remote] = {}
 
     def number_of(self, value: Any) -> int:
-        """See `Values`."""
+        """See `ValueCodec`."""
         if not isinstance(value, Remote):
-            raise TypeError(f"a {type(value).__name__} cannot be given to the reply's code: only plain values can")
+            raise TypeError(f"a {type(value).__name__} cannot be passed to the reply's code; expected a plain value")
         return vars(value)["_number"]
 
     def object_of(self, number: int) -> Remote:
-        """See `Values`."""
+        """See `ValueCodec`."""
         return self._objects.setdefault(int(number), Remote(self, int(number)))
 
     def run(self, code: str) -> dict[str, Any]:
-        """Run the reply's code; what it defines."""
+        """Run the reply's code, and return the names that it defines."""
         self.send(code)
         error, value = self.receive()
-        return _known_by_name(value) if error is None else _fail(error, value)
+        return _usable_names(value) if error is None else _fail(error, value)
 
     def ask(self, what: str, *args: Any, **named: Any) -> Any:
-        """Let the child do something. Lists and the like that it was given are then as it left them."""
+        """Request an operation from the child.
+
+        If it changes a list, dict or set among the arguments, the tests' object is changed in the same way.
+        """
         self.send([what, args, named])
         error, value, left = self.receive()
         for given, after in zip(args, left, strict=False):
             _update(given, after)
         if error == "StopIteration" and what != "next":
-            error = "RuntimeError"  # else it would end a loop over what the code says, with no word
+            error = "RuntimeError"  # a StopIteration would silently end a loop in the tests
         return value if error is None else _fail(error, value)
 
 
-def _known_by_name(names: Any) -> dict[str, Any]:
-    """What the tests know by name: nothing that would hide a builtin from them, or that Python itself reads."""
+def _usable_names(names: Any) -> dict[str, Any]:
+    """Return the names that the tests may use: none that hides a builtin, and no dunder name."""
     found = cast("dict[Any, Any]", names) if isinstance(names, dict) else {}
     return {
         name: value
@@ -241,30 +244,30 @@ def _update(given: Any, after: Any) -> None:
         cast("Any", given).update(after)
 
 
-def _fail(name: str, said: str) -> NoReturn:
-    """Raise what the child raised: the builtin exception of that name, or one that is called so."""
+def _fail(name: str, text: str) -> NoReturn:
+    """Raise the exception of the child: the builtin exception of that name, or a new class with that name."""
     kind: Any = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = type(str(name), (Exception,), {})
     try:
-        error = kind(said)
+        error = kind(text)
     except TypeError:
-        error = Exception(f"{name}: {said}")
+        error = Exception(f"{name}: {text}")
     raise error
 
 
-class NoTestError(Exception):
-    """Something in a text of tests looks like a test, and would not be run."""
+class TestWouldNotRun(Exception):
+    """A string of tests contains something that looks like a test but would not run."""
 
 
 def run_tests(namespace: dict[str, Any], tests: str) -> int:
-    """Run a text of tests: what it says, its functions `test...`, and its classes of `unittest`.
+    """Run a string of tests: its statements, its functions `test...`, and its `unittest` classes.
 
     Returns:
-        How many tests ran: asserts, functions, and methods of `unittest` that did not skip.
+        The number of tests that ran: asserts, functions, and `unittest` methods that were not skipped.
 
     Raises:
-        NoTestError: If the text has something that looks like a test and is none.
+        TestWouldNotRun: If something looks like a test but would not run.
     """
     before = dict(namespace)
     asserted: list[None] = []
@@ -283,32 +286,32 @@ def run_tests(namespace: dict[str, Any], tests: str) -> int:
 
 
 def counting_asserts(tests: str) -> types.CodeType:
-    """The code of a text of tests that counts which of its asserts hold."""
+    """Compile a string of tests, with a statement after each assert that counts it."""
     import ast
 
     class Counting(ast.NodeTransformer):
         def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-            """Follow it with a statement that counts."""
+            """Append a statement that counts the assert."""
             return [node, *(ast.copy_location(one, node) for one in ast.parse(f"{_ASSERTED}.append(None)").body)]
 
     return compile(ast.fix_missing_locations(Counting().visit(ast.parse(tests))), "tests.py", "exec")
 
 
 def check_function(function: object, name: str) -> None:
-    """Refuse a test that does nothing when it is called."""
+    """Raise TestWouldNotRun for a test function that does nothing when it is called."""
     import inspect
 
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(function) for is_kind in kinds):
-        raise NoTestError(f"{name} is async or a generator: calling it tests nothing")
+        raise TestWouldNotRun(f"{name} is async or a generator: calling it tests nothing")
 
 
 def check_class(kind: type[object]) -> None:
-    """Refuse a class `Test...` that is none of `unittest`, and methods that test nothing."""
+    """Raise TestWouldNotRun for a class `Test...` that `unittest` does not run, and for methods that test nothing."""
     names = [name for name in dir(kind) if name.startswith("test")]
     if not is_case(kind):
         if names and kind.__name__.startswith("Test") and kind.__module__ == "tests":
-            raise NoTestError(f"the class {kind.__name__} is no unittest.TestCase: nobody runs its methods")
+            raise TestWouldNotRun(f"the class {kind.__name__} is not a unittest.TestCase, so its methods would not run")
         return
     import unittest
 
@@ -318,7 +321,7 @@ def check_class(kind: type[object]) -> None:
 
 
 def is_case(kind: type) -> bool:
-    """Whether it is a class of tests of `unittest`."""
+    """Return whether a class is a `unittest.TestCase`."""
     if "unittest" not in sys.modules:
         return False
     import unittest
@@ -327,7 +330,7 @@ def is_case(kind: type) -> bool:
 
 
 def run_cases(kind: type) -> int:
-    """Run a class of tests, if it is one of `unittest`; how many ran and did not skip."""
+    """Run the tests of a `unittest` class, and return the number that were not skipped; 0 for any other class."""
     if not is_case(kind):
         return 0
     import unittest
@@ -336,7 +339,7 @@ def run_cases(kind: type) -> int:
         passed = 0
 
         def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802 - the name that `unittest` calls
-            """Count it."""
+            """Count a passed test."""
             self.passed += 1
 
     result = Result()
@@ -347,20 +350,20 @@ def run_cases(kind: type) -> int:
 
 
 def child(read: int, write: int) -> NoReturn:
-    """Serve the reply's code; nothing of the standard streams is left to it."""
+    """Serve the objects of the reply's code, without access to the standard streams."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     try:
-        Served(read, write).serve()
+        ObjectServer(read, write).serve()
     finally:
         os._exit(1)
 
 
 def test() -> None:
-    """Fork, read what there is to do, and say whether all tests pass.
+    """Fork, read the task, run the tests, and print the verdict if all of them pass.
 
-    Then the secret is on standard output, and behind it how many tests ran, or what only looks like a test.
+    The verdict is the secret, followed by the number of tests that ran or by the text of a TestWouldNotRun.
     """
     to_child, from_child = os.pipe(), os.pipe()
     if os.fork() == 0:
@@ -370,26 +373,26 @@ def test() -> None:
     os.close(to_child[0])
     os.close(from_child[1])
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
-        raise OSError("this process could not be closed to others")
+        raise OSError("this process could not forbid tracing (prctl PR_SET_DUMPABLE)")
     task: dict[str, str] = json.load(sys.stdin)
-    asking = Asking(from_child[0], to_child[1])
+    client = ObjectClient(from_child[0], to_child[1])
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
-        names = asking.run(task["code"])
+        names = client.run(task["code"])
         try:
             outcome: int | str = run_tests({"__name__": "tests", **names}, task["tests"])
-        except NoTestError as error:
+        except TestWouldNotRun as error:
             outcome = str(error)
     print(task["secret"], json.dumps(outcome), flush=True)
     os._exit(0)
 
 
 def answer() -> None:
-    """Run code and then expressions, and write for each a line: null and its value, or an error."""
+    """Run code, evaluate expressions in it, and print one line for each: [null, value] or [error, text]."""
     task: dict[str, Any] = json.load(sys.stdin)
-    values, output = Values(), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    values, output = ValueCodec(), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     names = run_code(task["code"])
     for call in task["calls"]:
-        outcome = tried(lambda call=call: values.dump(eval(compile(call, "call", "eval"), names)))
+        outcome = outcome_of(lambda call=call: values.dump(eval(compile(call, "call", "eval"), names)))
         output.write(json.dumps(outcome) + "\n")
         output.flush()

@@ -1,4 +1,4 @@
-"""What a scorer is, and the checks that all of them share."""
+"""The protocol of a scorer, and the checks that all scorers share."""
 
 import math
 import re
@@ -9,44 +9,44 @@ from ..errors import ConfigError, TaskError
 
 
 class Scorer(Protocol):
-    """Scores a reply."""
+    """A function that scores a reply."""
 
     def __call__(self, reply: str, target: Any = None, /) -> float | None:
         """Score a reply.
 
         Args:
-            reply: Its text, mostly `reply.content`.
-            target: What it is compared with.
+            reply: The text of the reply, usually `reply.content`.
+            target: The reference to compare it with. Its type depends on the scorer.
 
         Returns:
-            From 0 to 1. None: it was not scored.
+            A score from 0 to 1, or None if the reply is not scored.
         """
         ...
 
 
 class AsyncScorer(Protocol):
-    """Scores a reply after it has waited for something, such as a judge."""
+    """An async function that scores a reply, such as a judge."""
 
     def __call__(self, reply: str, target: Any = None, /) -> Awaitable[float | None]:
-        """As `Scorer`."""
+        """Score a reply; see `Scorer`."""
         ...
 
 
 def check_scorer(name: str, scorer: object) -> None:
-    """Refuse what cannot be called, such as a class in place of an object of it.
+    """Check that an option is a scorer: a callable, but not a class.
 
     Raises:
-        ConfigError: It says what was given.
+        ConfigError: If it is not.
     """
     if not callable(scorer) or isinstance(scorer, type):
         raise ConfigError(f"{name} is {scorer!r:.80}; expected a scorer: a function of a reply and a target")
 
 
 def check_number(name: str, value: object, least: float = -math.inf) -> None:
-    """Refuse what is no finite number, or too small.
+    """Check that an option is a finite number that is at least `least`.
 
     Raises:
-        ConfigError: It names the option.
+        ConfigError: If it is not.
     """
     number = float(cast("Any", value)) if isinstance(value, (int, float)) and type(value) is not bool else math.nan
     if not math.isfinite(number) or number < least:
@@ -55,20 +55,20 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is no integer of at least 1.
+    """Check that an option is an integer of at least 1.
 
     Raises:
-        ConfigError: It names the option.
+        ConfigError: If it is not.
     """
     if type(value) is not int or value < 1:
         raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least 1")
 
 
 def check_switches(owner: object, *names: str) -> None:
-    """Refuse attributes that are neither True nor False.
+    """Check that the attributes with these names are True or False.
 
     Raises:
-        ConfigError: It names the first.
+        ConfigError: If one is not.
     """
     for name in names:
         value = getattr(owner, name)
@@ -77,21 +77,25 @@ def check_switches(owner: object, *names: str) -> None:
 
 
 def compiled(pattern: object) -> re.Pattern[str]:
-    """A regular expression, ready for use.
+    """Compile a regular expression.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the pattern is not a regular expression.
     """
     if not isinstance(pattern, str):
-        raise ConfigError(f"pattern is {pattern!r:.80}; expected a regular expression as a text")
+        raise ConfigError(f"pattern is {pattern!r:.80}; expected a string with a regular expression")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"the pattern {pattern!r:.200} is no regular expression: {error}") from error
+        raise ConfigError(f"the pattern {pattern!r:.200} is not a regular expression: {error}") from error
 
 
 def check_score(name: str, score: object) -> float | None:
-    """What a scorer returned, as a float.
+    """Convert the result of a scorer to a float, or None.
+
+    Args:
+        name: Which scorer it is, such as `"of style"`.
+        score: The result.
 
     Raises:
         ConfigError: If it is neither None nor a number from 0 to 1.
@@ -103,16 +107,16 @@ def check_score(name: str, score: object) -> float | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise ConfigError(f"the scorer {name} returned {score!r:.80}; a score is from 0 to 1, or None for not scored")
+        raise ConfigError(f"the scorer {name} returned {score!r:.80}; expected 0 to 1, or None for not scored")
     return number
 
 
 def text_of(target: object, scorer: str) -> str:
-    """The target as a text.
+    """Return the target of a scorer that takes a string.
 
     Raises:
-        TaskError: If it is none.
+        TaskError: If the target is not a string.
     """
     if not isinstance(target, str):
-        raise TaskError(f"the target of {scorer} is {target!r:.80}; expected a text")
+        raise TaskError(f"the target of {scorer} is {target!r:.80}; expected a string")
     return target

@@ -1,4 +1,4 @@
-"""Scorers that compare texts: the same text, the same words, a pattern."""
+"""Scorers that compare strings: exact match, word overlap (F1), and regular expressions."""
 
 import re
 import string
@@ -13,25 +13,25 @@ from .scorer import check_count, check_switches, compiled, text_of
 Whitespace = Literal["as_is", "trim", "collapse"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_MAX_COMPOSED_CHARS = 10_000  # Python takes quadratic time for text of nothing but combining marks
+_MAX_COMPOSED_CHARS = 10_000  # normalization takes quadratic time for a string of only combining marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class exact:  # noqa: N801 - it is called like a function
-    """1 if the reply is the target, else 0.
+    """Score 1 if the reply equals the target, else 0.
 
-    Both are compared in Unicode's composed form (NFC), so that it does not matter how an accent is written; texts of
-    more than 10,000 characters as they are. Nothing else is changed but what the options say.
+    Both are compared in Unicode's composed form (NFC), so different encodings of an accent are equal. Strings of more
+    than 10,000 characters are compared without this normalization. The options allow further differences.
 
     Attributes:
-        whitespace: `"trim"` ignores white space at both ends, `"collapse"` also how much there is between words,
-            `"as_is"` ignores none.
-        ignore_case: Whether upper and lower case are the same.
-        ignore_punctuation: Whether punctuation and ASCII symbols are left out: `-5` is then the same as `5`.
-        ignore_articles: Whether the words a, an and the are left out.
+        whitespace: `"trim"` ignores white space at both ends; `"collapse"` also ignores the amount of white space
+            between words; `"as_is"` compares all white space.
+        ignore_case: Whether to ignore the difference between upper and lower case.
+        ignore_punctuation: Whether to remove punctuation and ASCII symbols. `-5` then equals `5`.
+        ignore_articles: Whether to remove the words a, an and the.
 
     Raises:
-        ConfigError: For another value of an option.
+        ConfigError: If an option has an invalid value.
     """
 
     whitespace: Whitespace = "trim"
@@ -45,10 +45,10 @@ class exact:  # noqa: N801 - it is called like a function
         check_switches(self, "ignore_case", "ignore_punctuation", "ignore_articles")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
-        """Score a reply; the target is a text.
+        """Score a reply. The target is a string.
 
         Raises:
-            TaskError: If the target is no text.
+            TaskError: If the target is not a string.
         """
         return float(self._normalized(reply) == self._normalized(text_of(target, "exact")))
 
@@ -61,20 +61,20 @@ class exact:  # noqa: N801 - it is called like a function
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class f1:  # noqa: N801 - it is called like a function
-    """The share of words that reply and target have in common: the harmonic mean of precision and recall.
+    """Score the word overlap of reply and target (F1): the harmonic mean of precision and recall.
 
-    Words are what white space separates, each counted as often as it is there, in any order. If both have none, the
-    score is 1. By default texts are normalised as for the data set SQuAD, which has the same score.
+    Words are separated by white space and counted as a multiset, in any order. If both strings have no words, the score
+    is 1. With the default options, the normalization and the score are those of SQuAD.
 
     Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text", 2016.
 
     Attributes:
-        ignore_case: Whether upper and lower case are the same.
-        ignore_punctuation: Whether punctuation and ASCII symbols are left out.
-        ignore_articles: Whether the words a, an and the are left out.
+        ignore_case: Whether to ignore the difference between upper and lower case.
+        ignore_punctuation: Whether to remove punctuation and ASCII symbols.
+        ignore_articles: Whether to remove the words a, an and the.
 
     Raises:
-        ConfigError: For an option that is neither True nor False.
+        ConfigError: If an option is neither True nor False.
     """
 
     ignore_case: bool = True
@@ -85,16 +85,16 @@ class f1:  # noqa: N801 - it is called like a function
         check_switches(self, "ignore_case", "ignore_punctuation", "ignore_articles")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
-        """Score a reply; the target is a text.
+        """Score a reply. The target is a string.
 
         Raises:
-            TaskError: If the target is no text.
+            TaskError: If the target is not a string.
         """
-        said, wanted = self._words(reply), self._words(text_of(target, "f1"))
-        if said == wanted:
+        words, expected = self._words(reply), self._words(text_of(target, "f1"))
+        if words == expected:
             return 1.0
-        common = (said & wanted).total()
-        return 2 * common / (said.total() + wanted.total())
+        common = (words & expected).total()
+        return 2 * common / (words.total() + expected.total())
 
     def _words(self, text: str) -> Counter[str]:
         return Counter(
@@ -106,20 +106,20 @@ class f1:  # noqa: N801 - it is called like a function
 
 @dataclass(frozen=True, slots=True)
 class regex:  # noqa: N801 - it is called like a function
-    r"""1 if the reply fits a regular expression, else 0; the target does not matter.
+    r"""Score 1 if the reply matches a regular expression, else 0. The target is ignored.
 
-    A pattern can take very long, and nothing interrupts it. The limit on the length keeps patterns with one ambiguous
-    repeat (`\s+$`) harmless. It does not help against repeats within repeats, such as `(a+)+b`, which take exponential
-    time: write them with possessive repeats (`(?:a++)++b`) or atomic groups (`(?>...)`).
+    Matching cannot be interrupted, and some patterns take very long. `max_chars` bounds the time of patterns with one
+    ambiguous repeat (`\s+$`). It does not help with nested repeats such as `(a+)+b`, which take exponential time: write
+    them with possessive repeats (`(?:a++)++b`) or atomic groups (`(?>...)`).
 
     Attributes:
-        pattern: A regular expression of Python's `re`. Flags stand in it: `(?i)` ignores case, `(?s)` lets `.` match
-            line ends.
-        where: `"anywhere"` in the reply, or the `"whole"` of it, without white space at both ends.
-        max_chars: A longer reply scores 0.
+        pattern: A regular expression of Python's `re`. Put flags into the pattern: `(?i)` ignores case, `(?s)` lets `.`
+            match line breaks.
+        where: `"anywhere"` searches the reply; `"whole"` matches the whole reply, without white space at both ends.
+        max_chars: The maximum length of a reply, in characters. A longer reply scores 0.
 
     Raises:
-        ConfigError: If the pattern is none, or for another value of an option.
+        ConfigError: If the pattern is not a regular expression, or an option has an invalid value.
     """
 
     pattern: str
@@ -142,7 +142,7 @@ class regex:  # noqa: N801 - it is called like a function
 
 
 def _without(text: str, *, case: bool, punctuation: bool, articles: bool) -> str:
-    """A text in composed form, without what is ignored."""
+    """Return a string in composed form (NFC), without case, punctuation and articles where these are ignored."""
     if len(text) <= _MAX_COMPOSED_CHARS:
         text = unicodedata.normalize("NFC", text)
     if case:

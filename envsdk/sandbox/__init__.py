@@ -1,7 +1,7 @@
-"""Run untrusted Python code: in a process of its own, without network, with files of its own, within limits.
+"""Run untrusted Python code in a separate process, without network access, with its own files and resource limits.
 
-`run_python` runs a program; `SandboxLimits` says what it may use, `SandboxResult` what came of it. It needs Linux:
-bubblewrap or user namespaces, or else Landlock and seccomp. Whatever isolates is tried out, once, before it is trusted.
+`run_python` runs a program under `SandboxLimits` and returns a `SandboxResult`. The sandbox needs Linux: bubblewrap or
+user namespaces, or else Landlock and seccomp. Each isolation is tested once per process before it is used.
 """
 
 from ..errors import SandboxError, SandboxUnavailable

@@ -1,8 +1,8 @@
-"""How bubblewrap makes the namespaces of a program, and starts the launcher as process 1 in them.
+"""The bubblewrap command that creates the namespaces of a program and starts the launcher as process 1 in them.
 
-bubblewrap (https://github.com/containers/bubblewrap) is in every distribution, and some let it make namespaces where
-they let no other program do so. The launcher does what it has no options for: limits on the number of files and of
-processes, and a filter without the ways around it.
+bubblewrap (https://github.com/containers/bubblewrap) is in every distribution, and some distributions allow only it to
+create namespaces. The launcher adds what bubblewrap has no options for: limits on the number of files and processes,
+and a stricter system call filter.
 """
 
 import functools
@@ -28,7 +28,7 @@ def executable() -> str:
     """
     found = shutil.which("bwrap")
     if found is None:
-        raise SandboxUnavailable("bubblewrap is not installed: there is no bwrap on the PATH")
+        raise SandboxUnavailable("bubblewrap is not installed: bwrap is not on the PATH")
     return found
 
 
@@ -37,7 +37,7 @@ def wrapped(root: Root, status: int) -> list[str]:
 
     Args:
         root: The files that the program sees.
-        status: The file descriptor to which bubblewrap writes, as JSON, which process it started.
+        status: The file descriptor to which bubblewrap writes the id of the process that it started, as JSON.
     """
     is_root = os.geteuid() == 0
     capabilities = ["CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID") if is_root else ())]
@@ -53,7 +53,7 @@ def wrapped(root: Root, status: int) -> list[str]:
     options += [] if is_root else ["--unshare-user"]
     options += ["--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name))]
     for folder in _folders_above(target for _, target in root["mounts"]):
-        options += ["--perms", "0755", "--dir", folder]  # else some are closed to others
+        options += ["--perms", "0755", "--dir", folder]  # otherwise other users cannot read some of them
     for source, target in root["mounts"]:
         options += ["--dev-bind" if source.startswith("/dev/") else "--ro-bind", source, target]
     for folder in root["hidden"]:
@@ -62,11 +62,11 @@ def wrapped(root: Root, status: int) -> list[str]:
 
 
 def _with_default_signals() -> tuple[str, ...]:
-    """What starts bubblewrap where children are ignored, which is inherited: it would never hear that its own ended."""
+    """Return a command that resets an ignored SIGCHLD: bubblewrap inherits it, and would not see its child end."""
     is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     return ("env", "--default-signal=CHLD") if is_ignored else ()
 
 
 def _folders_above(paths: Iterable[str]) -> list[str]:
-    """The folders that have to be there for some files, each after the one that it is in."""
+    """Return the folders that contain the paths, each after its parent."""
     return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})

@@ -1,8 +1,8 @@
-"""The launcher's child, as seen from outside: the program, or process 1 of its namespace, with which all others end.
+"""The launcher's child, seen from outside: the program, or process 1 of its namespace (all others end with it).
 
-The launcher ends it. If the launcher itself is killed, the kernel is asked to end the child, but a program can undo
-that: when one of its threads becomes another program, the request is gone. So whoever runs the program holds its
-process by a file descriptor, too, and needs nobody to end it.
+Normally the launcher ends its child. If the launcher is killed, the kernel ends the child (PR_SET_PDEATHSIG), but a
+program can undo that: the setting is lost when one of its threads executes another program. So the process that runs
+the program also holds the child by a file descriptor (a pidfd), and can end it without the launcher.
 """
 
 import os
@@ -12,28 +12,28 @@ from pathlib import Path
 
 from ..errors import SandboxError
 
-_PARENT, _THREADS = 1, 17  # in what /proc/PID/stat says after the name
+_PARENT, _THREADS = 1, 17  # indices of the fields after the name in /proc/PID/stat
 _HAS_DESCRIPTORS = hasattr(os, "pidfd_open")
 
 
 def check_descriptors() -> None:
-    """Try out that processes can be held by file descriptors.
+    """Check that this machine supports file descriptors of processes (pidfd_open).
 
     Raises:
-        OSError: If this machine does not allow it.
+        OSError: If it does not.
     """
     os.close(os.pidfd_open(os.getpid()))
 
 
 class Child:
-    """A process that another one started.
+    """A process, held by a file descriptor.
 
     Args:
-        number: Its process id.
-        parent: Who started it, which has not been waited for.
+        number: The id of the process.
+        parent: The id of its parent, which must not have been waited for.
 
     Raises:
-        OSError: If it has ended, or cannot be held.
+        OSError: If the process has ended, or this machine has no pidfd_open.
     """
 
     def __init__(self, number: int, parent: int) -> None:
@@ -42,7 +42,7 @@ class Child:
         try:
             if _status(number)[_PARENT] != str(parent):
                 raise ProcessLookupError(f"process {number} is not a child of {parent}")
-            self.send(0)  # still there, so that what was read is about this process
+            self.send(0)  # still alive, so the status that was read belongs to this process
         except BaseException:
             self.close()
             raise
@@ -56,17 +56,17 @@ class Child:
         signal.pidfd_send_signal(self._file, number)
 
     def thread_count(self) -> int:
-        """Count its threads: 0 if it has ended."""
+        """Return the number of its threads; 0 if the process has ended."""
         try:
             return int(_status(self._number)[_THREADS])
         except OSError:
             return 0
 
     def end(self, timeout_s: float) -> None:
-        """Kill it, if it has not ended, and wait for its end.
+        """Kill the process if it has not ended, and wait for its end.
 
         Raises:
-            SandboxError: If it does not end.
+            SandboxError: If it does not end within `timeout_s` seconds.
         """
         try:
             self.send(signal.SIGKILL)
@@ -78,12 +78,12 @@ class Child:
             raise SandboxError(f"the program could not be stopped within {timeout_s:g} s")
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Close the file descriptor."""
         os.close(self._file)
 
 
 def child_of(parent: int, number: int) -> Child | None:
-    """Hold a child; None if it has ended, or if this machine cannot hold processes."""
+    """Return a child process; None if it has ended, or if this machine has no pidfd_open."""
     if not _HAS_DESCRIPTORS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The files of the machine that a program sees: those that its interpreter needs."""
+"""The files of the machine that a program can read: those that its interpreter needs."""
 
 import functools
 import os
@@ -11,15 +11,15 @@ _FILES = ("/etc/ld.so.cache",)
 _FOLDERS = ("/usr/share/zoneinfo",)
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# Rights of Landlock, of linux/landlock.h.
+# Landlock rights, from linux/landlock.h.
 _EXECUTE, _WRITE, _READ, _LIST, _REMOVE, _CREATE, _TRUNCATE = 0x1, 0x2, 0x4, 0x8, 0x20, 0x100, 0x4000
 OWN_FOLDER = _READ | _LIST | _WRITE | _CREATE | _REMOVE | _TRUNCATE
-"""The rights to a program's own folder: files, but no folders in it, no links and no sockets."""
+"""The Landlock rights to a program's own folder: to create files, but no folders, links or sockets."""
 
 
 @functools.cache
 def shown_files() -> tuple[list[tuple[str, str]], list[str]]:
-    """What is shown in namespaces, and the folders in there that are shown empty."""
+    """Return the (source, target) paths that are mounted in namespaces, and the folders that appear empty in them."""
     found = interpreter()
     paths = [found.executable, *found.libraries, *found.paths, *_existing((*_FILES, *_FOLDERS, *_DEVICES))]
     outermost = [path for path in paths if not any(other != path and _is_in(path, other) for other in found.paths)]
@@ -28,7 +28,7 @@ def shown_files() -> tuple[list[tuple[str, str]], list[str]]:
 
 @functools.cache
 def file_rules() -> list[tuple[str, int]]:
-    """What Landlock allows, but for the program's own folder."""
+    """Return the Landlock rules, as (path, rights), without the one for the program's own folder."""
     found = interpreter()
     rules = [(path, _EXECUTE | _READ) for path in (found.executable, *found.libraries)]
     rules += [(path, _READ) for path in _existing(_FILES)]
@@ -38,7 +38,7 @@ def file_rules() -> list[tuple[str, int]]:
 
 
 def _rules_of_library(found: Interpreter) -> Iterator[tuple[str, int]]:
-    """Rules for the standard library without the packages in its folder: Landlock has no exceptions."""
+    """Yield rules for the standard library, entry by entry, because a Landlock rule cannot exclude site-packages."""
     for path in map(Path, found.paths):
         if not path.is_dir():
             yield str(path), _READ

@@ -1,4 +1,4 @@
-"""Finds the files that an interpreter needs for its standard library. Runs in a bare one, as the launcher does."""
+"""Finds the files that the standard library needs. Like the launcher, it runs in a bare interpreter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 NOT_FOR_PROGRAMS = {"_tkinter", "nis", "_curses", "_curses_panel", "readline", "ossaudiodev"}
-"""Modules that need a screen, a terminal, a sound card or a network; the libraries of some are many."""
+"""Modules that need a screen, a terminal, a sound card or a network. Some of them load many libraries."""
 
 
 class Library(ctypes.Structure):
-    """`struct dl_phdr_info` of the C library, as far as it matters here."""
+    """The first fields of the C library's `struct dl_phdr_info`."""
 
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
@@ -45,7 +45,7 @@ def load_extensions(folder: Path) -> None:
 
 
 def libraries() -> list[str]:
-    """The paths of all libraries that are loaded, by the names that the loader found them by."""
+    """Return the paths of all loaded shared libraries, as the loader found them."""
     names: list[str] = []
 
     def visit(library: Any, _size: int, _data: object) -> int:

@@ -1,6 +1,6 @@
-"""The folders that programs run in, and those that were left behind by a process that was killed.
+"""The temporary folders that programs run in, and the removal of folders that a killed process left.
 
-A folder is locked (`flock`) by the process that uses it. The kernel unlocks it when that process ends, however it ends.
+The process that uses a folder locks it (`flock`). The kernel unlocks it when that process ends, even if it is killed.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import SandboxError
 
-if sys.platform != "win32":  # where there is no sandbox, but a module that says so
+if sys.platform != "win32":  # Windows has no fcntl; the sandbox reports there that it needs Linux
     import fcntl
 
 _PREFIX = "envsdk-sandbox-"
@@ -22,10 +22,10 @@ _PREFIX = "envsdk-sandbox-"
 
 @contextlib.contextmanager
 def own_folder() -> Generator[str]:
-    """Make a folder that is removed afterwards, whatever a program made of it.
+    """Create a folder, and remove it with all its files when the context exits.
 
     Raises:
-        SandboxError: If it cannot be made or removed.
+        SandboxError: If it cannot be created or removed.
     """
     remove_leftovers(tempfile.gettempdir())
     try:
@@ -39,27 +39,27 @@ def own_folder() -> Generator[str]:
             finally:
                 os.close(lock)
     except OSError as error:
-        raise SandboxError(f"the program's folder cannot be made or removed: {error}") from error
+        raise SandboxError(f"the program's folder cannot be created or removed: {error}") from error
 
 
 @functools.cache
 def remove_leftovers(root: str) -> None:
-    """Remove, once in this process, the folders of this user's processes that were killed."""
+    """Remove the folders that killed processes of this user left. It runs once per process."""
     with os.scandir(root) as entries:
         names = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for name in names:
-        with contextlib.suppress(OSError):  # it is somebody else's, in use, or just gone
+        with contextlib.suppress(OSError):  # it belongs to another user, is in use, or was just removed
             _remove_if_left(name)
 
 
 def _locked_folder() -> tuple[str, int]:
-    """Make a folder and lock it; again if another process took it for a leftover before it was locked."""
+    """Create a folder and lock it. Retry if another process removed it as a leftover before it was locked."""
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError):
-            Path(folder).chmod(0o700)  # whatever the file mask says
+            Path(folder).chmod(0o700)  # regardless of the umask
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it but its owner
+            with contextlib.suppress(OSError):  # without locks, only this process removes it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if Path(folder).exists():
                 return folder, lock
@@ -67,7 +67,7 @@ def _locked_folder() -> tuple[str, int]:
 
 
 def _remove_if_left(folder: str) -> None:
-    """Remove a folder that is this user's and that no process has locked."""
+    """Remove a folder if it belongs to this user and no process has locked it."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid == os.geteuid():

@@ -1,4 +1,4 @@
-"""The interpreter that runs programs: this one's own, bare (without packages and environment variables)."""
+"""The interpreter that runs programs: this Python, bare (without packages and environment variables)."""
 
 import functools
 import importlib.abc
@@ -36,33 +36,34 @@ class Interpreter(NamedTuple):
     """An interpreter, and the files that it needs."""
 
     executable: str
+    """The path of the executable."""
     paths: tuple[str, ...]
-    """Folders (and archives) of the standard library."""
+    """The folders (and archives) of the standard library."""
     libraries: tuple[str, ...]
-    """Shared libraries, by the paths that the loader looks for."""
+    """The paths of the shared libraries, as the loader looks for them."""
     hidden: tuple[str, ...]
-    """Folders for packages in the standard library's folders."""
+    """The package folders inside the standard library, which programs see empty."""
 
 
 def executable() -> str:
-    """The interpreter's own file: not that of a virtual environment, which would look for its packages.
+    """Return the path of the base interpreter; that of a virtual environment would find its packages.
 
     Raises:
-        SandboxUnavailable: If there is none, as in a program that embeds Python.
+        SandboxUnavailable: If Python does not know it, as in a program that embeds Python.
     """
     path = getattr(sys, "_base_executable", None) or sys.executable
     if not path:
-        raise SandboxUnavailable("Python does not know its own executable, so no program can be run with it")
+        raise SandboxUnavailable("sys.executable is empty, so there is no interpreter to run programs with")
     return os.path.realpath(path)
 
 
 def command() -> list[str]:
-    """What starts a bare interpreter that waits for code, as `sent` makes it."""
+    """Return the command of a bare interpreter, which reads its code from standard input; see `sent`."""
     return [executable(), *FLAGS, "-c", _BOOT]
 
 
 def sent(module: str, *arguments: Any) -> bytes:
-    """A module of this package, whose function `start` is called, for the standard input of a bare interpreter."""
+    """Return the standard input for a bare interpreter that calls `start(*arguments)` of a module of this package."""
     data = marshal.dumps((_code(module), arguments))
     return b"%016x" % len(data) + data
 
@@ -71,16 +72,16 @@ def sent(module: str, *arguments: Any) -> bytes:
 def _code(module: str) -> Any:
     found = importlib.util.find_spec(f"{__package__}.{module}")
     if found is None or not isinstance(found.loader, importlib.abc.InspectLoader):
-        raise SandboxUnavailable(f"the code of {module} cannot be read")
+        raise SandboxUnavailable(f"the code of the module {module!r} of envsdk.sandbox cannot be read")
     return found.loader.get_code(found.name)
 
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """Find the interpreter and its files, once.
+    """Find the interpreter and its files. The result is cached.
 
     Raises:
-        SandboxUnavailable: If it does not run without environment variables, or does not know its files.
+        SandboxUnavailable: If the interpreter does not run without environment variables, or its files are not found.
     """
     try:
         ended = subprocess.run(
@@ -88,8 +89,8 @@ def interpreter() -> Interpreter:
         )
         found = json.loads(ended.stdout)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace")
-        raise SandboxUnavailable(f"{executable()} does not run with an empty environment: {said}") from error
+        stderr = error.stderr.decode(errors="replace")
+        raise SandboxUnavailable(f"{executable()} does not run with an empty environment: {stderr}") from error
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise SandboxUnavailable(f"the files of {executable()} cannot be found: {error}") from error
     paths: list[str] = found["paths"]

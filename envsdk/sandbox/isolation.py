@@ -1,4 +1,4 @@
-"""What keeps a program apart from the machine, and the proof that it does."""
+"""The isolation of a program from the machine, and the trial run that proves it."""
 
 import functools
 import os
@@ -21,30 +21,30 @@ from .seccomp import filter_for
 from .system_calls import system_call
 
 _MIB = 2**20
-_OWN_PROCESSES = {"bubblewrap": 0, "namespaces": 2}  # the launcher's, which are counted with the program's
+_OWN_PROCESSES = {"bubblewrap": 0, "namespaces": 2}  # the launcher's own, which count toward the limit
 _MAX_FILES = 10_000
 _PENDING_SIGNALS = 64
 
 _ADVICE = (
-    "Programs are isolated in Linux, by user namespaces (5.14 or newer, made by bubblewrap where it is installed; "
-    "containers often forbid them) or by Landlock "
-    "(6.2 or newer). isolation='unsafe_no_isolation' runs them without: only what you would run yourself"
+    "The sandbox needs Linux with user namespaces (5.14 or newer, created by bubblewrap where it is installed; "
+    "containers often forbid them) or with Landlock (6.2 or newer). isolation='unsafe_no_isolation' runs programs "
+    "without isolation: use it only for code that you would run yourself"
 )
 
 
 def check_isolation(isolation: Isolation = "auto") -> Isolation:
-    """Try out, once in this process, that a program is kept apart.
+    """Check that an isolation works on this machine, by a trial run. The result is cached for this process.
 
     Args:
-        isolation: How.
+        isolation: The name of the isolation.
 
     Returns:
-        How, in place of `auto` the one that was found.
+        The same name; for `auto`, the first isolation that works.
 
     Raises:
-        SandboxUnavailable: If this machine cannot do it.
-        SandboxError: If that could not be found out, as on a machine without memory.
-        UnknownName: If there is no such isolation.
+        SandboxUnavailable: If the isolation does not work on this machine.
+        SandboxError: If the trial could not run, for instance because the machine is out of memory.
+        UnknownName: If no isolation has that name.
     """
     if isolation not in get_args(Isolation):
         raise unknown_name("isolation", isolation, get_args(Isolation))
@@ -67,37 +67,37 @@ def _best() -> Isolation:
 
 
 def run_isolated(
-    code: bytes, stdin: bytes, limits: SandboxLimits, isolation: Isolation, unwanted: threading.Event
+    code: bytes, stdin: bytes, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
 ) -> SandboxResult:
     """Run a program, and remove its folder.
 
     Args:
-        code: The program.
-        stdin: What it reads.
-        limits: What it may use.
-        isolation: What keeps it apart, any but `auto`.
-        unwanted: Set by somebody who does not want it any more: then it is stopped.
+        code: The source code of the program, UTF-8.
+        stdin: The program's standard input.
+        limits: The resource limits.
+        isolation: The name of the isolation, except `auto`.
+        cancelled: The program is stopped when the caller sets this event.
 
     Raises:
-        SandboxError: If it could not be run, or nobody knows how it ended.
+        SandboxError: If the program could not be run, or its exit status is unknown.
     """
     if isolation in _OWN_PROCESSES:
-        return Run(make_job(isolation, code, limits, "/tmp"), stdin, limits, isolation, unwanted).wait()
+        return Run(make_job(isolation, code, limits, "/tmp"), stdin, limits, isolation, cancelled).wait()
     with own_folder() as folder:
         Path(folder, "main.py").write_bytes(code)
-        return Run(make_job(isolation, b"", limits, folder), stdin, limits, isolation, unwanted).wait()
+        return Run(make_job(isolation, b"", limits, folder), stdin, limits, isolation, cancelled).wait()
 
 
 def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: str) -> Job:
-    """All that the launcher has to know.
+    """Return the launcher's description of a run.
 
     Args:
-        isolation: Any but `auto`.
-        code: The program, if its folder is made for it.
-        limits: What it may use.
-        folder: Where it runs.
+        isolation: The name of the isolation, except `auto`.
+        code: The source code of the program; empty if the folder contains it already.
+        limits: The resource limits.
+        folder: The folder that the program runs in.
     """
-    # a name that tells nothing of the folder's own, which is another in each run: errors show it
+    # Tracebacks show this name, so it must not contain the name of the folder, which differs in each run.
     file = "/proc/self/cwd/main.py" if isolation == "landlock" else "main.py"
     job: Job = {
         "control": -1,
@@ -127,10 +127,14 @@ def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
         "RLIMIT_NOFILE": limits.open_files,
     }
     if sys.platform == "linux":
-        # the memory of processes, and what the kernel shares out among all processes of a user
+        # the memory of each process, and resources that the kernel counts for all processes of a user
         values |= {"RLIMIT_AS": limits.memory_mib * _MIB, "RLIMIT_SIGPENDING": _PENDING_SIGNALS}
         values |= dict.fromkeys(("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO"), 0)
-    cpu = ("RLIMIT_CPU", limits.cpu_s, limits.cpu_s + 1)  # a second after the signal that can be caught
+    cpu = (
+        "RLIMIT_CPU",
+        limits.cpu_s,
+        limits.cpu_s + 1,
+    )  # SIGXCPU, then SIGKILL
     return [cpu, *((name, value, value) for name, value in values.items())]
 
 
@@ -172,26 +176,26 @@ _PROVED = [f"{number} is refused" for number in range(9)]
 
 @functools.cache
 def _prove(isolation: Isolation) -> None:
-    """Run a program that tries to get out, and see that nothing came of it.
+    """Run a program that tries to leave the sandbox, and check that each attempt failed.
 
     Raises:
-        SandboxUnavailable: If it cannot be confined, or got out.
-        SandboxError: If it could not be run.
+        SandboxUnavailable: If the program cannot be confined, or an attempt succeeded.
+        SandboxError: If the program could not be run.
     """
     if sys.platform != "linux":
-        raise SandboxUnavailable(f"{isolation}: this is {sys.platform}. {_ADVICE}")
+        raise SandboxUnavailable(f"{isolation}: the platform is {sys.platform}; expected linux. {_ADVICE}")
     limits = SandboxLimits()
     if isolation == "landlock":
         try:
             check_descriptors()
         except OSError as error:
             raise SandboxUnavailable(
-                f"{isolation}: a program could outlive its launcher: no pidfd_open: {error}. {_ADVICE}"
+                f"{isolation}: a program could outlive its launcher, because pidfd_open failed: {error}. {_ADVICE}"
             ) from error
     with own_folder() as outside:
         secret = Path(outside, "secret")
         secret.write_text("secret")
-        secret.chmod(0o666)  # so that it is the isolation that keeps others from it
+        secret.chmod(0o666)  # so that only the isolation protects it
         Path(outside).chmod(0o777)
         code = f"OUTSIDE, PARENT = {str(secret)!r}, {os.getpid()}\n{_PROBE}".encode()
         try:
@@ -203,5 +207,5 @@ def _prove(isolation: Isolation) -> None:
     last = "9 gives True" if isolation in _OWN_PROCESSES else "9 is refused"
     if result.stdout.splitlines() != [*_PROVED, last] or not is_untouched:
         raise SandboxUnavailable(
-            f"{isolation}: the trial program did not run, or was not kept apart: {result.report()}. {_ADVICE}"
+            f"{isolation}: the trial program did not run, or was not isolated: {result.report()}. {_ADVICE}"
         )

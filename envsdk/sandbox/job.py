@@ -1,48 +1,48 @@
-"""What the launcher is told: plain data, because it goes through a pipe to an interpreter that knows nothing else."""
+"""The launcher's description of a run: plain data, because it is sent over a pipe to a bare interpreter."""
 
 from typing import TypedDict
 
 Instruction = tuple[int, int, int, int]
-"""One of a seccomp filter: code, jump if true, jump if false, constant."""
+"""One instruction of a seccomp filter: code, jump if true, jump if false, constant."""
 OWN_PID = -1
-"""A constant that stands for the program's own process id, which nobody knows before it is there."""
+"""A placeholder for the program's process id, which is unknown until the program starts."""
 
 
 class Root(TypedDict):
-    """The files that a program sees in namespaces, instead of the machine's."""
+    """The file system that a program sees in namespaces."""
 
     staging: str
-    """Some folder that exists, where they are put together."""
+    """An existing folder, on which the file system is built."""
     mounts: list[tuple[str, str]]
-    """What can be read: the file or folder, and where the program sees it."""
+    """The readable files and folders: the path on the machine, and the path that the program sees."""
     hidden: list[str]
-    """Folders in there that are shown empty."""
+    """Folders that appear empty to the program."""
     disk: str
-    """The options of the file system that can be written."""
+    """The mount options of the writable file system."""
     pivot_root: int
-    """The number of the system call, which has no function in C."""
+    """The number of the system call `pivot_root`, which the C library has no function for."""
     is_wrapped: bool
-    """Whether bubblewrap has made the namespaces and shown the files already."""
+    """Whether bubblewrap has already created the namespaces and mounted the files."""
 
 
 class Job(TypedDict):
-    """All about one program."""
+    """The description of one run."""
 
     control: int
     """The file descriptor that the launcher reports to."""
     parent: int
-    """The process that started the launcher, without which it ends."""
+    """The id of the process that started the launcher. The launcher ends with it."""
     arguments: list[str]
-    """The command."""
+    """The command of the program."""
     folder: str
-    """Where it runs, ..."""
+    """The folder that the program runs in."""
     code: bytes
-    """... and what `main.py` is there."""
+    """The content of `main.py` in that folder."""
     limits: list[tuple[str, int, int]]
-    """Names of limits of the `resource` module, and their values: soft and hard."""
+    """Resource limits: the name in the `resource` module, the soft limit, the hard limit."""
     root: Root | None
-    """For namespaces."""
+    """The file system, if the program runs in namespaces."""
     rules: list[tuple[str, int]] | None
-    """For Landlock: paths, and the rights to what is beneath them."""
+    """The Landlock rules: a path, and the rights to everything beneath it."""
     filter: list[Instruction] | None
-    """For seccomp."""
+    """The seccomp filter."""

@@ -1,15 +1,15 @@
-"""Confines a program, starts it, and says how it ended. Runs in a process of its own, before the program.
+"""Confines a program, starts it, and reports how it ended. It runs in a separate process.
 
-It is sent to a bare interpreter as compiled code: it knows the standard library alone, and imports little of it,
-because its imports are part of the time of every run. It reports to a pipe: `child PID`, `started`, `exit STATUS`, or
-`error WHAT`.
+It is sent to a bare interpreter as compiled code. It uses only the standard library, and imports little of it, because
+its imports add to the time of every run. It writes its reports to a pipe: `child PID`, `started`, `exit STATUS`, or
+`error TEXT`.
 
-In namespaces there are three processes: this one, outside; process 1 inside, with which all others inside end; and the
-program. If bubblewrap makes the namespaces, it is the first of them, and this is process 1. Otherwise there are two. A
-signal to end (SIGTERM) to the first ends all.
+With namespaces, there are three processes: this one, outside; process 1 inside, with which all other processes inside
+end; and the program. If bubblewrap creates the namespaces, bubblewrap is the first of the three, and this process is
+process 1. Without namespaces, there are two processes. SIGTERM to the first process ends all of them.
 """
 
-# pathlib takes long to import:
+# pathlib is slow to import:
 # ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH123, PTH208, PTH211
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from .job import Instruction, Job, Root
 else:
-    import _signal as signal  # what `signal` makes enums of, which would take a sixth of the time of a run
+    import _signal as signal  # `signal` creates enums from it, which takes a sixth of the time of a run
 
 NOBODY = 65534
-OWN_PID = -1  # as in job.py, which is not there when this runs
+OWN_PID = -1  # the same as in job.py, which cannot be imported here
 
 # Constants of Linux: linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h, linux/landlock.h.
 NEW_USER = 0x10000000
@@ -40,7 +40,7 @@ MOUNT_SETATTR, HERE, ALL_BENEATH, READ_ONLY = 442, -100, 0x8000, 0x1
 PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, CHILD_SUBREAPER, NO_NEW_PRIVILEGES, SECCOMP_FILTER = 1, 4, 22, 36, 38, 2
 CAPABILITIES_VERSION = 0x20080522
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
-FILES_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}  # rights that each version of Landlock knows
+FILES_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}  # the rights that each version of Landlock supports
 NETWORK_VERSION, TCP = 4, 0x3
 SCOPE_VERSION, SIGNALS_AND_ABSTRACT_SOCKETS = 6, 0x3
 
@@ -49,16 +49,16 @@ libc.syscall.restype = ctypes.c_long
 
 
 def start(job: Job) -> None:
-    """Run the program of a job, and end with it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it does not hear how a child ends, nor do its children
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody to hand it on to
+    """Run the program of a job, and end after it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, wait() cannot return exit statuses
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is a child to pass it on to
     os.set_inheritable(job["control"], False)
     is_wrapped = job["root"] is not None and job["root"]["is_wrapped"]
     guarded(inside_bubblewrap if is_wrapped else outside, job)
 
 
 def guarded(function: Callable[[Job], None], job: Job) -> None:
-    """Do something, report it if it fails, and end the process in any case."""
+    """Call a function, report an exception, and end the process."""
     try:
         function(job)
     except BaseException as error:
@@ -68,17 +68,17 @@ def guarded(function: Callable[[Job], None], job: Job) -> None:
 
 
 def report(job: Job, line: str) -> None:
-    """Tell who started this."""
+    """Send a line to the process that started the launcher."""
     os.write(job["control"], f"{line}\n".encode(errors="replace"))
 
 
 def forked(function: Callable[[Job], None], job: Job) -> int:
-    """Do something in another process, which ends with this one."""
+    """Call a function in a child process, which ends with this one. Return its id."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         end_with_parent(signal.SIGKILL)
-        if os.getppid() in (parent, 0):  # 0 is outside of the namespace; any other process: the parent is dead already
+        if os.getppid() in (parent, 0):  # 0: outside the namespace; others: the parent has ended
             guarded(function, job)
         os._exit(1)
     return child
@@ -88,14 +88,14 @@ def forked(function: Callable[[Job], None], job: Job) -> int:
 
 
 def outside(job: Job) -> None:
-    """The first process: make the namespaces, and see to it that everything ends."""
+    """Run as the first process: create the namespaces, start the child, and end all processes after it."""
     os.umask(0o022)
     be_first_to_go()
     if job["root"] is not None:
         enter_namespaces(job["root"], job["code"])
     end_with_parent(signal.SIGTERM)
     if os.getppid() != job["parent"]:
-        return  # it is dead already
+        return  # the parent has ended
     is_free = job["filter"] is None
     if is_free:
         adopt_orphans()
@@ -103,10 +103,10 @@ def outside(job: Job) -> None:
     report(job, f"child {child}")
     signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # while nobody has waited for it, the number is its own
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # until waitpid, the id is not reused
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     if job["root"] is None:
-        os.killpg(child, signal.SIGKILL)  # what it started, if it could
+        os.killpg(child, signal.SIGKILL)  # its child processes, if it could start any
     _, status = os.waitpid(child, 0)
     if is_free:
         end_orphans()
@@ -115,9 +115,9 @@ def outside(job: Job) -> None:
 
 
 def inside_bubblewrap(job: Job) -> None:
-    """Process 1 of the namespace that bubblewrap has made: do what it left to do, and go on as process 1.
+    """Run as process 1 of bubblewrap's namespace: finish the setup, then continue as `first_inside`.
 
-    It keeps the user of the bubblewrap outside, which may end it only then; the program becomes another one.
+    This process keeps bubblewrap's user, because bubblewrap may end it only then. The program gets a different user.
     """
     os.umask(0o022)
     be_first_to_go()
@@ -136,8 +136,8 @@ def inside_bubblewrap(job: Job) -> None:
 
 
 def first_inside(job: Job, become: Callable[[Job], None] | None = None) -> None:
-    """Process 1 of the namespace: wait for the program. When this ends, the kernel ends all others inside."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no signal from inside means anything to process 1
+    """Run as process 1 of the namespace: wait for the program. After it, the kernel ends all processes inside."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that process 1 ignores all signals from inside
     child = forked(become or program, job)
     drop_capabilities()
     ended, status = os.wait()
@@ -147,7 +147,7 @@ def first_inside(job: Job, become: Callable[[Job], None] | None = None) -> None:
 
 
 def program(job: Job) -> None:
-    """Become the program."""
+    """Confine this process and execute the program."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.chdir(job["folder"])
@@ -166,19 +166,19 @@ def program(job: Job) -> None:
 
 
 def end_with_parent(how: int) -> None:
-    """Get a signal when the process that started this one ends (in Linux)."""
+    """Request a signal for the end of the parent process (Linux only)."""
     if hasattr(libc, "prctl"):
         call("prctl", PARENT_DEATH_SIGNAL, int(how), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (in Linux)."""
+    """Become the parent of each descendant whose own parent ends (Linux only)."""
     if hasattr(libc, "prctl"):
         call("prctl", CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_orphans() -> None:
-    """End what the program left behind: without a filter, it may have left its group of processes."""
+    """End the processes that the program left running: without a filter, they may have left its process group."""
     orphans = children()
     while orphans:
         for number in orphans:
@@ -188,7 +188,7 @@ def end_orphans() -> None:
 
 
 def children() -> list[int]:
-    """Return the ids of the processes whose parent this one is (in Linux)."""
+    """Return the ids of this process's children (Linux only)."""
     found: list[int] = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
         if name.isdigit():
@@ -196,29 +196,29 @@ def children() -> list[int]:
                 with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
                     parent = file.read().rpartition(")")[2].split()[1]
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             if parent == str(os.getpid()):
                 found.append(int(name))
     return found
 
 
 def be_first_to_go() -> None:
-    """If the machine's memory runs out, let the kernel take this before who started it."""
+    """Make the kernel kill this process before its parent if the machine runs out of memory."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        pass  # it is a courtesy
+        pass  # it is optional
 
 
 # Namespaces.
 
 
 def enter_namespaces(root: Root, code: bytes) -> None:
-    """Leave the machine's files, network, processes and names, and become a user without rights.
+    """Enter new namespaces for files, network, processes and users, and become a user without rights.
 
-    As root, the user is another one then, so that it is not exempt from the limit of processes. The user namespace
-    inside the others counts processes for this program alone, and owns none of the others.
+    If this process runs as root, it becomes a different user, because root is exempt from the limit on processes. The
+    innermost user namespace counts the processes of this program only, and owns none of the other namespaces.
     """
     process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     user, group = os.geteuid(), os.getegid()
@@ -234,19 +234,19 @@ def enter_namespaces(root: Root, code: bytes) -> None:
 
 
 def become_nobody(process: int, user: int, group: int) -> None:
-    """Become a user without rights, in a user namespace of its own, which counts its processes apart."""
+    """Become a user without rights, in a new user namespace, which counts its processes separately."""
     if user == 0:
         user = group = NOBODY
         os.setgroups([])
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
-        call("prctl", DUMPABLE, 1, 0, 0, 0)  # or its own files in /proc were root's
+        call("prctl", DUMPABLE, 1, 0, 0, 0)  # otherwise its own files in /proc belong to root
     call("unshare", NEW_USER)
     map_user(process, NOBODY, user, NOBODY, group)
 
 
 def map_user(process: int, user: int, outer_user: int, group: int, outer_group: int) -> None:
-    """Say whom the one user of the new user namespace is outside."""
+    """Map the only user and group of the new user namespace to those outside."""
     lines = {"setgroups": "deny", "uid_map": f"{user} {outer_user} 1", "gid_map": f"{group} {outer_group} 1"}
     for name, line in lines.items():
         file = os.open(name, os.O_WRONLY, dir_fd=process)
@@ -255,7 +255,7 @@ def map_user(process: int, user: int, outer_user: int, group: int, outer_group: 
 
 
 def build_root(root: Root) -> None:
-    """Put together what the program sees, and let go of everything else."""
+    """Build the file system that the program sees, and unmount everything else."""
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     mount_memory(root["staging"], "mode=755,size=1m")
     os.chdir(root["staging"])
@@ -272,7 +272,7 @@ def build_root(root: Root) -> None:
 
 
 def finish_root(root: Root, code: bytes) -> None:
-    """Let nobody write to what there is, and add the folder that can be written."""
+    """Make the file system read-only, and add the writable folder."""
     os.mkdir("/tmp")
     if os.path.isdir("/dev"):
         os.symlink("/tmp", "/dev/shm")
@@ -283,7 +283,7 @@ def finish_root(root: Root, code: bytes) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Show a file or a folder somewhere else."""
+    """Bind-mount a file or a folder."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
@@ -293,12 +293,12 @@ def bind(source: str, target: str) -> None:
 
 
 def mount_memory(folder: str, options: str) -> None:
-    """Put an empty file system in the place of a folder."""
+    """Mount an empty tmpfs on a folder."""
     call("mount", b"tmpfs", folder.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, options.encode())
 
 
 def set_read_only(folder: str, which: int, *, is_read_only: bool) -> None:
-    """Let nobody write, nor become somebody else by what is executed."""
+    """Set the mount attributes `nosuid` and, if requested, read-only."""
     attributes = struct.pack("=QQQQ", (READ_ONLY * is_read_only) | NO_SETUID, 0, 0, 0)
     call("syscall", MOUNT_SETATTR, HERE, folder.encode(), which, attributes, len(attributes))
 
@@ -307,10 +307,12 @@ def set_read_only(folder: str, which: int, *, is_read_only: bool) -> None:
 
 
 def restrict_files(rules: list[tuple[str, int]]) -> None:
-    """Allow what the rules say, and nothing else that Landlock knows of."""
+    """Restrict this process to the rights in the rules, of all rights that Landlock supports."""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     if version < 3:
-        raise OSError(f"Landlock is of version {version}; before version 3 (Linux 6.2) it lets files be emptied")
+        raise OSError(
+            f"Landlock has version {version}; expected at least 3 (Linux 6.2), because older ones allow truncation of files"
+        )
     handled = FILES_BY_VERSION[max(known for known in FILES_BY_VERSION if known <= version)]
     network = TCP if version >= NETWORK_VERSION else 0
     scoped = SIGNALS_AND_ABSTRACT_SOCKETS if version >= SCOPE_VERSION else 0
@@ -324,18 +326,18 @@ def restrict_files(rules: list[tuple[str, int]]) -> None:
 
 
 def limit(which: int, soft: int, hard: int) -> None:
-    """Set a limit; one that is lower already stays."""
+    """Set a resource limit, unless a lower one is set already."""
     lowest = [value for value in resource.getrlimit(which) if value != resource.RLIM_INFINITY]
     resource.setrlimit(which, (min([soft, *lowest]), min([hard, *lowest])))
 
 
 def drop_capabilities() -> None:
-    """Be nobody special, even as root; without new privileges they do not come back."""
+    """Drop all capabilities, even as root. PR_SET_NO_NEW_PRIVS keeps them from coming back."""
     call("capset", struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
 
 
 def packed(instructions: list[Instruction]) -> bytes:
-    """A filter in the kernel's form, about this very process."""
+    """Convert a filter to the kernel's format, with this process's id for OWN_PID."""
     myself = os.getpid()
     return b"".join(
         struct.pack("=HBBI", code, then, otherwise, myself if value == OWN_PID else value)
@@ -344,16 +346,16 @@ def packed(instructions: list[Instruction]) -> bytes:
 
 
 def restrict_system_calls(instructions: bytes) -> None:
-    """Have the kernel ask the filter from now on."""
+    """Install the seccomp filter."""
     address = ctypes.cast(ctypes.c_char_p(instructions), ctypes.c_void_p).value or 0
     call("prctl", SECCOMP, SECCOMP_FILTER, struct.pack("@HP", len(instructions) // 8, address), 0, 0)
 
 
 def call(name: str, *arguments: int | bytes | None) -> int:
-    """Call a function of C.
+    """Call a function of the C library.
 
     Raises:
-        OSError: If it fails; it names the function.
+        OSError: If it fails. The text names the function.
     """
     result = getattr(libc, name)(*arguments)
     if result < 0:

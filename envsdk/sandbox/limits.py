@@ -1,38 +1,40 @@
-"""What a program in the sandbox may use, and what keeps it apart."""
+"""The resource limits and the kinds of isolation of the sandbox."""
 
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Isolation: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe_no_isolation"]
-"""What keeps a program apart.
+"""How a program is isolated.
 
-- `bubblewrap`: as `namespaces`, which bubblewrap makes (`bwrap`). Some systems let no other program do so.
-- `namespaces`: a file system, a network, processes and users of its own, and a list of the system calls that it may
-  make. It needs Linux 5.14, and that this user may make namespaces.
-- `landlock`: Landlock and a list of the system calls that it may make, as an ordinary process. It needs Linux 6.2. The
-  program is one process, cannot make folders, and sees which files the machine has, though not what is in them.
-- `auto`: the first of them that this machine proves to have.
-- `unsafe_no_isolation`: nothing but the limits on time, memory and sizes. The program can do whatever you can.
+- `bubblewrap`: like `namespaces`, but bubblewrap (`bwrap`) creates the namespaces. Some systems allow no other program
+  to create them.
+- `namespaces`: separate namespaces for files, network, processes and users, and a list of allowed system calls. It
+  needs Linux 5.14 and the permission to create namespaces.
+- `landlock`: Landlock rules and a list of allowed system calls, for an ordinary process. It needs Linux 6.2. The
+  program is a single process and cannot create folders. It can see the names of the machine's files, but not their contents.
+- `auto`: the first of these that works on this machine.
+- `unsafe_no_isolation`: only the limits on time, memory and sizes. The program can do everything that you can do.
 """
 
 
 class SandboxLimits(BaseModel):
-    """What a program may use. One that uses more is stopped, or told so by an error of Python's.
+    """The resource limits of a program. A program that exceeds one is stopped, or gets an error from Python.
 
     Attributes:
-        timeout_s: How long it may take, in seconds; then it and all that it started is stopped.
-        cpu_s: Processor time of each process, in seconds.
-        memory_mib: Memory (address space) of each process, so `processes` times as much for all together.
-        file_mib: The size of a file.
-        disk_mib: All files together. With Landlock it is looked at ten times a second, and files that have lost their
-            name do not count.
-        open_files: Open files of each process. The kernel keeps up to 64 KiB for a pipe and 208 KiB for a socket, which
-            is not in `memory_mib`.
-        processes: Processes and threads, the program's first one included. With Landlock it is one process, and its
-            threads are counted ten times a second.
-        output_kib: What is kept of the output, and of the errors: the beginning and the end. Sixteen times as much
-            stops the program.
+        timeout_s: The wall-clock time limit, in seconds. After it, the program and its processes are stopped.
+        cpu_s: The CPU time of each process, in seconds.
+        memory_mib: The memory (address space) of each process, in MiB. All processes together may use `processes`
+            times as much.
+        file_mib: The maximum size of a file, in MiB.
+        disk_mib: The maximum size of all files together, in MiB. With Landlock it is checked ten times a second, and
+            deleted files that are still open do not count.
+        open_files: The maximum number of open files of each process. The kernel uses up to 64 KiB for a pipe and
+            208 KiB for a socket, which does not count toward `memory_mib`.
+        processes: The maximum number of processes and threads, including the main one. With Landlock, the program is a
+            single process, and its threads are counted ten times a second.
+        output_kib: The size, in KiB, to which standard output and standard error are each cut, by leaving out the
+            middle. A program that writes sixteen times as much is stopped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,23 +1,23 @@
-"""What is kept of what a program writes."""
+"""The output of a program, cut to a maximum size."""
 
 
 class Output:
-    """The beginning and the end of what was read, and a count of what is left out between them.
+    """The beginning and the end of an output, and the number of bytes left out between them.
 
     Args:
-        limit: How many bytes are kept.
+        limit: The maximum number of bytes to keep.
     """
 
     def __init__(self, limit: int) -> None:
         self.size = 0
-        """How many bytes there were."""
+        """The number of bytes that were added."""
         self.limit = limit
         self._head, self._tail = bytearray(), bytearray()
         self._head_size = limit // 2
         self._tail_size = limit - self._head_size
 
     def add(self, data: bytes) -> None:
-        """Take what comes next."""
+        """Append bytes."""
         self.size += len(data)
         room = self._head_size - len(self._head)
         self._head += data[:room]
@@ -26,11 +26,11 @@ class Output:
 
     @property
     def is_cut(self) -> bool:
-        """Whether something is left out."""
+        """Whether bytes are left out."""
         return self.size > self.limit
 
     def text(self) -> str:
-        """What is kept, as text; bytes that are no UTF-8 are replaced."""
+        """Return the kept bytes as a string. Invalid UTF-8 is replaced by U+FFFD."""
         if not self.is_cut:
             return (self._head + self._tail).decode(errors="replace")
         left_out = f"\n[... {self.size - self.limit:,} bytes are left out ...]\n"

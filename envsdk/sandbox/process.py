@@ -1,4 +1,4 @@
-"""A run of a program, as seen from outside: the launcher's process, what is written to it, what is read, its end."""
+"""One run of a program, seen from outside: it starts the launcher, exchanges data with it, and ends it."""
 
 import contextlib
 import os
@@ -23,48 +23,48 @@ from .result import Limit, SandboxResult, limit_in
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
 _START_S = 60.0
-"""How long it may take until the program runs: a loaded machine is slow."""
+"""The maximum time until the program starts, in seconds. It is long because a loaded machine is slow."""
 _STOP_S = 10.0
-"""How long it may take until nothing is left of a program that was stopped."""
+"""The maximum time until all processes of a stopped program have ended, in seconds."""
 _LOOK_S = 0.1
-"""How often the clock and the disk are looked at while a program is silent."""
+"""The interval between checks of the limits while the program writes nothing, in seconds."""
 _CHUNK = 2**16
 _MAX_CHUNKS_IN_PIPE = 16
 _MAX_OUTPUT = 16
-"""So many times what is kept of the output may be written before the program is stopped."""
+"""A program is stopped when it writes more than this many times the limit on its kept output."""
 _CPU_SIGNAL, _KILL_SIGNAL = -24, -9
 _CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
-"""Who the launcher's child is, or bubblewrap's, in the words of either."""
+"""The report of the child's process id, by the launcher or by bubblewrap."""
 
 
 class Run:
     """One run of a program.
 
     Args:
-        job: What the launcher is told.
-        stdin: What the program reads.
-        limits: What it may use.
-        isolation: What keeps it apart; for the result.
-        unwanted: Set by somebody who does not want it any more.
+        job: The launcher's description of the run.
+        stdin: The program's standard input.
+        limits: The resource limits.
+        isolation: How the program is isolated. It is recorded in the result.
+        cancelled: The program is stopped when the caller sets this event.
     """
 
     def __init__(
-        self, job: Job, stdin: bytes, limits: SandboxLimits, isolation: Isolation, unwanted: threading.Event
+        self, job: Job, stdin: bytes, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
     ) -> None:
-        self._job, self._stdin, self._unwanted = job, stdin, unwanted
+        self._job, self._stdin, self._cancelled = job, stdin, cancelled
         self._limits = limits
         self._isolation: Isolation = isolation
         self._stdout, self._stderr = Output(limits.output_kib * 1024), Output(limits.output_kib * 1024)
         self._reports = b""
         self._child: Child | None = None
         self._limit: Limit | None = None
-        self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0: not yet
+        self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0 means not yet
 
     def wait(self) -> SandboxResult:
         """Run the program to its end.
 
         Raises:
-            SandboxError: If it could not be run or stopped, or nobody knows how it ended.
+            SandboxError: If the program could not be run or stopped, or its exit status is unknown.
         """
         try:
             status = self._run()
@@ -81,7 +81,7 @@ class Run:
                 os.close(write_end)
             with process:
                 try:
-                    self._talk(process, file)
+                    self._exchange(process, file)
                 finally:
                     self._end(process)
         return process.returncode
@@ -90,7 +90,7 @@ class Run:
         self._job["control"] = control
         self._began_at = time.monotonic()
         pipe, root = subprocess.PIPE, self._job["root"]
-        status = os.dup(control)  # bubblewrap closes its own
+        status = os.dup(control)  # bubblewrap closes this one
         try:
             return subprocess.Popen(
                 wrapped(root, status) if root and root["is_wrapped"] else command(),
@@ -105,8 +105,8 @@ class Run:
         finally:
             os.close(status)
 
-    def _talk(self, process: _Process, reports: IO[bytes]) -> None:
-        """Write and read until the launcher has ended, which is when nothing is left of the program."""
+    def _exchange(self, process: _Process, reports: IO[bytes]) -> None:
+        """Write the input and read the output until the launcher ends, which is after all processes of the program."""
         stdin, stdout, stderr = (cast("IO[bytes]", file) for file in (process.stdin, process.stdout, process.stderr))
         data = memoryview(sent("launcher", self._job) + self._stdin)
         with selectors.DefaultSelector() as selector:
@@ -114,7 +114,7 @@ class Run:
             for file, take in (
                 (stdout, self._stdout.add),
                 (stderr, self._stderr.add),
-                (reports, partial(self._hear, process.pid)),
+                (reports, partial(self._add_report, process.pid)),
             ):
                 selector.register(file, selectors.EVENT_READ, partial(_read, file, take))
             while reports in {key.fileobj for key in selector.get_map().values()}:
@@ -122,30 +122,30 @@ class Run:
                     if not key.data():
                         selector.unregister(key.fileobj)
                         cast("IO[bytes]", key.fileobj).close()
-                self._look(process, time.monotonic())
+                self._check_limits(process, time.monotonic())
         for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
             _read_the_rest(file, take)
 
-    def _hear(self, launcher: int, data: bytes) -> None:
+    def _add_report(self, launcher: int, data: bytes) -> None:
         self._reports += data
         if not self._started_at and b"started\n" in self._reports:
             self._started_at = time.monotonic()
         if not self._child and (found := _CHILD.search(self._reports)):
             self._child = child_of(launcher, int(found[1]))
 
-    def _look(self, process: _Process, now: float) -> None:
-        """Stop a program that goes too far."""
+    def _check_limits(self, process: _Process, now: float) -> None:
+        """Stop a program that has exceeded a limit or was cancelled."""
         if self._stopped_at:
             if now > self._stopped_at + _STOP_S:
                 raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s")
             return
         self._limit = self._exceeded(now)
-        if self._limit or self._unwanted.is_set():
+        if self._limit or self._cancelled.is_set():
             self._stopped_at = now
             process.terminate()
 
     def _exceeded(self, now: float) -> Limit | None:
-        """The limit that the program has reached, of those that are looked at from outside."""
+        """Return the exceeded limit, of those that are checked from outside; None if there is none."""
         if not self._started_at:
             if now > self._began_at + _START_S:
                 raise SandboxError(f"the program did not start within {_START_S:g} s")
@@ -156,11 +156,11 @@ class Run:
             return "output"
         if self._job["root"] is None and now > self._looked_at + _LOOK_S:
             self._looked_at = now
-            return self._exceeded_by_looks()
+            return self._exceeded_without_namespaces()
         return None
 
-    def _exceeded_by_looks(self) -> Limit | None:
-        """The limit that a program outside of namespaces has reached, of those that the kernel does not keep there."""
+    def _exceeded_without_namespaces(self) -> Limit | None:
+        """Return the exceeded limit, of those that the kernel enforces only in namespaces; None if there is none."""
         if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
             return "disk"
         is_confined = self._job["rules"] is not None
@@ -169,7 +169,7 @@ class Run:
         return None
 
     def _end(self, process: _Process) -> None:
-        """See to it that the launcher ends, and with it the program; or the program without it."""
+        """End the launcher, which ends the program; then make sure that the program has ended."""
         try:
             _end(process)
         finally:
@@ -178,23 +178,25 @@ class Run:
                     child.end(_STOP_S)
 
     def _result(self, status: int) -> SandboxResult:
-        """What came of it, by what the launcher said.
+        """Return the result, from the launcher's reports.
 
         Raises:
             SandboxUnavailable: If the program could not be confined.
-            SandboxError: If it is not known how it ended.
+            SandboxError: If the exit status of the program is unknown.
         """
         seconds = time.monotonic() - self._started_at
-        words = self._reports.decode(errors="replace").split("\n")
-        errors = [line.removeprefix("error ") for line in words if line.startswith("error ")]
-        ends = [int(line.removeprefix("exit ")) for line in words if line.startswith("exit ")]
+        lines = self._reports.decode(errors="replace").split("\n")
+        errors = [line.removeprefix("error ") for line in lines if line.startswith("error ")]
+        ends = [int(line.removeprefix("exit ")) for line in lines if line.startswith("exit ")]
         if errors:
             raise SandboxUnavailable(f"the program could not be confined: {errors[0]}")
         if not self._stopped_at and not (self._started_at and ends):
-            said = self._stderr.text()[-1000:]
-            if said.startswith("bwrap: ") and not self._started_at:
-                raise SandboxUnavailable(said.strip())
-            raise SandboxError(f"the launcher ended with status {status} and did not say how the program ended. {said}")
+            stderr = self._stderr.text()[-1000:]
+            if stderr.startswith("bwrap: ") and not self._started_at:
+                raise SandboxUnavailable(stderr.strip())
+            raise SandboxError(
+                f"the launcher ended with status {status} and did not report how the program ended. {stderr}"
+            )
         exit_status = None if self._stopped_at else ends[0]
         stderr = self._stderr.text()
         return SandboxResult(
@@ -210,14 +212,14 @@ class Run:
         )
 
     def _limit_of(self, exit_status: int | None, stderr: str, seconds: float) -> Limit | None:
-        """The limit that ended a program, by how it ended."""
+        """Return the limit that ended the program, from its exit status and its last error; None if there is none."""
         if exit_status == _CPU_SIGNAL or (exit_status == _KILL_SIGNAL and seconds > self._limits.cpu_s):
             return "cpu"
         return limit_in(stderr) if exit_status == 1 else None
 
 
 class _Writer:
-    """Writes what there is room for, each time it is called; False when there is no more, or nobody to read it."""
+    """Writes data to a pipe without blocking. A call returns False when all data is written or the reader is gone."""
 
     def __init__(self, file: IO[bytes], data: memoryview) -> None:
         os.set_blocking(file.fileno(), False)
@@ -232,14 +234,14 @@ class _Writer:
 
 
 def _read(file: IO[bytes], take: Callable[[bytes], None]) -> bool:
-    """Read what there is; False when there will be no more."""
+    """Read the available bytes. Return False at the end of the file."""
     data = os.read(file.fileno(), _CHUNK)
     take(data)
     return bool(data)
 
 
 def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
-    """Read what is still in the pipe, without waiting: without isolation, somebody may hold its other end."""
+    """Read what is left in a pipe, without blocking: without isolation, another process may keep its other end open."""
     if file.closed:
         return
     os.set_blocking(file.fileno(), False)
@@ -250,7 +252,7 @@ def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
 
 
 def _end(process: _Process) -> None:
-    """See to it that the launcher ends."""
+    """End the launcher."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -261,7 +263,7 @@ def _end(process: _Process) -> None:
 
 
 def _disk_usage(folder: str) -> int:
-    """The bytes that the files of a folder take up, an empty one a page; what vanishes meanwhile counts nothing."""
+    """Return the disk space of the files in a folder, in bytes. An empty file counts as one page."""
     size = 0
     for entry in Path(folder).iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What came of a program."""
+"""The result of running a program."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from .limits import Isolation, SandboxLimits
 
 Limit: TypeAlias = Literal["time", "cpu", "memory", "file", "disk", "open_files", "processes", "output"]
-"""A limit that a program reached."""
+"""The name of a limit that a program exceeded."""
 
 _ERRORS: dict[str, Limit] = {
     r"MemoryError\b": "memory",
@@ -18,9 +18,9 @@ _ERRORS: dict[str, Limit] = {
     r"BlockingIOError: \[Errno 11\]": "processes",
     r"RuntimeError: can't start new thread": "processes",
 }
-"""The limits that Python itself tells a program of, by how its last words begin if that ended it."""
+"""Limits that end a program with a Python error, by a pattern for the start of the last line of the traceback."""
 _LOST = "lost sys.stderr"
-"""Python's last words where it had no memory left to print an error. Two lines before them is the error's type."""
+"""The last line if Python had no memory left to print the error. The error's type is two lines before it."""
 _WORDS: dict[Limit, str] = {
     "time": "it ran longer than {timeout_s:g} s",
     "cpu": "it used more than {cpu_s} s of processor time",
@@ -35,39 +35,40 @@ _WORDS: dict[Limit, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What came of a program. Whatever it did, and however it ended, there is one."""
+    """The result of a program, including one that failed or exceeded a limit."""
 
     stdout: str
-    """What it wrote; bytes that are no UTF-8 are replaced by U+FFFD."""
+    """The standard output. Invalid UTF-8 is replaced by U+FFFD."""
     stderr: str
-    """What it wrote there, which is also where Python says what is wrong."""
+    """The standard error, including Python's traceback."""
     exit_status: int | None
-    """0 if all went well; minus the number of a signal that ended it; None if it was stopped from outside."""
+    """0 for success; minus the signal number if a signal ended the program; None if the sandbox stopped it."""
     limit: Limit | None
-    """The limit that ended it. Those that Python tells the program of (memory, files, processes) are known by the
-    error that it ended with."""
+    """The limit that ended the program, or None. The limits on memory, files and processes are recognized by the
+    error that the program ended with."""
     stdout_cut: bool
-    """Whether the middle of the output is left out."""
+    """Whether the middle of `stdout` is left out."""
     stderr_cut: bool
+    """Whether the middle of `stderr` is left out."""
     seconds: float
-    """How long it ran."""
+    """The wall-clock time of the run, in seconds."""
     limits: SandboxLimits
-    """What it was allowed to use."""
+    """The resource limits of the run."""
     isolation: Isolation
-    """What kept it apart: any but `auto`."""
+    """How the program was isolated: any name except `auto`."""
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end, without an error."""
+        """Whether the program ended without an error."""
         return self.exit_status == 0 and self.limit is None
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was stopped because it took too long."""
+        """Whether the program was stopped by the time limit."""
         return self.limit == "time"
 
     def report(self) -> str:
-        """All of it as a text, such as a model is told."""
+        """Return the output, errors and end as one string, such as for a tool result."""
         parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", self._end()]
         return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
 
@@ -81,10 +82,10 @@ class SandboxResult:
 
 
 def limit_in(stderr: str) -> Limit | None:
-    """The limit that Python names in the error that ended a program, if it is one.
+    """Return the limit behind the Python error that ended a program; None if the error has another cause.
 
-    That is in the last line. Where too many processes were started, those that there are write at the same time, so
-    that any of their lines may be the last.
+    The error is in the last line of `stderr`. If a program started too many processes, several of them write at the
+    same time, so the error may be in any line.
     """
     *_, dumped, _, last = ["", "", *stderr.rstrip().rsplit("\n", 3)]
     if last == _LOST:

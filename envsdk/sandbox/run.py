@@ -1,4 +1,4 @@
-"""Running a program, and waiting for it or not."""
+"""The functions that run a program in the sandbox."""
 
 import asyncio
 import threading
@@ -11,24 +11,25 @@ from .result import SandboxResult
 def run_python(
     code: str, *, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS, isolation: Isolation = "auto"
 ) -> SandboxResult:
-    """Run a program that nobody trusts, and wait for its end. Any number of threads may do so at a time.
+    """Run an untrusted program, and wait for its end. It may be called from several threads at the same time.
 
-    It runs in this interpreter's bare self (`python -I -S`): it has the standard library, no packages, no environment
-    variables, no network, an empty folder that is removed afterwards, and nothing of what an earlier program left.
+    The program runs in a bare copy of this interpreter (`python -I -S`). It has the standard library, but no packages,
+    environment variables or network. It starts in an empty folder, which is removed afterwards.
 
     Args:
-        code: The program.
-        stdin: What it reads.
-        limits: What it may use.
-        isolation: What keeps it apart; see `Isolation`.
+        code: The source code of the program.
+        stdin: The program's standard input.
+        limits: The resource limits.
+        isolation: How the program is isolated; see `Isolation`.
 
     Returns:
-        What came of it, whatever it did.
+        The output and the exit status. A program that fails or exceeds a limit has a result, too.
 
     Raises:
-        SandboxUnavailable: If this machine does not keep programs apart.
-        SandboxError: If it could not be run, or nobody knows how it ended. That says nothing about the program.
-        UnknownName: If there is no such isolation.
+        SandboxUnavailable: If this machine cannot isolate programs.
+        SandboxError: If the program could not be run, or its exit status is unknown. This does not depend on the
+            program.
+        UnknownName: If no isolation has that name.
     """
     return _run(code, stdin, limits, isolation, threading.Event())
 
@@ -36,21 +37,21 @@ def run_python(
 async def arun_python(
     code: str, *, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS, isolation: Isolation = "auto"
 ) -> SandboxResult:
-    """As `run_python`, in a thread of the event loop's own, while the loop goes on. Cancelled, it stops the program."""
-    unwanted = threading.Event()
+    """Run an untrusted program without blocking the event loop; see `run_python`. Cancellation stops the program."""
+    cancelled = threading.Event()
     try:
-        return await asyncio.to_thread(_run, code, stdin, limits, isolation, unwanted)
+        return await asyncio.to_thread(_run, code, stdin, limits, isolation, cancelled)
     finally:
-        unwanted.set()
+        cancelled.set()
 
 
 def _run(
-    code: str, stdin: str, limits: SandboxLimits, isolation: Isolation, unwanted: threading.Event
+    code: str, stdin: str, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
 ) -> SandboxResult:
     found = check_isolation(isolation)
-    return run_isolated(_encoded(code), _encoded(stdin), limits, found, unwanted)
+    return run_isolated(_encoded(code), _encoded(stdin), limits, found, cancelled)
 
 
 def _encoded(text: str) -> bytes:
-    """A text as UTF-8; a surrogate, which has none, as bytes that are no UTF-8, for the program to refuse."""
+    """Encode a string as UTF-8. A surrogate becomes invalid UTF-8, which the interpreter rejects."""
     return text.encode(errors="surrogatepass")

@@ -1,11 +1,11 @@
-"""The system calls that a program may make, as a seccomp filter. Every other call is refused.
+"""The system calls that a program may make, as a seccomp filter. All other calls fail.
 
 A filter is a program of the classic Berkeley packet filter that the kernel runs before each system call; see
 `Documentation/userspace-api/seccomp_filter.rst` of Linux, and `linux/filter.h`.
 
-The lists below are what CPython and its standard library need. A call outside them fails with ENOSYS, as on a kernel
-that does not have it, so that libraries take their older way (`clone3` becomes `clone`). A call that programs know, and
-that is refused on purpose, fails with EPERM, which Python reports as PermissionError.
+The lists below contain what CPython and its standard library need. A call that is not listed fails with ENOSYS, as on a
+kernel without this call, so that libraries fall back to older calls (`clone3` to `clone`). Well-known calls that are
+refused on purpose fail with EPERM, which Python reports as PermissionError.
 """
 
 import errno
@@ -22,7 +22,7 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16  # in struct seccomp_data; little-endian
 _WHOLE = 0xFFFFFFFF
 
-# What any program may do. These calls reach nothing but the program itself and the files that it is shown.
+# Allowed for all programs. These calls affect only the program itself and the files that it can see.
 _OPEN_FILES = "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile flock"
 _DESCRIPTORS = "close close_range dup dup2 dup3 pipe pipe2"
 _PATHS = (
@@ -51,11 +51,11 @@ _ALLOWED = (
     f"{_IDENTITY} {_KERNEL}"
 )
 
-# What a program may do where processes and files are its own alone: in namespaces. Landlock knows none of these.
+# Allowed in namespaces, where processes and files belong to the program only. Landlock does not restrict these calls.
 _PROCESSES = "fork vfork setsid setpgid kill tkill tgkill"
 _ATTRIBUTES = "chmod fchmod fchmodat chown fchown lchown fchownat utimensat"
 
-# What is refused with EPERM: calls that a program may well make.
+# Refused with EPERM: calls that ordinary programs may try.
 _REFUSED = (
     "socket connect bind listen accept accept4 sendmsg setsockopt mknod mknodat setxattr lsetxattr fsetxattr "
     "removexattr lremovexattr fremovexattr setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid "
@@ -65,27 +65,27 @@ _REFUSED = (
 
 # Constants of Linux: linux/sched.h, linux/fcntl.h, asm/ioctls.h, linux/prctl.h, asm/prctl.h, linux/mman.h.
 _THREAD = 0x003D0F00
-"""The flags of `clone` for a thread as C libraries make one: it shares memory, files, signals and the process."""
-_DETACHED = 0x00400000  # some C libraries set it; it means nothing
+"""The flags of `clone` that C libraries use for a thread, which shares memory, files, signals and the process."""
+_DETACHED = 0x00400000  # some C libraries set it; the kernel ignores it
 _PROCESS = 0x013041FF
-"""The flags of `clone` that `fork`, `vfork` and `posix_spawn` use: a signal, VM, VFORK, and where the id is written."""
-_UNIX, _STREAM = 1, 1  # a pair of any other kind could write to the sockets of others
+"""The flags of `clone` that `fork`, `vfork` and `posix_spawn` use: a signal, VM, VFORK, and addresses for the id."""
+_UNIX, _STREAM = 1, 1  # other kinds of pairs could write to other processes' sockets
 _FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: none that
-sends signals or enlarges a pipe."""
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. None
+of them sends signals or enlarges a pipe."""
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _PROCESS_OPTIONS = (2, 3, 4, 15, 16, 23, 39)
 """PR_{GET_PDEATHSIG, GET_DUMPABLE, SET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_NO_NEW_PRIVS}."""
 _REGISTERS = (0x1001, 0x1002, 0x1003, 0x1004)
 """ARCH_SET_GS, ARCH_SET_FS, ARCH_GET_FS, ARCH_GET_GS."""
-_HUGE_PAGES = 0x40000  # MAP_HUGETLB: from a pool of the machine's
+_HUGE_PAGES = 0x40000  # MAP_HUGETLB: takes memory from a pool of the whole machine
 _ADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
 """NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE."""
 
 
 class _Condition(NamedTuple):
-    """An argument, as far as the mask lets see it, has one of the values."""
+    """A condition: the masked argument has one of the values."""
 
     argument: int
     values: tuple[int, ...]
@@ -93,7 +93,7 @@ class _Condition(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A system call is allowed if all conditions hold. Without conditions, it is allowed if there is no error."""
+    """A system call, allowed if all conditions hold, else refused with `error`. Without conditions, `error` decides."""
 
     name: str
     error: int = 0
@@ -101,10 +101,10 @@ class _Rule(NamedTuple):
 
 
 def filter_for(isolation: Isolation) -> list[Instruction]:
-    """Return the filter of a program in namespaces of its own, or, for `landlock`, among the processes of others.
+    """Return the filter of a program in namespaces, or, for `landlock`, of an ordinary process.
 
     Raises:
-        SandboxUnavailable: If the numbers of system calls on this machine are not known.
+        SandboxUnavailable: If the system call numbers of this machine are unknown.
     """
     column, name = machine()
     program = [
@@ -136,11 +136,11 @@ def _in_any_case() -> Iterator[_Rule]:
 def _in_namespaces() -> Iterator[_Rule]:
     yield from _rules(f"{_PROCESSES} {_ATTRIBUTES}")
     yield _Rule("clone", errno.EPERM, (_Condition(0, (0,), mask=_WHOLE & ~(_THREAD | _DETACHED | _PROCESS)),))
-    yield _Rule("prlimit64", errno.EPERM, (_Condition(0, (0,)),))  # not process 1, which reports how the program ended
+    yield _Rule("prlimit64", errno.EPERM, (_Condition(0, (0,)),))  # not of process 1, which reports the exit status
 
 
 def _under_landlock() -> Iterator[_Rule]:
-    """Allow no second process, and no signal but to itself."""
+    """Refuse a second process, and signals to other processes."""
     yield from _rules(_ATTRIBUTES, errno.EPERM)
     yield from _rules("setsid setpgid tkill", errno.EPERM)
     yield from _rules("fork vfork", errno.EAGAIN)
@@ -154,7 +154,7 @@ def _rules(names: str, error: int = 0) -> Iterable[_Rule]:
 
 
 def _body(rule: _Rule) -> list[Instruction]:
-    """Return what is done for the rule's system call: it ends with a verdict."""
+    """Return the instructions for the rule's system call. They end with a verdict."""
     refuse = (_RETURN, 0, 0, _ERROR | rule.error)
     if not rule.conditions:
         return [refuse if rule.error else (_RETURN, 0, 0, _ALLOW)]

@@ -1,11 +1,11 @@
-"""The numbers of the system calls that a filter names, on each machine that the sandbox knows."""
+"""System call numbers on each supported machine architecture."""
 
 import platform
 
 from ..errors import SandboxUnavailable
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""The column of `NUMBERS`, and the kernel's own name of the machine (`AUDIT_ARCH_*` of linux/audit.h)."""
+"""The column of `NUMBERS`, and the kernel's constant for the architecture (`AUDIT_ARCH_*` in linux/audit.h)."""
 
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "accept": (43, 202),
@@ -213,18 +213,18 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-"""Numbers on x86_64 and on aarch64, from the headers of Linux (asm/unistd_64.h, asm-generic/unistd.h)."""
+"""The numbers on x86_64 and aarch64, from the Linux headers (asm/unistd_64.h, asm-generic/unistd.h). None if missing."""
 
 
 def machine() -> tuple[int, int]:
-    """Return this machine's column of `NUMBERS`, and the kernel's name of the machine.
+    """Return this machine's column of `NUMBERS`, and the kernel's constant for its architecture.
 
     Raises:
-        SandboxUnavailable: If the numbers of system calls on this machine are not known.
+        SandboxUnavailable: If the architecture is not supported.
     """
     found = MACHINES.get(platform.machine())
     if found is None:
-        raise SandboxUnavailable(f"system calls are known for {' and '.join(MACHINES)}, not {platform.machine()}")
+        raise SandboxUnavailable(f"this machine is {platform.machine()}; the sandbox supports {' and '.join(MACHINES)}")
     return found
 
 
@@ -232,7 +232,7 @@ def system_call(name: str) -> int:
     """Return the number of a system call on this machine.
 
     Raises:
-        SandboxUnavailable: If the machine is not known, or has no such call.
+        SandboxUnavailable: If the architecture is not supported, or has no such call.
     """
     number = NUMBERS[name][machine()[0]]
     if number is None:

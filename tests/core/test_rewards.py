@@ -276,7 +276,7 @@ def test_weighted_scorers_can_be_pickled() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rewards.regex("("), r"'\('.*no regular expression"),
+        (lambda: rewards.regex("("), r"'\('.*not a regular expression"),
         (lambda: rewards.regex(b"a"), "pattern"),
         (lambda: rewards.regex("a", where="start"), "where"),
         (lambda: rewards.regex("a", max_chars=0), "max_chars"),
@@ -293,7 +293,7 @@ def test_weighted_scorers_can_be_pickled() -> None:
         (lambda: rewards.numeric(find="first"), "find"),
         (lambda: rewards.unit_tests(partial="yes"), "partial"),
         (lambda: rewards.unit_tests(isolation=None), "isolation"),
-        (lambda: rewards.weighted(), "no part"),
+        (lambda: rewards.weighted(), "no parts"),
         (lambda: rewards.weighted(a=rewards.exact()), "a is"),
         (lambda: rewards.weighted(a=(float("inf"), rewards.exact())), "weight of a"),
         (lambda: rewards.weighted(a=("1", rewards.exact())), "weight of a"),
@@ -335,7 +335,7 @@ def test_a_target_that_does_not_fit_is_an_error_of_the_task(scorer: Callable[...
         scorer("x", target)
 
 
-# JSON. jsonschema is no dependency: without it these tests say so.
+# JSON. jsonschema is not a dependency: without it, these tests report that it is missing.
 
 PERSON = {
     "type": "object",

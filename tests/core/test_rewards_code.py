@@ -107,19 +107,19 @@ def case_of(method: str, base: str = "TestCase", decorator: str = "") -> str:
 )
 @pytest.mark.parametrize("code", [SQUARE, ""])
 def test_a_text_of_which_no_test_runs_is_refused(tests: str, code: str) -> None:
-    with pytest.raises(TaskError, match="What counts is an assert that is run"):
+    with pytest.raises(TaskError, match="These count as tests: an assert that is executed"):
         SCORER(code, tests)
 
 
 @pytest.mark.parametrize("tests", ["# nothing", "f(2)", "def check(candidate):\n    return candidate(2) == 4"])
 def test_a_text_that_has_no_test_is_refused_before_anything_runs(tests: str) -> None:
-    with pytest.raises(TaskError, match="What counts is an assert that is run"):
+    with pytest.raises(TaskError, match="These count as tests: an assert that is executed"):
         SCORER(SQUARE, tests)
 
 
 def test_a_text_of_tests_that_is_no_python_is_refused() -> None:
     for tests in ("assert f(2) ==", "assert '\0'"):
-        with pytest.raises(TaskError, match="no Python"):
+        with pytest.raises(TaskError, match="not valid Python"):
             SCORER(SQUARE, tests)
 
 
@@ -129,8 +129,11 @@ def test_a_text_of_tests_that_is_no_python_is_refused() -> None:
     [
         ("async def test_two():\n    assert f(2) == 4", "test_two is async"),
         ("def test_two():\n    yield f(2) == 4", "test_two is async or a generator"),
-        ("class TestSquare:\n    def test_two(self):\n        assert f(2) == 4", "the class TestSquare is no unittest"),
-        ("import unittest\nclass TestSquare:\n    def test_two(self): pass", "the class TestSquare is no unittest"),
+        (
+            "class TestSquare:\n    def test_two(self):\n        assert f(2) == 4",
+            "TestSquare is not a unittest",
+        ),
+        ("import unittest\nclass TestSquare:\n    def test_two(self): pass", "TestSquare is not a unittest"),
         (case_of("async def test_two(self):\n        self.fail()"), "T.test_two is async"),
     ],
 )

@@ -257,6 +257,7 @@ def test_a_scorer_that_takes_its_time_runs_in_a_thread() -> None:
     "options",
     [
         {"policy": "reference"},
+        {"renderer": 5},
         {"max_tokens": 0},
         {"verdicts": {}},
         {"verdicts": {"yes": 2.0}},

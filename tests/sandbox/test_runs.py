@@ -238,7 +238,7 @@ def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(
         launchers = set(children()) - before
         for pid in launchers:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(SandboxError, match="did not say how the program ended"):
+        with pytest.raises(SandboxError, match="did not report how the program ended"):
             running.result()
     assert wait_until(lambda: not processes_with(token))
 
@@ -340,7 +340,7 @@ print(check_isolation())
     assert said.startswith("bubblewrap: bwrap: setting up uid map: Permission denied. ")
     assert chosen in ("namespaces", "landlock")
     missing, _ = _python(code, PATH="").splitlines()
-    assert "there is no bwrap on the PATH" in missing
+    assert "bwrap is not on the PATH" in missing
 
 
 def _python(code: str, **variables: str) -> str:

@@ -481,13 +481,13 @@ def test_what_is_no_causal_model_is_refused():
         with pytest.raises(ConfigError, match=says):
             TransformersPolicy(model)
     config = transformers.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    with pytest.raises(ConfigError, match="an encoder"):
+    with pytest.raises(ConfigError, match="an encoder-decoder"):
         TransformersPolicy(transformers.T5ForConditionalGeneration(config))
 
 
 def test_a_vocabulary_too_small_for_the_tokenizer_or_the_prompt_is_refused():
     small = tiny_qwen3(2048).eval()
-    with pytest.raises(ConfigError, match="2048 ids, but the tokenizer 'embedded' names 4096"):
+    with pytest.raises(ConfigError, match="2048 token ids, but the tokenizer 'embedded' has 4096"):
         TransformersPolicy(small, TOKENIZER)
     with pytest.raises(ConfigError, match="the model has the ids 0 to 2047"):
         ask(TransformersPolicy(small), np.array([5, 2048], dtype=np.int32))
@@ -495,7 +495,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_or_the_prompt_is_refused():
 
 def test_requests_that_cannot_be_met_are_refused():
     policy = TransformersPolicy(model_of("qwen3"))
-    with pytest.raises(ConfigError, match="need the tokenizer"):
+    with pytest.raises(ConfigError, match="need a tokenizer"):
         ask(policy, stop=("</answer>",))
     with pytest.raises(UnknownName, match="temperature"):
         ask(policy, sampling={"temprature": 1.0})
