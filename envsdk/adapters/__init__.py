@@ -1,4 +1,5 @@
-"""Environments made of what others have: data sets, Gymnasium's games, reasoning-gym; and tools of MCP servers.
+"""Adapters for existing tasks and tools: data sets, Gymnasium environments, reasoning-gym, and tools of MCP servers.
 
-Each module imports the package that it needs when it is used, and says what to install if it is not there.
+Each module imports the package that it adapts when it is used. If the package is missing, the error names what to
+install.
 """

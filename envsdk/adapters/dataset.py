@@ -1,4 +1,4 @@
-"""A data set as single-turn tasks: a question from a row, and a function that scores the reply."""
+"""An environment for data sets: each row is a single-turn task, and a function scores the reply."""
 
 import inspect
 import re
@@ -19,26 +19,27 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class DatasetConfig(EnvConfig):
-    """Which columns are what, and how a reply is scored."""
+    """The columns of the data set, and the scoring function."""
 
     score: ImportString[Callable[..., Any]]
-    """A function, or where it is (`"my_package.scoring:score"`): `score(reply, answer)` with the reply's text and the
-    row's answer; if it has a parameter `row`, that is given the whole row. It returns a number, named ones, or None for
-    a reply that is not scored. It may be `async def`."""
+    """A function `score(reply, answer)`, or its import path (`"my_package.scoring:score"`). It gets the text of the
+    reply and the answer of the row, and the whole row if it has a parameter `row`. It returns a number, a dict of named
+    numbers, or None for a reply that is not scored. It may be `async def`."""
     question: str = "question"
-    """A column that holds a text or a list of chat messages; or a text with columns in braces, as `str.format` reads
-    it: `"{context}\\n\\n{question}"`."""
+    """The column of the question, which is a string or a list of chat messages; or a format string with columns in
+    braces, as in `str.format`: `"{context}\\n\\n{question}"`."""
     answer: str | None = "answer"
-    """A column; None if rows have no answer: then `score(reply)` is called."""
+    """The column of the answer. None if rows have no answer; the scoring function is then called as `score(reply)`."""
     system: str | None = None
+    """The system message."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """How many tokens the reply may have."""
+    """The maximum number of tokens in the reply."""
 
     @field_validator("score")
     @classmethod
     def _is_a_function(cls, score: Any) -> Any:
         if isinstance(score, type):
-            raise ValueError("it is a class; make an object of it in a module of yours, and say where that is")
+            raise ValueError("it is a class; expected a function, or an instance of the class in a module of yours")
         return score
 
     @field_validator("question")
@@ -49,16 +50,16 @@ class DatasetConfig(EnvConfig):
 
     @field_serializer("score")
     def _where(self, score: Any) -> str:
-        """Where the function is; of an object, such as a partial, what it is."""
+        """Return the import path of a function, or the repr of another object, such as a partial."""
         name: str | None = getattr(score, "__qualname__", None)
         return _ADDRESS.sub("", repr(score)) if name is None else f"{score.__module__}:{name}"
 
 
 class Dataset(Env):
-    """Answer the question of a row, in one reply: `Dataset(tasks="gsm8k.jsonl", score=my_score)`.
+    """Answer the question of a row in one reply: `Dataset(tasks="gsm8k.jsonl", score=my_score)`.
 
-    Exercises: what the data set does. Reward: what the function says. What the function raises is an error of the
-    episode, and no reward.
+    Exercises: the skills that the data set tests. Reward: the result of the scoring function. If the function raises,
+    the episode fails and has no reward.
     """
 
     Config: ClassVar[type[EnvConfig]] = DatasetConfig
@@ -67,11 +68,11 @@ class Dataset(Env):
     def start(self) -> Turn:
         """Ask the question."""
         if self.task is None:
-            raise ConfigError("there is no row: give tasks=, which is rows, the path of a JSONL file, or a data set")
+            raise ConfigError("there are no rows; expected tasks=<rows, the path of a JSONL file, or a data set>")
         config: DatasetConfig = self.config
         question = self._filled(config.question) if "{" in config.question else self._value(config.question)
         if question is None:
-            raise TaskError(f"the row {self.task!r:.200} has nothing in its column {config.question!r}")
+            raise TaskError(f"the row {self.task!r:.200} has None in its column {config.question!r}, not a question")
         messages = cast("Any", question if isinstance(question, list) else str(question))
         return Turn(messages, system=config.system, max_tokens=config.max_tokens)
 
@@ -84,9 +85,9 @@ class Dataset(Env):
         return Turn(reward=await reward if inspect.isawaitable(reward) else reward, terminated=True)
 
     def reference_reply(self) -> str:
-        """The row's answer."""
+        """Return the answer of the row."""
         if self.config.answer is None:
-            raise NotImplementedError("the rows have no column with an answer")
+            raise NotImplementedError("there is no reference reply, because the rows have no column with an answer")
         return str(self._value(self.config.answer))
 
     def _filled(self, template: str) -> str:
@@ -103,8 +104,8 @@ class Dataset(Env):
 
     def _misses(self, what: str, error: Exception) -> TaskError:
         return TaskError(
-            f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}); say with `question` "
-            "and `answer` which columns are what"
+            f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}). Name the columns with "
+            "the options `question` and `answer`"
         )
 
 
@@ -120,5 +121,5 @@ DRIVERS[Dataset] = _DatasetDriver
 def _takes_row(function: Callable[..., Any]) -> bool:
     try:
         return "row" in inspect.signature(function).parameters
-    except ValueError:  # a built-in function does not tell
+    except ValueError:  # a built-in function without a signature
         return False

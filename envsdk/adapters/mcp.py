@@ -1,4 +1,4 @@
-"""The tools of an MCP server (Model Context Protocol), for a `ToolEnv`.
+"""Tools of an MCP (Model Context Protocol) server, for a `ToolEnv`.
 
 class Files(ToolEnv):
     def __init__(self, **options):
@@ -30,48 +30,50 @@ from ..authoring.tools import Tool
 from ..episodes.driver import is_being_cancelled
 from ..errors import ConfigError, EnvsdkError, ToolError
 
-_NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
-_CODES_OF_THE_PROTOCOL = range(-32768, -31999)  # JSON-RPC's own: a connection is lost, a session is over, ...
+_INVALID_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_PROTOCOL_CODES = range(-32768, -31999)  # JSON-RPC's own: the connection was lost, the session ended, ...
 
 
 class MCPServerError(EnvsdkError, ConnectionError):
-    """An MCP server cannot be reached, or went away: the episode fails, and is not scored."""
+    """An MCP server cannot be reached, or closed the connection. The episode fails and is not scored."""
 
 
 class _Connection(NamedTuple):
     client: Any
     portal: Any
-    """Runs what is awaited in the thread that the client lives in."""
+    """Runs coroutines in the client's thread."""
     end: Callable[[], object]
-    """Ends the client and the thread; the first call of it, that is."""
+    """Ends the client and its thread. Further calls do nothing."""
     process: int
-    """Which process made it: in one that was forked off, there is no such thread."""
+    """The id of the process that opened it. A forked process does not have the thread."""
 
 
 class _Shared:
-    """What copies of a server share."""
+    """The state that copies of an `MCPServer` share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.connection: _Connection | None = None
         self.users = 0
-        """How many copies use it and are not closed."""
+        """The number of copies that use the connection and are not closed."""
 
 
 class MCPServer:
-    """A connection to a server, which is made when it is first needed, and lives in a thread of its own.
+    """A connection to an MCP server. It is opened when it is first used, and runs in a separate thread.
 
     Any number of environments may share it. A fork of an environment shares the connection, which ends when both are
-    closed: what a server remembers is not copied, so tools that change something on it make original and fork depend
-    on each other. A pickled one connects anew where it is read.
+    closed. The state of the server is not copied, so if a tool changes it, original and fork affect each other. An
+    unpickled copy opens a new connection.
 
-    A server that goes away fails the episodes that call it then, with an `MCPServerError`. Later calls connect anew,
-    and find a server that remembers nothing.
+    If the server closes the connection, the episodes that call it at that time fail with an `MCPServerError`. Later
+    calls open a new connection, to a server without the earlier state.
 
     Args:
-        server: The URL of a server (Streamable HTTP), or the command line of one that speaks over stdio.
-        timeout_s: How long connecting, and each call, may take. The model is told of a call that takes longer.
-        env: Environment variables of the command, besides the few that the protocol's package passes on (`PATH`, ...).
+        server: The URL of a server (Streamable HTTP), or the command of one that uses stdio.
+        timeout_s: The time limit for connecting and for each call, in seconds. A call that takes longer is a
+            `ToolError`, which the model sees.
+        env: Environment variables of the command, in addition to the few that the package `mcp` passes on (`PATH`,
+            ...).
         cwd: The folder that the command runs in.
 
     Raises:
@@ -89,18 +91,18 @@ class MCPServer:
         if not server or not all(isinstance(part, str) for part in server):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"server is {server!r}; expected a URL, or a command such as ['python', 'server.py']")
         if timeout_s <= 0:
-            raise ConfigError(f"timeout_s is {timeout_s!r}; expected more than 0")
+            raise ConfigError(f"timeout_s is {timeout_s!r}; expected a number above 0")
         if isinstance(server, str) and not server.startswith(("http://", "https://")):
-            raise ConfigError(f"server is {server!r}, which is no URL; a command is a list: {server.split()}")
+            raise ConfigError(f"server is {server!r}; expected a URL, or a command as a list: {server.split()}")
         self.name = server if isinstance(server, str) else " ".join(server)
         self._arguments = (server, timeout_s, env, cwd)
         self._timeout_s = timeout_s
         self._mcp = _package()
         self._shared = _Shared()
-        self._uses_it = False
+        self._is_user = False
 
     def tools(self) -> list[Tool]:
-        """The server's tools. In their names, what no tool's name may have is written as `_`.
+        """Return the server's tools. Characters that are not valid in tool names are replaced by `_`.
 
         Raises:
             MCPServerError: If the server cannot be reached.
@@ -109,12 +111,12 @@ class MCPServer:
         connection = self._connected()
         try:
             listed = connection.portal.call(_list_tools, connection.client)
-        except Exception as error:  # whatever it is, there is no list
+        except Exception as error:  # the client may raise anything
             self._end(connection)
             raise self._failed("does not list its tools", error) from error
         tools = [
             Tool(
-                name=_NO_NAME.sub("_", tool.name)[:64],
+                name=_INVALID_IN_NAMES.sub("_", tool.name)[:64],
                 description=tool.description or "",
                 parameters={"type": "object", "properties": {}, **tool.input_schema},
                 function=partial(self._call, tool.name),
@@ -127,12 +129,12 @@ class MCPServer:
         return tools
 
     def close(self) -> None:
-        """End the connection, and the command, if no copy uses it any more.
+        """End the connection and the command, unless another copy uses them.
 
-        It may be called again; a later call of a tool connects anew.
+        You may call it twice. A later call of a tool opens a new connection.
         """
         with self._shared.lock:
-            was_used, self._uses_it = self._uses_it, False
+            was_used, self._is_user = self._is_user, False
             self._shared.users -= was_used
             connection = None if self._shared.users else self._current()
         if connection is not None:
@@ -148,22 +150,22 @@ class MCPServer:
         other = type(self).__new__(type(self))
         with self._shared.lock:
             other.__dict__.update(self.__dict__)
-            self._shared.users += self._uses_it
+            self._shared.users += self._is_user
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, self._arguments
+        return _unpickled, self._arguments
 
     async def _call(self, tool: str, /, **arguments: Any) -> str:
-        """Call a tool, from any event loop."""
-        connection = (self._current() if self._uses_it else None) or await asyncio.to_thread(self._connected)
+        """Call a tool. It works in any event loop."""
+        connection = (self._current() if self._is_user else None) or await asyncio.to_thread(self._connected)
         try:
-            asked = connection.portal.start_task_soon(partial(connection.client.call_tool, tool, arguments))
-            result = await asyncio.wrap_future(asked)
+            future = connection.portal.start_task_soon(partial(connection.client.call_tool, tool, arguments))
+            result = await asyncio.wrap_future(future)
         except self._mcp.MCPError as error:
             if error.code == self._mcp.types.REQUEST_TIMEOUT:
                 raise ToolError(f"{tool}: it did not finish within {self._timeout_s:g} s") from error
-            if error.code == self._mcp.types.INVALID_PARAMS or error.code not in _CODES_OF_THE_PROTOCOL:
+            if error.code == self._mcp.types.INVALID_PARAMS or error.code not in _PROTOCOL_CODES:
                 raise ToolError(f"{tool}: {error}") from error
             await asyncio.to_thread(self._end, connection)
             raise self._failed("does not answer", error) from error
@@ -171,7 +173,7 @@ class MCPServer:
             if is_being_cancelled():
                 raise
             raise self._failed("was closed", error) from error
-        except Exception as error:  # the tool's own failures are results: this is the connection's
+        except Exception as error:  # a tool's own failure is a result, so the connection failed
             await asyncio.to_thread(self._end, connection)
             raise self._failed("does not answer", error) from error
         text = _text_of(result)
@@ -186,8 +188,8 @@ class MCPServer:
     def _connected(self) -> _Connection:
         with self._shared.lock:
             connection = self._shared.connection = self._current() or self._connect()
-            self._shared.users += not self._uses_it
-            self._uses_it = True
+            self._shared.users += not self._is_user
+            self._is_user = True
             return connection
 
     def _connect(self) -> _Connection:
@@ -195,13 +197,13 @@ class MCPServer:
         with ExitStack() as stack:
             try:
                 portal = stack.enter_context(anyio.start_blocking_portal(name="envsdk-mcp"))
-                opened = self._mcp.Client(_place(self._mcp, *self._arguments), read_timeout_seconds=self._timeout_s)
+                opened = self._mcp.Client(
+                    _client_argument(self._mcp, *self._arguments), read_timeout_seconds=self._timeout_s
+                )
                 client = stack.enter_context(portal.wrap_async_context_manager(_within(opened, self._timeout_s)))
-            except Exception as error:  # a command that is not there, an address where nobody listens, another protocol
+            except Exception as error:  # a missing command, no listener, ...
                 raise self._failed("cannot be reached", error) from error
-            end = weakref.finalize(
-                self._shared, _close, stack.pop_all(), os.getpid()
-            )  # at the latest when the program ends
+            end = weakref.finalize(self._shared, _close, stack.pop_all(), os.getpid())  # at the latest at exit
             return _Connection(client, portal, end, os.getpid())
 
     def _end(self, connection: _Connection) -> None:
@@ -218,7 +220,7 @@ class MCPServer:
 
 def _close(stack: ExitStack, process: int) -> None:
     if process == os.getpid():
-        with contextlib.suppress(Exception):  # why it ended was told to whoever called a tool
+        with contextlib.suppress(Exception):  # a caller of a tool has already got the error
             stack.close()
 
 
@@ -227,28 +229,26 @@ def _package() -> Any:
         package: Any = importlib.import_module("mcp")
         _ = package.Client
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            "tools of an MCP server need the package mcp, 2.3 or newer: pip install 'envsdk[mcp]'"
-        ) from error
+        raise ConfigError("MCPServer needs the package mcp, version 2.3 or newer: pip install 'envsdk[mcp]'") from error
     return package
 
 
-def _place(
+def _client_argument(
     mcp: Any, server: str | Sequence[str], _timeout_s: float, env: Mapping[str, str] | None, cwd: str | Path | None
 ) -> Any:
-    """What the package takes as a server."""
+    """Return the argument of `mcp.Client`."""
     if isinstance(server, str):
         return server
     return mcp.StdioServerParameters(command=server[0], args=[*server[1:]], env=env and {**env}, cwd=cwd)
 
 
-def _made_again(server: Any, timeout_s: float, env: Mapping[str, str] | None, cwd: str | Path | None) -> MCPServer:
+def _unpickled(server: Any, timeout_s: float, env: Mapping[str, str] | None, cwd: str | Path | None) -> MCPServer:
     return MCPServer(server, timeout_s=timeout_s, env=env, cwd=cwd)
 
 
 @contextlib.asynccontextmanager
 async def _within(client: Any, timeout_s: float) -> AsyncGenerator[Any]:
-    """The client, connected in time."""
+    """Connect a client within a time limit."""
     async with AsyncExitStack() as stack:
         async with asyncio.timeout(timeout_s):
             await stack.enter_async_context(client)
@@ -265,7 +265,7 @@ async def _list_tools(client: Any) -> list[Any]:
 
 
 def _text_of(result: Any) -> str:
-    """A result as text. What is none, such as a picture, is named."""
+    """Return a result as a string. A part that is not text, such as an image, is named."""
     if not result.content and result.structured_content is not None:
         return to_json(result.structured_content).decode()
     return "\n".join(map(_block, result.content))

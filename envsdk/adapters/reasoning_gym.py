@@ -1,9 +1,9 @@
 """The generated tasks of reasoning-gym, as single-turn environments.
 
-Three things differ from calling the package yourself. Its data sets count on from their seed, so that neighbouring
-seeds share tasks: here each task has a seed of its own. Its scorers give parts of a point for what only looks like an
-answer: here a reply scores 1 or 0. And some of them run a reply as code, or give full marks to wrong ones: here they
-are not asked (see `reasoning_gym_scorers`).
+There are three differences to the package itself. First, each task has its own seed; in the package, the tasks of a
+data set use consecutive seeds, so neighboring seeds share tasks. Second, a reply scores 1 or 0; the package's scorers
+give partial credit for text that only looks like an answer. Third, scorers that run a reply as code, or give full
+credit to wrong replies, are not used (see `reasoning_gym_scorers`).
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from ..episodes.turn import Turn
 from ..errors import ConfigError, unknown_name
 from ..limits import Limits
 from ..messages import Message
-from .reasoning_gym_scorers import may_be_asked
+from .reasoning_gym_scorers import may_score
 
 _BEGIN, _END = "<answer>", "</answer>"
 _SYSTEM = f"Think, then give the answer alone between {_BEGIN} and {_END}."
 _SEEDS = 2**32
 
-# These read files when they are made, so one object is kept and given another seed: all that it does depends on that.
-_KEPT = frozenset(
+# These read files when they are created. So one object is cached, and gets a new seed, on which its tasks depend.
+_CACHED = frozenset(
     (
         "arc_agi",
         "caesar_cipher",
@@ -52,37 +52,37 @@ _KEPT = frozenset(
         "word_sorting",
     )
 )
-# These draw from sets of texts, whose order Python changes from process to process.
+# These draw from sets of strings, whose order differs from process to process.
 _UNORDERED = frozenset(("isomorphic_strings", "polynomial_multiplication", "ransom_note"))
 _EXAMPLES = ("example_answer", "possible_answer", "example_correct_answer")
 _lock = threading.RLock()
 
 
 class ReasoningGymConfig(EnvConfig):
-    """Which data set, and of which tasks."""
+    """The data set, its options, and the split."""
 
     dataset: str
-    """Its name, such as `"chain_sum"`."""
+    """The name of the data set, such as `"chain_sum"`."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """What it takes, such as `{"min_terms": 3}`: how difficult tasks are."""
+    """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty."""
     split: Split = "train"
     trust_scorer: bool = False
-    """Whether the data set's scorer is asked about every reply. Some run it as code, with all that this process may do:
-    only for replies that you trust."""
+    """Whether to use the data set's scorer for every reply. Some scorers run the reply as code in this process, so set
+    it only for replies that you trust."""
 
     @field_validator("options")
     @classmethod
     def _has_no_own_options(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if own := options.keys() & {"seed", "size"}:
-            raise ValueError(f"{', '.join(sorted(own))} is set by the adapter")
+            raise ValueError(f"{', '.join(sorted(own))} is set by the adapter; remove it from options")
         return options
 
 
 class ReasoningGym(Env):
     """Answer a generated question of reasoning-gym.
 
-    Exercises: what the data set does. Reward: `correct`, 1 if what stands between the last `<answer>` and `</answer>`
-    is the data set's own answer, or another that its scorer takes as wholly right, else 0.
+    Exercises: the skills that the data set tests. Reward: `correct`, 1 if the text between the last `<answer>` and
+    `</answer>` is the data set's own answer, or another one to which its scorer gives full credit, else 0.
     """
 
     Config: ClassVar[type[EnvConfig]] = ReasoningGymConfig
@@ -94,10 +94,10 @@ class ReasoningGym(Env):
         self.entry: dict[str, Any] = {}
         if self.config.dataset in _UNORDERED and sys.flags.hash_randomization:
             raise ConfigError(
-                f"the tasks of {self.config.dataset} depend on the order of sets, which Python changes from process to "
-                "process: set PYTHONHASHSEED=0 for the same tasks everywhere"
+                f"the tasks of {self.config.dataset} depend on the order of sets, which differs between processes; "
+                "set PYTHONHASHSEED=0 to get the same tasks in each process"
             )
-        self._kept()  # an unknown data set or option is told now
+        self._dataset()  # raises now if the data set or an option is unknown
 
     def start(self) -> Turn:
         """Ask the question."""
@@ -116,15 +116,15 @@ class ReasoningGym(Env):
         return Turn(reward={"correct": float(is_right)}, metrics=metrics, terminated=True)
 
     def reference_reply(self) -> str:
-        """The data set's own answer, or an example of one."""
+        """Return the data set's own answer, or an example of one."""
         examples = (self.entry["metadata"].get(name) for name in _EXAMPLES)
         answer = next((one for one in (self.entry["answer"], *examples) if one is not None), None)
         if answer is None:
-            raise NotImplementedError(f"{self.config.dataset} knows no answer, it only scores them")
+            raise NotImplementedError(f"{self.config.dataset} has no answers, only a scorer")
         return f"{_BEGIN}{answer if isinstance(answer, str) else json.dumps(answer)}{_END}"
 
     def null_reply(self) -> str:
-        """Decline."""
+        """Return a reply without an answer."""
         return "I do not know."
 
     def _is_right(self, answer: str) -> bool:
@@ -132,45 +132,45 @@ class ReasoningGym(Env):
         own: object = self.entry["answer"]
         if own is not None and answer == str(own).strip():
             return True
-        if not config.trust_scorer and not may_be_asked(config.dataset, answer):
+        if not config.trust_scorer and not may_score(config.dataset, answer):
             return False
         try:
-            with _on_its_own(0):
-                return self._kept().score_answer(answer, self.entry) >= 1.0
-        except Exception:  # a scorer reads what it expects; what it cannot read is no answer
+            with _isolated(0):
+                return self._dataset().score_answer(answer, self.entry) >= 1.0
+        except Exception:  # a scorer may raise anything for a reply that it cannot parse
             return False
 
     def _draw(self, seed: int) -> dict[str, Any]:
-        """The task of a seed."""
+        """Return the task of a seed."""
         config: ReasoningGymConfig = self.config
-        with _on_its_own(seed):
-            if config.dataset not in _KEPT:
+        with _isolated(seed):
+            if config.dataset not in _CACHED:
                 return _make(config.dataset, config.options, seed)[0]
-            data = self._kept()
+            data = self._dataset()
             data.seed, data.size = seed, 1  # a data set that finds no task changes its size
             return data[0]
 
-    def _kept(self) -> Any:
-        """A data set with these options, whichever its seed is."""
+    def _dataset(self) -> Any:
+        """Return the cached data set with these options, which may have any seed."""
         config: ReasoningGymConfig = self.config
-        with _on_its_own(0):
-            return _make_once(config.dataset, json.dumps(config.options, sort_keys=True))
+        with _isolated(0):
+            return _make_cached(config.dataset, json.dumps(config.options, sort_keys=True))
 
 
 def _answer_in(reply: str) -> str | None:
-    """What stands in the last pair of tags."""
+    """Return the text in the last pair of tags."""
     end = reply.rfind(_END)
     begin = reply.rfind(_BEGIN, 0, max(end, 0))
     return None if begin < 0 else reply[begin + len(_BEGIN) : end].strip()
 
 
 @lru_cache(maxsize=128)
-def _make_once(name: str, options: str) -> Any:
+def _make_cached(name: str, options: str) -> Any:
     return _make(name, json.loads(options), 0)
 
 
 def _make(name: str, options: dict[str, Any], seed: int) -> Any:
-    """A data set of one task."""
+    """Create a data set of one task."""
     try:
         package: Any = importlib.import_module("reasoning_gym")
         known: dict[str, Any] = package.factory.DATASETS
@@ -181,15 +181,15 @@ def _make(name: str, options: dict[str, Any], seed: int) -> Any:
     try:
         return package.create_dataset(name, **{**options, "seed": seed, "size": 1})
     except (ValueError, TypeError, AssertionError, AttributeError) as error:
-        raise ConfigError(f"reasoning-gym cannot make {name!r} with {options}: {error}") from error
+        raise ConfigError(f"reasoning-gym cannot create {name!r} with {options}: {error}") from error
 
 
 @contextlib.contextmanager
-def _on_its_own(seed: int) -> Generator[None]:
-    """Let data sets neither use nor change what others use.
+def _isolated(seed: int) -> Generator[None]:
+    """Isolate a data set from global state.
 
-    What they take from the global random generators depends on the seed, these are as before afterwards, and nothing is
-    printed. One thread at a time, as all of this belongs to the process.
+    Inside, the global random generators are seeded and nothing is printed; afterwards, the generators have their former
+    state. Only one thread at a time may enter, because this state belongs to the process.
     """
     with _lock, contextlib.redirect_stdout(io.StringIO()):
         python, legacy = random.getstate(), np.random.get_state(legacy=False)

@@ -1,27 +1,26 @@
-"""Which scorers of reasoning-gym are asked about which replies, as their code was read in version 0.1.25.
+"""The scorers of reasoning-gym that may score a reply, from a review of their code in version 0.1.25.
 
-A scorer that is not listed is never asked: only the data set's own answer is right. That is because the scorer takes no
-other; or because it runs a reply as code, to whoever trains a model an open door (`simple_integration`,
-`intermediate_integration`, `polynomial_multiplication`, `puzzle24`; `binary_matrix`, `spiral_matrix` and
-`string_insertion`, too, for a part of the score); or because it takes long for some replies (`codeio`); or because it
-takes wrong ones (`coin_flip`, `figlet_font`, `game_of_life`, `game_of_life_halting`, `letter_jumble`,
-`number_sorting`, `puzzle24`, `spell_backward`).
+A scorer that is not listed is never used: only the data set's own answer is correct. Its scorer either accepts no other
+answer; or runs a reply as code, which a trained model can exploit (`simple_integration`, `intermediate_integration`,
+`polynomial_multiplication`, `puzzle24`; for a part of the score, also `binary_matrix`, `spiral_matrix` and
+`string_insertion`); or is slow for some replies (`codeio`); or accepts wrong answers (`coin_flip`, `figlet_font`,
+`game_of_life`, `game_of_life_halting`, `letter_jumble`, `number_sorting`, `puzzle24`, `spell_backward`).
 """
 
 import re
 from importlib.metadata import version
 
 _ANY = re.compile(r".*", re.DOTALL)
-# A decimal is never "nan", which some take as near to every number, and has no power of ten that takes long to compute.
+# This excludes "nan", which some scorers treat as close to every number, and powers of ten that are slow to compute.
 _UNSIGNED = r"[0-9]{1,100}(?:\.[0-9]{0,100})?"
 _DECIMAL = rf"[-+]?{_UNSIGNED}"
 _COMPLEX = rf"{_DECIMAL}i?|(?:{_DECIMAL}\s?)?[-+]?\s?(?:{_UNSIGNED})?i"
-# These count up to the numbers that stand in a reply.
+# These scorers count up to the numbers in a reply.
 _MOVES = re.compile(r"(?:[^0-9]|(?<![0-9])[0-9]){0,2000}", re.DOTALL)
-# This one tries all values of the names in a reply. What may stand behind a name or a bracket is no other.
+# This scorer tries all values of the names in a reply. No name or bracket follows another one directly.
 _LOGIC = re.compile(r"(?!.*[A-Z)]\s*[A-Z(\u00ac])[A-Z\u2227\u2228\u00ac\u2192\u2194() ]{1,200}")
 
-_ASKED_ABOUT: dict[str, re.Pattern[str]] = {
+_ALLOWED_ANSWERS: dict[str, re.Pattern[str]] = {
     "advanced_geometry": _ANY,
     "arc_agi": _ANY,
     "bitwise_arithmetic": _ANY,
@@ -30,7 +29,7 @@ _ASKED_ABOUT: dict[str, re.Pattern[str]] = {
     "chain_sum": _ANY,
     "color_cube_rotation": _ANY,
     "complex_arithmetic": re.compile(_COMPLEX),
-    "countdown": re.compile(r"(?!.*\*\*)[0-9+\-*/() ]{1,200}"),  # it runs a reply: this can be no more than a sum
+    "countdown": re.compile(r"(?!.*\*\*)[0-9+\-*/() ]{1,200}"),  # it runs a reply as code: this allows only arithmetic
     "cryptarithm": _ANY,
     "decimal_arithmetic": _ANY,
     "decimal_chain_sum": _ANY,
@@ -41,13 +40,13 @@ _ASKED_ABOUT: dict[str, re.Pattern[str]] = {
     ),
     "graph_color": _ANY,
     "group_anagrams": _ANY,
-    "gsm_symbolic": re.compile(_UNSIGNED),  # it does not see a sign
+    "gsm_symbolic": re.compile(_UNSIGNED),  # it ignores a sign
     "jugs": _ANY,
     "kakurasu": re.compile(r"[01\s]+"),
     "knight_swap": _ANY,
     "knights_knaves": _ANY,
     "manipulate_matrix": _ANY,
-    "n_queens": re.compile(r"[Q_\s]+"),  # it runs a reply: this is no code
+    "n_queens": re.compile(r"[Q_\s]+"),  # it runs a reply as code: this allows none
     "needle_haystack": _ANY,
     "number_format": _ANY,
     "palindrome_generation": _ANY,
@@ -76,12 +75,12 @@ _ASKED_ABOUT: dict[str, re.Pattern[str]] = {
     "zebra_puzzles": _ANY,
 }
 _MAX_CHARS = 10_000
-_READ_VERSION = "0.1.25"
+_REVIEWED_VERSION = "0.1.25"
 
 
-def may_be_asked(dataset: str, answer: str) -> bool:
-    """Whether the scorer of a data set may be asked about an answer, whoever gave it."""
-    if version("reasoning-gym") != _READ_VERSION:
-        return False  # nobody has read what the scorers of another one do
-    pattern = _ASKED_ABOUT.get(dataset)
+def may_score(dataset: str, answer: str) -> bool:
+    """Return whether the scorer of a data set is safe and correct for an untrusted answer."""
+    if version("reasoning-gym") != _REVIEWED_VERSION:
+        return False  # the scorers of other versions have not been reviewed
+    pattern = _ALLOWED_ANSWERS.get(dataset)
     return pattern is not None and len(answer) <= _MAX_CHARS and pattern.fullmatch(answer) is not None

@@ -1,4 +1,4 @@
-"""The command line: environments are listed, played, rolled out and shown; new ones are made and checked."""
+"""List, play, roll out and check environments; show trajectories; create new environment packages."""
 
 import logging
 import sys
@@ -24,7 +24,11 @@ for command in (play, rollout, show, init, check, doctor, demo):
 
 
 def main() -> None:
-    """Run the command line; an error of ours is printed without a traceback, with exit status 2, any other with one."""
+    """Run the command line.
+
+    An `EnvsdkError` is printed without a traceback, and the exit status is 2. Any other error is printed with its
+    traceback, and the exit status is 1.
+    """
     logging.captureWarnings(True)
     logging.getLogger().addHandler(Complaints())
     try:
@@ -32,6 +36,6 @@ def main() -> None:
     except EnvsdkError as error:
         complain(f"error: {error}")
         sys.exit(2)
-    except Exception:  # whatever it says may come from a record, too
+    except Exception:  # its text may come from a record, so it has to be escaped
         complain(traceback.format_exc())
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`envsdk init`: a package with an environment of one's own, to begin with."""
+"""`envsdk init`: create a package with a new environment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +10,12 @@ from .output import say
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The package's name, such as my-quiz.")],
-    folder: Annotated[Path | None, typer.Argument(help="Where to put it; by default a folder of that name.")] = None,
-    tools: Annotated[bool, typer.Option("--tools", help="An environment whose model calls a tool.")] = False,
+    name: Annotated[str, typer.Argument(help="The name of the package, such as my-quiz.")],
+    folder: Annotated[Path | None, typer.Argument(help="The new folder. Default: the package name.")] = None,
+    tools: Annotated[bool, typer.Option("--tools", help="Create an environment with a tool.")] = False,
 ) -> None:
-    """Make a package: an environment, its registration, a test that checks it, and how to go on."""
+    """Create a package with an environment, its registration, a test, and a README."""
     made = create(name, Path(name) if folder is None else folder, with_tools=tools)
-    say(f"{made.folder}/ has the environment {made.env_id}. To begin with:")
+    say(f"Created {made.folder}/ with the environment {made.env_id}. Next steps:")
     for command in (f"cd {made.folder}", "pip install -e . && pytest", f"envsdk play {made.env_id}"):
         say(f"    {command}")

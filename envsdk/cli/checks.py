@@ -1,4 +1,4 @@
-"""`envsdk doctor` and `check`: whether a renderer, or an environment, does what every one must."""
+"""`envsdk check` and `envsdk doctor`: conformance checks of environments and renderers."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -21,15 +21,15 @@ _STYLES = {"PASS": "green", "FAIL": "red"}
 def doctor(
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    random_replies: Annotated[int, typer.Option(min=0, help="Random token sequences to read.")] = 500,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    random_replies: Annotated[int, typer.Option(min=0, help="The number of random token sequences to parse.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random token sequences.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
 ) -> None:
-    """Check that a renderer keeps what every renderer promises, on a tokenizer."""
+    """Run the conformance checks of a renderer with a tokenizer. The exit status is 1 if a check fails."""
     given = specification(renderer)
     options = {"name": given} if isinstance(given, str) else dict(given)
-    checked = get_renderer(options.pop("name", ""), tokenizer, **options)
-    report = check_renderer(checked, random_replies=random_replies, seed=seed)
+    subject = get_renderer(options.pop("name", ""), tokenizer, **options)
+    report = check_renderer(subject, random_replies=random_replies, seed=seed)
     for one in [] if as_json else report.checks:
         print_check(one)
     print_end("renderer", report, as_json=as_json)
@@ -38,25 +38,25 @@ def doctor(
 def check(
     env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from the first one on.")] = 16,
-    only: Annotated[str | None, typer.Option(help="The name of the one check to make.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of consecutive seeds.")] = 16,
+    only: Annotated[str | None, typer.Option(help="The name of a single check to run.")] = None,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
 ) -> None:
-    """Check that an environment keeps what every environment promises; exit status 1 if it does not."""
+    """Run the conformance checks of an environment. The exit status is 1 if a check fails."""
     options = options_of(option or ())
     subject: Any = maker(env, options)
     if ":" not in env:
         subject = subject() if options else env
-    with _Shown(as_json=as_json) as shown:
-        report = check_env(subject, seeds=seeds, first_seed=seed, only=only, on_progress=shown.on_progress)
+    with _Printer(as_json=as_json) as printer:
+        report = check_env(subject, seeds=seeds, first_seed=seed, only=only, on_progress=printer.on_progress)
     if isinstance(subject, Env):
         subject.close()
     print_end("environment", report, as_json=as_json)
 
 
-class _Shown:
-    """Prints checks as they end, one finding for each cause; on a terminal also which check is being made."""
+class _Printer:
+    """Prints each check when it ends, one failure for each cause. On a terminal, it shows the running check."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -87,14 +87,14 @@ def print_check(check: Check) -> None:
 
 
 def print_end(kind: str, report: CheckReport[Any], *, as_json: bool) -> None:
-    """Print what a report comes to, all of it as JSON, and end with status 1 if something failed."""
+    """Print the summary of a report, or the report as JSON, and exit with status 1 if a check failed."""
     checks: list[Check] = report.checks
     if as_json:
         say_json({kind: report.subject, "checks": [asdict(one) for one in checks]})
     else:
         same = Counter(one.same_as for one in checks if isinstance(one, EnvCheck) and one.same_as)
         for name, count in same.items():
-            say(f'{count} more are not possible because of what "{name}" reports', style="yellow")
-        say(f"{report.subject}: {len(report.failed)} of {len(checks)} checks fail")
+            say(f'{count} more checks are not possible because "{name}" fails', style="yellow")
+        say(f"{report.subject}: {len(report.failed)} of {len(checks)} checks failed")
     if report.failed:
         raise typer.Exit(1)

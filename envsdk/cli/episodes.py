@@ -1,4 +1,4 @@
-"""`envsdk rollout`, `show` and `demo`: episodes, played and printed."""
+"""`envsdk rollout`, `show` and `demo`: run episodes, and print them."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from ..visible import on_one_line
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import complain, complain_of, errors, say, say_json, show_table, writable, write
 
-# What the demo shows beside `keep`: history policies that make a difference, with budgets that the episodes exceed.
+# The history policies of the demo in addition to `keep`. The episodes exceed these budgets.
 _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
     "Calculator": ("compact:every=2", "budget:max_tokens=440,target=0.8"),
     "LongNotes": ("budget:max_tokens=2500", "summarize:threshold=2500"),
@@ -35,17 +35,17 @@ def rollout(
     env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    history: Annotated[str, typer.Option(help=SPECIFICATION + " Such as compact:every=10.")] = "keep",
-    policy: Annotated[str, typer.Option(help="reference, null or random.")] = "reference",
-    episodes: Annotated[int, typer.Option(min=1)] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="The first episode's; the others count on.")] = 0,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file, one task a line.")] = None,
+    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
+    policy: Annotated[str, typer.Option(help="The policy: reference, null or random.")] = "reference",
+    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the first episode. Each further one adds 1.")] = 0,
+    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
 ) -> None:
-    """Roll out episodes of an environment and write what came of them."""
+    """Roll out episodes of an environment, print a report, and write trajectories and samples to a folder."""
     folder = None if out is None else writable(out)
     options = options_of(option or (), NAMED)
     options |= {"renderer": specification(renderer), "tokenizer": tokenizer, "history": specification(history)}
@@ -70,33 +70,33 @@ def rollout(
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl.")],
-    number: Annotated[int, typer.Argument(min=1, help="Which of its trajectories, counted from 1.")] = 1,
+    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl file.")],
+    number: Annotated[int, typer.Argument(min=1, help="The number of the trajectory, starting at 1.")] = 1,
 ) -> None:
-    """Print one trajectory as a conversation, with its rewards and breaks."""
+    """Print a trajectory as a conversation, with its rewards and breaks."""
     try:
         trajectory = next(islice(read_jsonl(file, Trajectory), number - 1, None), None)
     except OSError as error:
-        raise ConfigError(f"{str(file)!r} cannot be read: {error}") from error
+        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a trajectories.jsonl file") from error
     if trajectory is None:
-        raise ConfigError(f"{str(file)!r} has fewer than {number} trajectories")
+        raise ConfigError(f"{str(file)!r} has fewer than {number} trajectories; expected a number in the file")
     print_trajectory(trajectory)
 
 
 def print_trajectory(trajectory: Trajectory) -> None:
     """Print a trajectory as a conversation."""
-    for head, said in conversation(trajectory):
-        say(head, style="bold")
-        if said:
-            say(said)
+    for heading, text in conversation(trajectory):
+        say(heading, style="bold")
+        if text:
+            say(text)
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = Path("runs/demo"),
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes for each row.")] = 32,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes per row.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the first episode of each row.")] = 0,
 ) -> None:
-    """Roll out every built-in environment, under history policies that matter there; nothing is downloaded.
+    """Roll out every built-in environment, some of them under several history policies. Nothing is downloaded.
 
     The demo skips an environment that this machine cannot run or that is nondeterministic, and prints why.
     """
@@ -126,13 +126,13 @@ def demo(
 
 
 def _reason_to_skip(env: str) -> str | None:
-    """Why the demo leaves an environment out, on one line; None if it does not."""
+    """Return why the demo skips an environment, on one line; None if it does not."""
     entry = describe(env)
     return "it is nondeterministic" if entry.nondeterministic else entry.problem
 
 
 def _short(env: str) -> str:
-    """The name of an environment without namespace, version and module."""
+    """Return the name of an environment without namespace, version and module."""
     return re.sub(r"-v\d+$", "", re.split("[/:]", env)[-1])
 
 
@@ -149,5 +149,5 @@ def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Ma
         try:
             return rollout_many(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
         except KeyboardInterrupt:
-            complain(f"interrupted: {len(finished)} of {len(seeds)} episodes are finished")
+            complain(f"interrupted after {len(finished)} of {len(seeds)} episodes")
             return sorted(finished, key=lambda trajectory: trajectory.seed or 0)

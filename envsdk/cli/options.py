@@ -1,4 +1,4 @@
-"""What a user types as options: names with options, `key=value`, and which environment is meant."""
+"""Option values of the command line: names with options, `key=value` pairs, and environments."""
 
 import functools
 import importlib
@@ -13,43 +13,45 @@ from ..errors import ConfigError, PluginError
 from ..specifications import specification as specification
 from ..specifications import value_of
 
-SPECIFICATION = "A name, with options as name:key=value,key=value or as JSON."
-TOKENIZER = "'embedded', a folder or file, or a Hugging Face id."
+SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
+TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
-"""Options of every environment that have a place of their own on the command line."""
-OPTION = "An option of the environment, as key=value; may be given again."
+"""Options of every environment that have their own option on the command line."""
+OPTION = "An option of the environment, as key=value. You may repeat it."
 
 
 def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, Any]:
-    """Read options, each given as `key=value`.
+    """Parse `key=value` pairs.
 
     Args:
-        pairs: What was typed.
-        reserved: Options that have a place of their own on the command line.
+        pairs: The pairs.
+        reserved: Keys that have their own option on the command line.
 
     Raises:
-        ConfigError: If one is no such pair, is given twice, or is reserved.
+        ConfigError: If a string is not a pair, a key appears twice, or a key is reserved.
     """
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not key.isidentifier():
-            raise ConfigError(f"the option {pair!r} is no key=value")
+            raise ConfigError(f"--option is {pair!r}; expected key=value")
         if key in reserved:
-            raise ConfigError(f"{key!r} is no option of an environment: give it as --{key}")
+            raise ConfigError(f"--option is {pair!r}; expected --{key} {value} instead")
         if key in options:
-            raise ConfigError(f"the option {key!r} is given twice")
+            raise ConfigError(f"--option {key}=... appears twice; expected it once")
         options[key] = value_of(value)
     return options
 
 
 def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
-    """What makes the environment of an id, or of a class given as `module:Class`; modules may be in this folder.
+    """Return a function that creates an environment from an id or from `module:Class`.
+
+    Modules in the current folder are found.
 
     Raises:
-        PluginError: If there is no such module or no such class in it.
+        PluginError: If the module or the class cannot be imported.
     """
     module, colon, name = env.partition(":")
     if not colon:
@@ -59,7 +61,7 @@ def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
     try:
         found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(f"{env!r} cannot be imported: {error}. Give an id, or a class as module:Class") from error
+        raise PluginError(f"{env!r} cannot be imported: {error}. Expected an id, or a class as module:Class") from error
     if not isinstance(found, type) or not issubclass(found, Env):
-        raise PluginError(f"{env!r} is {found!r:.80}, and no subclass of envsdk.Env")
+        raise PluginError(f"{env!r} is {found!r:.80}; expected a subclass of envsdk.Env")
     return functools.partial(found, **options) if options else found

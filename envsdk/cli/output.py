@@ -1,4 +1,4 @@
-"""Where the command line writes: the terminal, and folders."""
+"""Output of the command line: to the terminal and to folders."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ errors = Console(stderr=True)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """Print a text as it is: nothing in it is markup or obeyed by the terminal, and its lines are not wrapped."""
+    """Print a string literally: without markup, terminal escape codes, or wrapping of lines."""
     console.print(Text(visible(text), style), soft_wrap=True)
 
 
@@ -32,12 +32,12 @@ def say_json(value: Mapping[str, Any]) -> None:
 
 
 def complain(text: str) -> None:
-    """Print what went wrong."""
+    """Print an error to standard error, in red."""
     errors.print(Text(visible(text), "red"), soft_wrap=True)
 
 
 class Complaints(logging.Handler):
-    """Prints what is logged, with its traceback, as any other complaint."""
+    """A logging handler that prints records and their tracebacks to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
@@ -48,17 +48,17 @@ class Complaints(logging.Handler):
 
 
 def show_table(drawn: Table) -> None:
-    """Print a table; where the terminal is too narrow for it, its lines run over, and nothing is left out."""
+    """Print a table in full, even if the terminal is too narrow for it."""
     needed = Measurement.get(console, console.options.update(max_width=1000), drawn).minimum
     wide = Console(file=console.file, force_terminal=console.is_terminal, width=max(console.width, needed))
     wide.print(drawn)
 
 
 def writable(folder: Path) -> Path:
-    """Make the folder, before any work is done for it.
+    """Create the output folder and check that it is writable, before any work is done.
 
     Raises:
-        ConfigError: If nothing can be written there.
+        ConfigError: If it is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def writable(folder: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"the output folder {str(folder)!r} cannot be written: {error}. Take another --out"
+            f"--out is {str(folder)!r}, which cannot be written: {error}. Expected a writable folder"
         ) from error
     return folder
 
@@ -75,15 +75,15 @@ def writable(folder: Path) -> Path:
 def write(
     folder: Path, trajectories: Sequence[Trajectory], samples: Sequence[Sample], *, quietly: bool = False
 ) -> None:
-    """Write trajectories and samples, and say where."""
+    """Write trajectories and samples to a folder, and print where they are."""
     write_jsonl(folder / "trajectories.jsonl", trajectories)
     write_jsonl(folder / "samples.jsonl", samples)
     if not quietly:
-        say(f"{len(trajectories)} trajectories and {len(samples)} samples are in {folder}/")
+        say(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {folder}/")
 
 
 def complain_of(trajectories: Sequence[Trajectory]) -> None:
-    """Print why episodes failed: the first few."""
+    """Print the errors of the first failed episodes."""
     failed = [trajectory for trajectory in trajectories if trajectory.error is not None]
     for trajectory in failed[:5]:
         complain(on_one_line(f"failed: {trajectory.id}: {trajectory.error}"))

@@ -1,4 +1,4 @@
-"""What a person types, read as an assistant's message: text, and calls of tools."""
+"""The parser of replies that a person types: text and tool calls."""
 
 import json
 import shlex
@@ -12,51 +12,51 @@ from ..messages import Message, ToolCall, ToolSchema
 
 HELP = '''\
 Type a reply and press Enter.
-  some text               a reply; a line that ends with \\ goes on with the next one
-  """                     begins and ends a text of several lines, taken as it is
-  /tool key=value ...     calls a tool; values with spaces in "quotes"
-  /tool {"key": value}    the same, with the arguments as JSON
-  /tool value             the same, if the tool takes one argument
+  some text               send a text; end a line with \\ to continue it on the next line
+  """                     start or end a text of several lines, which is sent literally
+  /tool key=value ...     call a tool; put values with spaces in "quotes"
+  /tool {"key": value}    call a tool with JSON arguments
+  /tool value             call a tool that has one parameter
   /{"reasoning": ..., "content": ..., "tool_calls": [{"name": ..., "arguments": {...}}]}
-                          a whole message as JSON
-  //text                  a text that begins with a slash
-Lines joined by \\ may hold several calls, each on a line of its own, and text.
-  :tools :prompt :help    the tools again; the whole prompt, as the model has it; this
-  :quit, or Ctrl-D        ends it'''
+                          send a whole message as JSON
+  //text                  send a text that starts with a slash
+A reply of several lines, continued with \\, may contain text and several calls, each on its own line.
+  :tools :prompt :help    show the tools; the prompt that the model sees; this help
+  :quit, or Ctrl-D        quit'''
 
 _QUOTES = '"""'
 
 
 class TypingError(ValueError):
-    """What was typed is no reply; it says why."""
+    """The typed text is not a valid reply."""
 
 
 def read_reply(line: str, more: Callable[[], str], tools: Sequence[ToolSchema]) -> Message:
     """Read a reply.
 
     Args:
-        line: Its first line.
-        more: Asks for another line.
-        tools: The tools that can be called.
+        line: The first line of the reply.
+        more: A function that reads another line.
+        tools: The tools that the reply may call.
 
     Raises:
-        TypingError: If it is none.
-        EOFError: If `more` raises it: the reply was not finished.
+        TypingError: If the reply is not valid.
+        EOFError: If `more` raises it, because the input ends before the reply does.
     """
     if line.strip() == _QUOTES:
-        return _said("\n".join(iter(lambda: _inside(more()), None)))
+        return _message_of("\n".join(iter(lambda: _inside(more()), None)))
     lines = [line]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(more())
     if lines[0].startswith("/{"):
-        return _message("\n".join(lines)[1:])
+        return _message_from_json("\n".join(lines)[1:])
     texts = [text.removeprefix("/") for text in lines if not _is_call(text)]
-    return _said("\n".join(texts), [_call(text[1:], tools) for text in lines if _is_call(text)])
+    return _message_of("\n".join(texts), [_call(text[1:], tools) for text in lines if _is_call(text)])
 
 
 def signatures(tools: Sequence[ToolSchema]) -> list[str]:
-    """How each tool is called, and what it does, in lines."""
+    """Return lines that show how to call each tool, and what it does."""
     lines: list[str] = []
     for tool in tools:
         function = _function(tool)
@@ -66,7 +66,7 @@ def signatures(tools: Sequence[ToolSchema]) -> list[str]:
         ]
         lines.append(" ".join(["/" + function["name"], *arguments]))
         lines += [f"    {line}" for line in str(function.get("description", "")).splitlines()]
-        lines += [f"    {name}: {_told(schema)}" for name, schema in _parameters(function).items()]
+        lines += [f"    {name}: {_description_of(schema)}" for name, schema in _parameters(function).items()]
     return lines
 
 
@@ -78,30 +78,30 @@ def _is_call(line: str) -> bool:
     return line.startswith("/") and not line.startswith("//")
 
 
-def _said(content: str, calls: Sequence[ToolCall] = ()) -> Message:
+def _message_of(content: str, calls: Sequence[ToolCall] = ()) -> Message:
     try:
         return Message(role="assistant", content=content, tool_calls=tuple(calls))
     except ValidationError as error:
         raise TypingError(what_is_invalid(error)) from error
 
 
-def _message(text: str) -> Message:
-    """A message given as JSON."""
+def _message_from_json(text: str) -> Message:
+    """Parse a message in JSON."""
     try:
         fields = json.loads(text)
         return Message.from_openai({**fields, "role": "assistant"})
     except ValidationError as error:
-        raise TypingError(f"it is no message: {what_is_invalid(error)}") from error
+        raise TypingError(f"the JSON is not a message: {what_is_invalid(error)}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TypingError(f"it is no message as JSON: {error}") from error
+        raise TypingError(f"the message is not valid JSON: {error}") from error
 
 
 def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
-    """A call, without its slash."""
+    """Parse a call, without its slash."""
     name, _, rest = text.strip().partition(" ")
     functions = {str(_function(tool)["name"]): _function(tool) for tool in tools}
     if name not in functions:
-        error = unknown_name("tool", name, functions, "A text that begins with a slash is typed with two: //text")
+        error = unknown_name("tool", name, functions, "To start a text with a slash, type two: //text")
         raise TypingError(str(error))
     try:
         return ToolCall(name=name, arguments=_arguments(rest.strip(), _parameters(functions[name])))
@@ -110,28 +110,30 @@ def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
 
 
 def _arguments(text: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call: JSON, pairs, or the one value that there is to give."""
+    """Parse the arguments of a call: JSON, pairs, or the value of the only parameter."""
     if text.startswith("{"):
         try:
             return dict(json.loads(text))
         except (ValueError, RecursionError) as error:
-            raise TypingError(f"the arguments are no JSON object: {error}") from error
+            raise TypingError(f"the arguments are not a JSON object: {error}") from error
     only = next(iter(parameters)) if len(parameters) == 1 else None
     if text and only is not None and text.partition("=")[0].strip() != only:
         return {only: _value(text, parameters[only])}
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise TypingError(f"{text!r} cannot be read: {error}. Write key=value, with spaces in quotes") from error
+        raise TypingError(f"the arguments are {text!r} ({error}); expected key=value, with spaces in quotes") from error
     pairs = [word.partition("=") for word in words]
     wrong = [key for key, equals, _ in pairs if not equals]
     if wrong:
-        raise TypingError(f"{wrong[0]!r} is no key=value; the keys are {', '.join(parameters) or 'none'}")
+        raise TypingError(
+            f"the argument is {wrong[0]!r}; expected key=value with a key of: {', '.join(parameters) or '(no keys)'}"
+        )
     return {key: _value(value, parameters.get(key, {})) for key, _, value in pairs}
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
-    """A value, as the schema has it: text stays text, anything else is JSON if it can be read as that."""
+    """Parse a value by its schema: a string stays as typed; any other type is JSON, or a string if that fails."""
     if schema.get("type") == "string":
         return text
     try:
@@ -148,8 +150,8 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return function.get("parameters", {}).get("properties", {})
 
 
-def _told(schema: Mapping[str, Any]) -> str:
-    """What a parameter is: its type, what is told of it, and its default."""
+def _description_of(schema: Mapping[str, Any]) -> str:
+    """Return the type, the description and the default of a parameter."""
     kind = schema.get("type") or ("one of " + json.dumps(schema["enum"]) if "enum" in schema else "any")
     default = f" (default {json.dumps(schema['default'])})" if "default" in schema else ""
     return ": ".join(filter(None, [str(kind), schema.get("description", "")])) + default

@@ -310,9 +310,7 @@ def restrict_files(rules: list[tuple[str, int]]) -> None:
     """Restrict this process to the rights in the rules, of all rights that Landlock supports."""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     if version < 3:
-        raise OSError(
-            f"Landlock has version {version}; expected at least 3 (Linux 6.2), because older ones allow truncation of files"
-        )
+        raise OSError(f"Landlock has version {version}; expected at least 3 (Linux 6.2), which restricts truncation")
     handled = FILES_BY_VERSION[max(known for known in FILES_BY_VERSION if known <= version)]
     network = TCP if version >= NETWORK_VERSION else 0
     scoped = SIGNALS_AND_ABSTRACT_SOCKETS if version >= SCOPE_VERSION else 0

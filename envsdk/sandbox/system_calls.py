@@ -213,7 +213,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-"""The numbers on x86_64 and aarch64, from the Linux headers (asm/unistd_64.h, asm-generic/unistd.h). None if missing."""
+"""The numbers on x86_64 and aarch64, from the Linux headers (asm/unistd_64.h, asm-generic/unistd.h)."""
 
 
 def machine() -> tuple[int, int]:

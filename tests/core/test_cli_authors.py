@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors, registry
 from envsdk.cli import app, checks
-from envsdk.cli.checks import _Shown
+from envsdk.cli.checks import _Printer
 from envsdk.cli.options import options_of
 from envsdk.cli.typed import TypingError, read_reply, signatures
 from envsdk.scaffold import create
@@ -189,10 +189,10 @@ def test_a_whole_message_is_typed_as_json() -> None:
     ("line", "message"),
     [
         ("/loook what=x", "Did you mean 'look'"),
-        ("/look pen", "no key=value; the keys are what, count, tags"),
-        ('/look what="pen', "cannot be read"),
-        ("/look {what: 1}", "no JSON object"),
-        ("/{", "no message as JSON"),
+        ("/look pen", "expected key=value with a key of: what, count, tags"),
+        ('/look what="pen', "with spaces in quotes"),
+        ("/look {what: 1}", "not a JSON object"),
+        ("/{", "the message is not valid JSON"),
         ('/{"content": 7}', "content"),
         ('/{"role": "user", "kontent": "x"}', "kontent"),
         ("/", "No tool"),
@@ -245,22 +245,22 @@ def test_a_person_plays_an_episode_with_a_tool(tmp_path: Path) -> None:
 
 def test_a_person_who_leaves_is_let_go() -> None:
     for keys in ("50\n", "50\n:quit\n", '50\n"""\nnot finished\n'):
-        assert "You left after 1 step." in run("play", "envsdk/GuessNumber-v0", typed=keys)
-    assert "You left after 0 steps." in run("play", "envsdk/GuessNumber-v0", typed="")
+        assert "You quit after 1 step." in run("play", "envsdk/GuessNumber-v0", typed=keys)
+    assert "You quit after 0 steps." in run("play", "envsdk/GuessNumber-v0", typed="")
 
 
 def test_breaks_and_both_players_are_shown() -> None:
     shown = run("play", "envsdk/MathChat-v0", "--history", "compact:every=2", typed='/{"reasoning": "hm"}\n2\n3\n')
     assert shown.count("-- compaction (") == 1
     shown = run("play", "envsdk/KuhnPoker-v0", "--option", "hands=1", typed="bet\nfold\n")
-    assert "-- now you are player1" in shown
-    assert "player0 earned 0.5." in shown
+    assert "-- you now act as player1" in shown
+    assert "player0 got the reward 0.5." in shown
 
 
 def test_a_reply_that_goes_on_and_a_stop_string_are_shown() -> None:
     shown = run("play", "envsdk/SearchInline-v0", typed="<search>x</search> and\n:prompt\n<answer>x</answer>\n")
     assert "-- your reply ends at '</search>' or '</answer>'" in shown
-    assert "-- your reply goes on with: \n<information>Nothing was found.</information>" in shown
+    assert "-- your reply continues: \n<information>Nothing was found.</information>" in shown
     assert "<search>x</search>\n<information>" in shown.partition(":prompt")[2]  # what came behind it was not said
 
 
@@ -269,13 +269,13 @@ def test_help_and_tools_are_told_and_blank_lines_say_nothing() -> None:
     assert "/tool key=value" in shown
     assert shown.count("/calculate expression=...") == 2
     assert "Did you mean 'calculate'" in shown
-    assert "You left after 0 steps." in shown
+    assert "You quit after 0 steps." in shown
 
 
 def test_what_was_not_scored_or_was_too_long_is_told(registered: None) -> None:
     shown = run("play", "test/Shy-v0", typed="a reply that is much too long\n")
-    assert "-- your reply has at most 4 tokens" in shown
-    assert "-- not scored, your reply was cut" in shown
+    assert "-- your reply may have at most 4 tokens" in shown
+    assert "-- not scored, your reply was too long and was cut" in shown
 
 
 def test_what_a_renderer_cannot_say_is_asked_again() -> None:
@@ -283,13 +283,13 @@ def test_what_a_renderer_cannot_say_is_asked_again() -> None:
         *("play", "envsdk/GuessNumber-v0", "--renderer", "role_colon"),
         typed='/{"content": "", "tool_calls": [{"name": "f", "arguments": {}}]}\n50\n',
     )
-    assert "You left after 1 step." in shown
+    assert "You quit after 1 step." in shown
 
 
 def test_every_environment_can_be_played_from_standard_input() -> None:
     for name in envsdk.list_envs():
         shown = run("play", name, typed="hello\n:prompt\n:quit\n")
-        assert "You left after" in shown or "The episode is over" in shown
+        assert "You quit after" in shown or "The episode is over" in shown
 
 
 def test_options_of_an_environment_are_pairs() -> None:
@@ -319,14 +319,14 @@ def test_a_rollout_takes_options_of_the_environment(tmp_path: Path) -> None:
 def test_check_prints_a_report() -> None:
     printed = run("check", "envsdk/GuessNumber-v0", "--seeds", 2, "--only", "same bytes")
     assert re.match(r"PASS +same bytes", printed)
-    assert "envsdk/GuessNumber-v0: 0 of 1 checks fail" in printed
+    assert "envsdk/GuessNumber-v0: 0 of 1 checks failed" in printed
 
 
 def test_check_prints_one_finding_for_each_cause() -> None:
     printed = run("check", "broken_environments:FailsOnSomeSeeds", "--seeds", 6, status=1)
     assert printed.count("there is no word") == 1
-    assert re.search(r'^\d+ more are not possible because of what "reference policy" reports$', printed, re.MULTILINE)
-    assert printed.splitlines()[-1] == "FailsOnSomeSeeds: 1 of 25 checks fail"
+    assert re.search(r'^\d+ more checks are not possible because "reference policy" fails$', printed, re.MULTILINE)
+    assert printed.splitlines()[-1] == "FailsOnSomeSeeds: 1 of 25 checks failed"
 
 
 def test_check_prints_each_check_as_it_ends() -> None:
@@ -335,7 +335,7 @@ def test_check_prints_each_check_as_it_ends() -> None:
     def look(shown: str) -> None:
         printed.append(shown)
 
-    with _Shown(as_json=False) as shown:
+    with _Printer(as_json=False) as shown:
         for number in range(3):
             shown.on_progress(f"check {number}", None)
             with pytest.MonkeyPatch.context() as patch:
@@ -380,7 +380,7 @@ def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
         ("envsdk/Nothing-v0", "No environment"),
         ("no_such_module:Env", "cannot be imported"),
         ("envsdk.authoring.env:Nothing", "cannot be imported"),
-        ("envsdk.episodes.turn:Turn", "no subclass of envsdk.Env"),
+        ("envsdk.episodes.turn:Turn", "expected a subclass of envsdk.Env"),
         (":Env", "cannot be imported"),
     ],
 )
@@ -429,7 +429,7 @@ def test_a_name_that_is_none_or_is_taken_is_refused_before_anything_is_made(name
 def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for folder in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(errors.ConfigError, match="is there already"):
+        with pytest.raises(errors.ConfigError, match="is not an empty folder"):
             run("init", "my-quiz", folder)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(errors.ConfigError, match="cannot be written"):
@@ -441,7 +441,7 @@ def test_init_makes_a_folder_of_that_name_and_says_how_to_go_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = run("init", "my-quiz")
-    assert "my-quiz/ has the environment my_quiz/MyQuiz-v0" in printed
+    assert "Created my-quiz/ with the environment my_quiz/MyQuiz-v0" in printed
     assert "pip install -e . && pytest" in printed
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     package = ("pyproject.toml", "README.md", "my_quiz/__init__.py", "my_quiz/environment.py", "tests/test_my_quiz.py")

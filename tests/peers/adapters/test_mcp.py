@@ -408,8 +408,8 @@ def test_a_server_that_cannot_be_reached_is_an_error(server: Any, reason: str):
         ("", {}, "expected a URL, or a command"),
         ([], {}, "expected a URL, or a command"),
         ([1], {}, "expected a URL, or a command"),
-        ("python server.py", {}, r"a command is a list: \['python', 'server.py'\]"),
-        (COMMAND, {"timeout_s": 0}, "timeout_s is 0; expected more than 0"),
+        ("python server.py", {}, r"a command as a list: \['python', 'server.py'\]"),
+        (COMMAND, {"timeout_s": 0}, "timeout_s is 0; expected a number above 0"),
     ],
 )
 def test_arguments_are_checked(server: Any, options: dict[str, Any], reason: str):

@@ -24,7 +24,7 @@ import envsdk
 from envsdk import Message
 from envsdk.adapters import reasoning_gym as adapter
 from envsdk.adapters.reasoning_gym import ReasoningGym
-from envsdk.adapters.reasoning_gym_scorers import may_be_asked
+from envsdk.adapters.reasoning_gym_scorers import may_score
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.rollouts import rollout_many
@@ -102,7 +102,7 @@ def test_the_own_answer_is_right_and_saying_nothing_is_not(name: str):
             assert split_of(env.entry["question"]) == split
             assert env.entry["question"] in trajectory.contexts["main"].messages[1].content
             if name in WITHOUT_ANSWER:
-                with pytest.raises(NotImplementedError, match="knows no answer"):
+                with pytest.raises(NotImplementedError, match="has no answers"):
                     env.reference_reply()
                 continue
             trajectory = envsdk.rollout(env, "reference", seed=seed)
@@ -232,7 +232,7 @@ def test_wrong_answers_that_a_scorer_takes_are_wrong(name: str, options: dict[st
 
 
 def test_the_tables_name_each_scorer_that_is_never_asked_for_cause():
-    never = {name for name in NAMES if not any(may_be_asked(name, answer) for answer in ("1", "1.0", "P", "Q", "R"))}
+    never = {name for name in NAMES if not any(may_score(name, answer) for answer in ("1", "1.0", "P", "Q", "R"))}
     assert TAKE_WRONG_ANSWERS.keys() <= never
     assert never >= RUN_ANSWERS - {"countdown", "n_queens"}
     base = reasoning_gym.dataset.ProceduralDataset.score_answer
@@ -403,7 +403,7 @@ def test_options_are_checked(options: dict[str, Any], error: type[Exception], re
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    adapter._make_once.cache_clear()
+    adapter._make_cached.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'envsdk\[reasoning-gym\]'"):
         make("chain_sum")
 
