@@ -1,4 +1,4 @@
-"""Checks that a renderer of one's own, or an environment of one's own, does what every one must."""
+"""Conformance checks for your own environments and renderers."""
 
 from .environments import EnvCheck, EnvReport, check_env
 from .renderers import RendererReport, check_renderer

@@ -1,4 +1,4 @@
-"""Arguments for tools that are known by their JSON schema alone: right ones, as far as a schema tells, and odd ones."""
+"""Arguments for tool calls, generated from the JSON schema of a tool: valid ones and unusual ones."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
@@ -8,39 +8,39 @@ from ..messages import ToolSchema
 Schema: TypeAlias = Mapping[str, Any]
 
 ODD_VALUES: tuple[Any, ...] = (None, True, 0, -1, 10**30, 1.5, "", "text", [], [None], {}, {"a": {"b": []}})
-"""Values of every type; whatever the type of a parameter is, most of them are of another."""
+"""Values of all types. Most of them have the wrong type for any given parameter."""
 
 
 def name_of(tool: ToolSchema) -> str:
-    """The name of a tool."""
+    """Return the name of a tool."""
     return tool.get("function", tool)["name"]
 
 
 def parameters_of(tool: ToolSchema) -> Schema:
-    """The schema of its arguments, an object."""
+    """Return the schema of a tool's arguments, which is an object."""
     return tool.get("function", tool).get("parameters") or {}
 
 
 def right_arguments(tool: ToolSchema, text: str = "x") -> dict[str, Any]:
-    """Arguments that the schema allows: those that it requires, with a text in place of every string."""
+    """Return valid arguments: the required ones, with `text` for every string."""
     schema = parameters_of(tool)
     properties = properties_of(schema)
     return {name: _example(properties.get(name, {}), schema, text) for name in schema.get("required") or ()}
 
 
 def texts_in(tool: ToolSchema, text: str) -> dict[str, Any]:
-    """Arguments with a text in every place that may hold one, whether it is required or not."""
+    """Return arguments with `text` for every string, including optional ones."""
     schema = parameters_of(tool)
     return {name: _example(value, schema, text) for name, value in properties_of(schema).items()}
 
 
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
-    """The schemas of an object's properties, by name."""
+    """Return the schemas of an object's properties by name."""
     return cast("Mapping[str, Schema]", schema.get("properties") or {})
 
 
 def _example(schema: Schema, root: Schema, text: str, depth: int = 0) -> Any:
-    """A value that a schema allows, as far as its type, choices and bounds tell."""
+    """Return a value that is valid by the type, choices and bounds of a schema."""
     if depth > 8:
         return None
     if "$ref" in schema:
@@ -75,7 +75,7 @@ def _example(schema: Schema, root: Schema, text: str, depth: int = 0) -> Any:
 
 
 def _number(schema: Schema) -> float:
-    """A number within the bounds: 1, or the one that is next to it."""
+    """Return 1, or the nearest number within the bounds."""
     most = schema.get("maximum", schema.get("exclusiveMaximum", 2) - 1)
     least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
     has_least = "minimum" in schema or "exclusiveMinimum" in schema

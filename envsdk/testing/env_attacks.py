@@ -1,4 +1,4 @@
-"""Whatever is replied, the environment answers: it raises nothing, ends in time, and pays what it may."""
+"""Checks that an environment handles unusual replies: it does not raise, ends in time, and its rewards are in range."""
 
 import contextlib
 import time
@@ -9,109 +9,109 @@ import numpy as np
 from ..authoring.env import Env
 from ..contexts.protocol import Action
 from ..errors import RenderError
-from .env_differences import told
-from .env_plays import Plays, closed, refuse_failed, sampler, step_on
-from .env_replies import NothingDue, Reply, Scene, cut, enormous, garbage, injected
-from .env_rewards import refuse_outside
-from .env_soundness import refuse_unsound
-from .env_time import Overtime
+from .env_differences import described
+from .env_episodes import Episodes, check_not_failed, closing, sampler, step_with
+from .env_replies import NoPolicyReply, Reply, Scene, cut, enormous, garbage, injected
+from .env_rewards import check_in_range
+from .env_soundness import check_sound
+from .env_time import TimeLimitExceeded
 from .reports import Failure
 
 _BEFORE = 12
-"""In a long episode an odd reply comes after so many others at most."""
+"""The maximum number of ordinary replies before the unusual one, for long episodes."""
 _AFTERWARDS = 16
-"""After an odd reply the null policy goes on for so many replies."""
+"""The maximum number of replies of the null policy after the unusual one."""
 
 
-def garbage_replies(plays: Plays) -> str:
-    """See `env_replies.garbage`."""
-    return _answer_all(plays, garbage())
+def garbage_replies(episodes: Episodes) -> str:
+    """Check garbage replies; see `env_replies.garbage`."""
+    return _answer_all(episodes, garbage())
 
 
-def injected_text(plays: Plays) -> str:
-    """See `env_replies.injected`."""
-    return _answer_all(plays, injected())
+def injected_text(episodes: Episodes) -> str:
+    """Check injected text; see `env_replies.injected`."""
+    return _answer_all(episodes, injected())
 
 
-def enormous_replies(plays: Plays) -> str:
-    """See `env_replies.enormous`."""
-    return _answer_all(plays, enormous(), times=1)
+def enormous_replies(episodes: Episodes) -> str:
+    """Check enormous replies; see `env_replies.enormous`."""
+    return _answer_all(episodes, enormous(), times=1)
 
 
-def cut_replies(plays: Plays) -> str:
-    """See `env_replies.cut`."""
-    return _answer_all(plays, cut())
+def cut_replies(episodes: Episodes) -> str:
+    """Check replies that were cut; see `env_replies.cut`."""
+    return _answer_all(episodes, cut())
 
 
-def _answer_all(plays: Plays, replies: Iterable[Reply], times: int = 2) -> str:
-    """Give each reply in an episode of its own, somewhere in it, so many times in a row.
+def _answer_all(episodes: Episodes, replies: Iterable[Reply], times: int = 2) -> str:
+    """Give each reply in a separate episode, up to `times` times in a row.
 
-    Its place depends on its number and its seed alone, so that one seed repeats a failure.
+    Its position in the episode depends only on its number and its seed, so one seed repeats a failure.
     """
-    slowest_s, slowest, said = 0.0, "", 0
+    slowest_s, slowest, count = 0.0, "", 0
     for number, reply in enumerate(replies, start=1):
-        seed = plays.seeds[number % len(plays.seeds)]
+        seed = episodes.seeds[number % len(episodes.seeds)]
         started = time.monotonic()
-        said += _answer(plays, reply, seed, number, times)
+        count += _answer(episodes, reply, seed, number, times)
         taken_s = time.monotonic() - started
         slowest_s, slowest = max((slowest_s, slowest), (taken_s, reply.name))
-    return f"{said} replies; the slowest episode took {slowest_s:.2f} s: {slowest}"
+    return f"{count} replies; the slowest episode took {slowest_s:.2f} s: {slowest}"
 
 
-def _answer(plays: Plays, reply: Reply, seed: int, number: int, times: int) -> bool:
-    """Give a reply in an episode; returns whether it can be said there."""
+def _answer(episodes: Episodes, reply: Reply, seed: int, number: int, times: int) -> bool:
+    """Give a reply in an episode. Return whether it can be expressed there."""
     what = f"{reply.name}: "
-    place = _place(plays, seed, number)
-    with plays.episode(seed, f"the episode with {reply.name}"), closed(plays.subject.make()) as env:
+    place = _place(episodes, seed, number)
+    with episodes.attempt(seed, f"the episode with {reply.name}"), closing(episodes.subject.make()) as env:
         env.reset(seed=seed)
-        step_on(env, plays.policy, seed, place)
-        said = 0
-        while env.trajectory is None and said < times:
-            action = _built(plays, reply, env, seed, number)
+        step_with(env, episodes.policy, seed, place)
+        given = 0
+        while env.trajectory is None and given < times:
+            action = _built(episodes, reply, env, seed, number)
             if action is None:
-                return said > 0
+                return given > 0
             with _answering(what, seed):
                 env.step(action)
-            said += 1
+            given += 1
         with _answering(what, seed):
-            step_on(env, "null", seed, _AFTERWARDS)
+            step_with(env, "null", seed, _AFTERWARDS)
         trajectory = env.trajectory
     if trajectory is not None:
-        refuse_failed(trajectory, seed, what)
-        refuse_unsound(trajectory, seed, what)
-        refuse_outside(plays, trajectory.reward, seed, what)
-    return said > 0
+        check_not_failed(trajectory, seed, what)
+        check_sound(trajectory, seed, what)
+        check_in_range(episodes, trajectory.reward, seed, what)
+    return given > 0
 
 
 @contextlib.contextmanager
 def _answering(what: str, seed: int) -> Generator[None]:
-    """Whatever the environment raises inside is a failure."""
+    """Convert any exception of the environment to a failure."""
     try:
         yield
-    except (KeyboardInterrupt, Overtime):
+    except (KeyboardInterrupt, TimeLimitExceeded):
         raise
-    except BaseException as error:  # an environment is anybody's code
-        raise Failure(f"{what}it raises {told(error)}. Any reply is legal: answer it", seed) from error
+    except BaseException as error:  # an environment may raise anything
+        raise Failure(f"{what}it raises {described(error)}. A model may give any reply", seed) from error
 
 
-def _built(plays: Plays, reply: Reply, env: Env, seed: int, number: int) -> Action | None:
-    """The reply as tokens; None if the family cannot express it, or no reply is due that it could be made of."""
+def _built(episodes: Episodes, reply: Reply, env: Env, seed: int, number: int) -> Action | None:
+    """Return the reply as tokens; None if the family cannot express it, or it needs a reply that the policy lacks."""
     context = env.episode.agent.context
-    sample = sampler(env, plays.policy, seed)
+    sample = sampler(env, episodes.policy, seed)
 
-    def due() -> Action:
+    def policy_reply() -> Action:
         try:
             return sample()
-        except Exception as error:  # after odd replies the reference policy may know nothing to say
-            raise NothingDue from error
+        except Exception as error:  # after unusual replies, the reference policy may have no reply
+            raise NoPolicyReply from error
 
     try:
-        return reply.build(Scene(context.renderer, context.tools, due, np.random.default_rng([seed, number])))
-    except (RenderError, NothingDue):
+        return reply.build(Scene(context.renderer, context.tools, policy_reply, np.random.default_rng([seed, number])))
+    except (RenderError, NoPolicyReply):
         return None
 
 
-def _place(plays: Plays, seed: int, number: int) -> int:
-    """How many replies come before: none, one, half of them, all but one; in a long episode a few."""
-    last = len(plays.play(plays.policy, seed).steps) - 1
+def _place(episodes: Episodes, seed: int, number: int) -> int:
+    """Return the number of replies before this one: none, one, half of them, or all but one, up to `_BEFORE`."""
+    last = len(episodes.play(episodes.policy, seed).steps) - 1
     return min((0, 1, (last + 1) // 2, last)[number % 4], last, _BEFORE)

@@ -1,4 +1,4 @@
-"""Episodes in another process, where texts have other hashes and the day may be another."""
+"""Episodes in another process, where strings have other hashes and the date is different."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ..authoring.env import Env
-from .env_differences import told
-from .env_plays import closed, roll_out
+from .env_differences import described
+from .env_episodes import closing, roll_out
 from .reports import Failure, NotPossible
 
 RAISES = "raises "
@@ -22,20 +22,20 @@ _LIMIT_S = 120.0
 _PROGRAM = "from envsdk.testing.env_process import main; main()"
 
 
-def play_elsewhere(pickled: bytes, policies: Sequence[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
-    """Play episodes in a new process.
+def run_elsewhere(pickled: bytes, policies: Sequence[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
+    """Run episodes in a new process.
 
     Args:
-        pickled: What makes an environment.
-        policies: Who plays; each plays every seed.
-        seeds: What it is reset with.
+        pickled: A pickled function that creates an environment.
+        policies: The names of the policies. Each runs an episode with every seed.
+        seeds: The seeds.
 
     Returns:
-        For each policy and seed the record of the episode; or `"raises ..."`.
+        For each policy and seed, the trajectory as JSON, or `"raises ..."`.
 
     Raises:
-        NotPossible: If the environment is not known there.
-        Failure: If the process ended without an answer.
+        NotPossible: If the new process cannot import the environment.
+        Failure: If the process failed or timed out.
     """
     command = [sys.executable, "-c", _PROGRAM]
     episodes = [(policy, seed) for policy in policies for seed in seeds]
@@ -43,10 +43,10 @@ def play_elsewhere(pickled: bytes, policies: Sequence[str], seeds: Sequence[int]
     try:
         done = subprocess.run(command, input=job, capture_output=True, env=_variables(), timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Failure(f"another process did not play the episodes within {_LIMIT_S:g} s") from None
+        raise Failure(f"the episodes in another process did not end within {_LIMIT_S:g} s") from None
     if done.returncode or not done.stdout:
-        said = done.stderr.decode(errors="replace").strip()
-        raise Failure(f"another process ended with status {done.returncode}: {said[-500:]}")
+        stderr = done.stderr.decode(errors="replace").strip()
+        raise Failure(f"another process ended with status {done.returncode}: {stderr[-500:]}")
     answer = json.loads(done.stdout)
     if "unknown" in answer:
         raise NotPossible(f"another process cannot import it: {answer['unknown']}")
@@ -54,39 +54,39 @@ def play_elsewhere(pickled: bytes, policies: Sequence[str], seeds: Sequence[int]
 
 
 def main() -> None:
-    """Be that process: read what to play, and write what came of it."""
+    """Run as the new process: read the episodes from standard input, run them, and write the results."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an environment prints is no answer
+    os.dup2(2, 1)  # keep the output of the environment out of the results
     pickled, episodes = pickle.loads(sys.stdin.buffer.read())
     try:
         make = pickle.loads(pickled)
-    except Exception as error:  # it imports anybody's code
-        answer: dict[str, object] = {"unknown": told(error)}
+    except Exception as error:  # it imports user code, which may raise anything
+        answer: dict[str, object] = {"unknown": described(error)}
     else:
-        answer = {"played": [_play(make, policy, seed) for policy, seed in episodes]}
+        answer = {"played": [_run(make, policy, seed) for policy, seed in episodes]}
     out.write(json.dumps(answer))
     out.close()
 
 
-def _play(make: Callable[[], Env], policy: str, seed: int) -> str:
+def _run(make: Callable[[], Env], policy: str, seed: int) -> str:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     try:
-        with closed(make()) as env:
+        with closing(make()) as env:
             return roll_out(env, policy, seed).to_json().decode()
     except Exception as error:
-        return f"{RAISES}{told(error)}"
+        return f"{RAISES}{described(error)}"
 
 
 def _variables() -> dict[str, str]:
-    """The environment variables of the other process: it finds the same modules, and all else may be different."""
+    """Return environment variables with the same module path, but another hash seed and another date."""
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed, "TZ": _other_day()}
 
 
 def _other_day() -> str:
-    """A time zone in which it is another day than here: one of two whose days always differ."""
+    """Return a time zone with another date than here, out of two whose dates always differ."""
     east, west = "east-14", "west+12"
     is_today = time.gmtime(time.time() + 14 * 3600).tm_mday == time.localtime().tm_mday
     return west if is_today else east

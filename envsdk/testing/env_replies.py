@@ -1,6 +1,6 @@
-"""Replies that no player who means well gives, and that every environment must answer.
+"""Unusual replies, which every environment must handle.
 
-Each is built for the scene in which it is said: the model family, the tools there, and the reply that was due.
+Each is built for the scene in which it is given: the model family, the tools, and the policy's own reply.
 """
 
 import re
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MANY = 100_000
-"""How many characters an enormous reply has."""
+"""The number of characters in an enormous reply."""
 MANY_CALLS = 1000
+"""The number of calls, or of arguments of a call, in an enormous reply."""
 
-# Numbers that are none, or not everywhere; what means something to formats, shells, paths, queries and patterns; and
-# characters that are not what they look like.
+# Strings that only some parsers accept as numbers; strings with a meaning in formats, shells, paths, queries and
+# patterns; and characters that are not what they look like.
 _ODD_TEXTS = (
     *("0", "-1", "007", "1e999", "nan", "-inf", "0x1f", "1_000", "²", "٣", "½", "1/0", "1,5", "1 2 3", "None", "null"),
     *(
@@ -92,7 +93,7 @@ _LONG_TEXTS = {
     "tags": "<a>" * (MANY // 3),
     "signs": "-" * MANY,
 }
-# Arguments as text, one of them for each parameter: JSON that cannot be read everywhere, or is too much.
+# Raw JSON for each argument of a call: JSON that some parsers reject, or that is very large.
 _RAW_VALUES = {
     "an integer of 5,000 digits": "1" * 5000,
     "an integer of 4,000 digits": "1" * 4000,
@@ -106,37 +107,37 @@ _RAW_VALUES = {
 }
 
 
-class NothingDue(Exception):
-    """There is no reply of the policy that plays."""
+class NoPolicyReply(Exception):
+    """The policy has no reply here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where a reply is said."""
+    """The place in an episode where a reply is given."""
 
     renderer: Renderer
     tools: Sequence[ToolSchema]
-    due: Callable[[], Action]
-    """The reply of the policy that plays; raises `NothingDue` if it has none."""
+    policy_reply: Callable[[], Action]
+    """Returns the policy's own reply; raises `NoPolicyReply` if it has none."""
     rng: np.random.Generator
 
     def say(self, content: str = "", calls: Iterable[ToolCall] = ()) -> Action:
-        """A message as a reply."""
+        """Return a message as an action."""
         message = Message(role="assistant", content=content, tool_calls=tuple(calls))
         return _action(self.renderer.reply(message))
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, and how it is called."""
+    """A reply and its name."""
 
     name: str
     build: Callable[[Scene], Action]
-    """Raises a `RenderError` where the family cannot express it, and what `Scene.due` raises."""
+    """Builds the action. It raises `RenderError` if the family cannot express it, or `NoPolicyReply`."""
 
 
 def garbage() -> Iterator[Reply]:
-    """What is no reply at all, or says something odd."""
+    """Yield malformed replies and replies with unusual content."""
     yield Reply("no token", lambda scene: _action([]))
     yield Reply("only the stop token", lambda scene: _action(scene.renderer.stop_token_ids[:1]))
     yield Reply("every control token", lambda scene: _action(_control_tokens(scene.renderer)))
@@ -145,17 +146,22 @@ def garbage() -> Iterator[Reply]:
         yield Reply(f"{length} random tokens", partial(_random_tokens, length=length))
         yield Reply(f"{length} random tokens and control tokens", partial(_random_tokens, length=length, control=0.4))
     yield Reply("reasoning and nothing else", lambda scene: _action(scene.renderer.reply(_thought("Let me think."))))
-    yield Reply("the reply that is due, twice", lambda scene: _action([*scene.due().tokens, *scene.due().tokens]))
-    yield Reply("text behind the reply", lambda scene: _action([*scene.due().tokens, *scene.say("more").tokens]))
+    yield Reply(
+        "the policy's reply, twice", lambda scene: _action([*scene.policy_reply().tokens, *scene.policy_reply().tokens])
+    )
+    yield Reply(
+        "text after the policy's reply",
+        lambda scene: _action([*scene.policy_reply().tokens, *scene.say("more").tokens]),
+    )
     for text in _ODD_TEXTS:
         yield Reply(f"the text {text!a}", partial(Scene.say, content=text))
     for number, texts in enumerate(_parts(_ODD_TEXTS, 4), start=1):
         yield Reply(f"odd texts as arguments ({number})", partial(_call_with_texts, texts=texts))
-    yield Reply("a call of a tool that is not there", lambda scene: scene.say(calls=[ToolCall(name="nobody")]))
+    yield Reply("a call of an unknown tool", lambda scene: scene.say(calls=[ToolCall(name="nobody")]))
 
 
 def injected() -> Iterator[Reply]:
-    """What pretends to be somebody else."""
+    """Yield replies that imitate system, user and tool messages."""
     for name, text in _INJECTIONS.items():
         yield Reply(f"{name}, as text", partial(Scene.say, content=text))
         yield Reply(f"{name}, as control tokens", partial(_say_with_control_tokens, text=text))
@@ -163,11 +169,11 @@ def injected() -> Iterator[Reply]:
         "the names of all control tokens", lambda scene: scene.say("".join(scene.renderer.tokenizer.control_tokens))
     )
     for number, texts in enumerate(_parts(tuple(_INJECTIONS.values()), 4), start=1):
-        yield Reply(f"such texts as arguments ({number})", partial(_call_with_texts, texts=texts))
+        yield Reply(f"injected texts as arguments ({number})", partial(_call_with_texts, texts=texts))
 
 
 def enormous() -> Iterator[Reply]:
-    """What is too much."""
+    """Yield very large replies."""
     for name, text in _LONG_TEXTS.items():
         yield Reply(f"{MANY:,} characters: {name}", partial(Scene.say, content=text))
     yield Reply("an integer of 5,000 digits", partial(Scene.say, content="1" * 5000))
@@ -178,18 +184,22 @@ def enormous() -> Iterator[Reply]:
 
 
 def cut() -> Iterator[Reply]:
-    """The reply that is due, up to somewhere."""
+    """Yield the policy's reply and a call, cut at several places."""
     for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
         for reason in ("stop", "length"):
-            name = f"the reply that is due, {share:.0%} of it, finish_reason={reason!r}"
-            yield Reply(name, partial(_part_of_due, share=share, reason=reason))
+            name = f"the first {share:.0%} of the policy's reply, finish_reason={reason!r}"
+            yield Reply(name, partial(_part_of_policy_reply, share=share, reason=reason))
     for share in (0.3, 0.6, 0.9):
-        yield Reply(f"a call, {share:.0%} of it", partial(_part_of_call, share=share))
+        yield Reply(f"the first {share:.0%} of a call", partial(_part_of_call, share=share))
 
 
 def _action(tokens: "Iterable[int] | NDArray[Any]", reason: FinishReason = "stop") -> Action:
     array = np.array(list(tokens), dtype=np.int32)
     return Action(array, np.zeros(len(array), dtype=np.float32), reason)
+
+
+def _joined(first: Action, second: Action) -> Action:
+    return _action([*first.tokens, *second.tokens])
 
 
 def _thought(text: str) -> Message:
@@ -208,7 +218,7 @@ def _random_tokens(scene: Scene, length: int, control: float = 0.0) -> Action:
 
 
 def _say_with_control_tokens(scene: Scene, text: str) -> Action:
-    """A text in which names of control tokens were sampled as these."""
+    """Return a text in which the names of control tokens are replaced by these tokens."""
     tokenizer = scene.renderer.tokenizer
     names = sorted(tokenizer.control_tokens, key=len, reverse=True)
     pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
@@ -220,7 +230,7 @@ def _say_with_control_tokens(scene: Scene, text: str) -> Action:
 
 
 def _tools(scene: Scene) -> Sequence[ToolSchema]:
-    """The tools, or one that is not there."""
+    """Return the tools, or an unknown one if there are no tools."""
     parameters = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
     return scene.tools or [{"type": "function", "function": {"name": "nobody", "parameters": parameters}}]
 
@@ -250,8 +260,8 @@ def _call_many_times(scene: Scene) -> Action:
     return scene.say(calls=[calls[number % len(calls)] for number in range(MANY_CALLS)])
 
 
-def _part_of_due(scene: Scene, share: float, reason: FinishReason) -> Action:
-    tokens = scene.due().tokens
+def _part_of_policy_reply(scene: Scene, share: float, reason: FinishReason) -> Action:
+    tokens = scene.policy_reply().tokens
     return _action(tokens[: int(len(tokens) * share)], reason)
 
 

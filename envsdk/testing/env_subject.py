@@ -1,4 +1,4 @@
-"""The environment that is checked: how others of it are made, here and in another process, and what it is called."""
+"""The environment that is checked: its name, and functions that create new ones, here and in another process."""
 
 import copy
 import inspect
@@ -19,34 +19,35 @@ from ..registry import list_envs
 from .reports import NotPossible
 
 EnvLike: TypeAlias = str | type[Env] | Callable[[], Env] | Env
-"""What `check_env` takes: an id, a class, a function that makes one, or an environment."""
+"""The argument of `check_env`: an id, a class, a function that creates an environment, or an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked."""
+    """The environment that is checked."""
 
     name: str
+    """Its id, or the name of its class or function."""
     make: Callable[[], Env]
-    """Makes another one, as new."""
+    """Creates a new environment."""
     make_with: Callable[..., Env]
-    """Makes another one with other options; raises `NotPossible` where those cannot be set."""
+    """Creates a new environment with further options; raises `NotPossible` if it cannot set them."""
     source: Callable[[], Env] | None
-    """What makes one in another process, if it can be pickled."""
+    """Creates an environment in another process, to which it is pickled. None for an object without an id."""
     expression: str
-    """How Python code has it."""
+    """The Python expression of the environment."""
     module: str = ""
-    """Where that is imported from."""
+    """The module that the expression needs."""
     is_id: bool = False
-    """Whether the command line can name it."""
+    """Whether `name` is an id, which the command line accepts."""
 
     @classmethod
     def of(cls, given: EnvLike) -> "Subject":
-        """What was given to check.
+        """Return the subject for an argument of `check_env`.
 
         Raises:
-            UnknownName: If it is an id, and there is no environment of it.
-            ConfigError: If it is nothing that an environment can be made of.
+            UnknownName: If no environment has that id.
+            ConfigError: If the argument has another type.
         """
         if isinstance(given, gymnasium.Env):
             given = cast("Env", cast("Any", given).unwrapped)  # gymnasium's wrappers are not checked
@@ -59,25 +60,25 @@ class Subject:
         return _of_maker(given)
 
     def pickled(self) -> bytes:
-        """What makes one in another process, as bytes.
+        """Return the pickled function that creates the environment in another process.
 
         Raises:
-            NotPossible: If it is known in this process only.
+            NotPossible: If it cannot be pickled, or another process cannot import it.
         """
         if self.source is None:
-            raise NotPossible("an object without an id is in this process only; give its id or its class")
+            raise NotPossible("an object without an id exists only in this process; pass its id or its class")
         if getattr(self.source, "__module__", None) == "__main__":
-            raise NotPossible(f"{self.name} stands in the program that is run; put it into a module")
+            raise NotPossible(f"{self.name} is defined in __main__, which cannot be imported; move it to a module")
         try:
             return pickle.dumps(self.source)
-        except Exception as error:  # pickle calls anybody's code
+        except Exception as error:  # pickle calls user code, which may raise anything
             raise NotPossible(
-                f"{self.name} cannot be pickled, so that no other process can make it ({error}); define it at the top "
-                "of a module"
+                f"{self.name} cannot be pickled, so another process cannot create it ({error}); define it at the top "
+                "level of a module"
             ) from error
 
     def command(self, check: str, first_seed: int, seeds: int) -> str:
-        """What repeats a check: a line for the shell, or for Python where the shell cannot name the environment."""
+        """Return a command that repeats a check: for the shell, or for Python if only Python knows the environment."""
         if self.is_id:
             return f'envsdk check {self.name} --seed {first_seed} --seeds {seeds} --only "{check}"'
         arguments = f"{self.expression}, first_seed={first_seed}, seeds={seeds}, only={json.dumps(check)}"
@@ -100,7 +101,7 @@ def _of_maker(make: Any) -> Subject:
     is_class = inspect.isclass(make)
     if not (issubclass(make, Env) if is_class else callable(make)):
         raise ConfigError(
-            f"check_env takes an environment, its id, its class, or a function that makes one; got {make!r:.80}"
+            f"env is {make!r:.80}; expected an environment, its id, its class, or a function that creates one"
         )
     name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
     return Subject(name, maker, maker if is_class else partial(_call_with, maker), maker, *_named(make))
@@ -117,24 +118,24 @@ def _of_object(env: Env) -> Subject:
 def _make(spec: EnvSpec, **options: Any) -> Env:
     env = spec.make(disable_env_checker=True, **options).unwrapped
     if not isinstance(env, Env):
-        raise PluginError(f"the environment {spec.id!r} is a {type(env).__name__}, and no envsdk.Env")
+        raise PluginError(f"the environment {spec.id!r} is a {type(env).__name__}; expected an envsdk.Env")
     return env
 
 
 def _refuse_options(**options: Any) -> Env:
-    raise NotPossible(f"{', '.join(options)} of an object cannot be set; give its id or its class")
+    raise NotPossible(f"{', '.join(options)} cannot be set, because an object was passed; pass its id or its class")
 
 
 def _call_with(function: Callable[..., Env], **options: Any) -> Env:
     try:
         inspect.signature(function).bind(**options)
     except TypeError:
-        raise NotPossible(f"the function does not take {', '.join(options)}; give the id or the class") from None
+        raise NotPossible(f"the function does not accept {', '.join(options)}; pass the id or the class") from None
     return function(**options)
 
 
 def _named(value: Any) -> tuple[str, str]:
-    """How Python code has a class or a function, and its module; without one if it cannot be imported."""
+    """Return the Python expression of a class or function, and its module; no module if it cannot be imported."""
     module, name = getattr(value, "__module__", "__main__"), getattr(value, "__qualname__", "")
     if not name or "<" in name or module == "__main__":
         return name.rpartition(".")[2] if name and "<lambda>" not in name else "make_env", ""

@@ -1,4 +1,4 @@
-"""What environments promise of their tasks: seeds give different ones, and splits have none in common."""
+"""Checks of tasks: different seeds give different tasks, and splits have no task in common."""
 
 import json
 from typing import Any, get_args
@@ -6,82 +6,84 @@ from typing import Any, get_args
 from ..authoring.env import Env
 from ..trajectories.trajectory import Trajectory
 from .env_differences import transcript
-from .env_plays import Plays, closed, roll_out
+from .env_episodes import Episodes, closing, roll_out
 from .reports import Failure, NotPossible
 
 _CHANCE = 0.9
-"""So many of the seeds have a task of their own, where there are enough: two may be the same by chance."""
+"""The fraction of seeds that must have different tasks; a few may be equal by chance."""
 
 
-def distinct_tasks(plays: Plays) -> str:
-    """Other seeds give other tasks."""
-    if len(plays.seeds) < 2:
-        raise NotPossible("it takes two seeds or more")
+def distinct_tasks(episodes: Episodes) -> str:
+    """Check that different seeds give different tasks."""
+    if len(episodes.seeds) < 2:
+        raise NotPossible("it needs at least two seeds")
     seed_of: dict[str, int] = {}
     repeated: tuple[int, int] | None = None
-    for seed in plays.seeds:
-        task = _task(plays.play(plays.policy, seed), with_replies=plays.has_reference)
+    for seed in episodes.seeds:
+        task = _task(episodes.play(episodes.policy, seed), with_replies=episodes.has_reference)
         if task in seed_of and repeated is None:
             repeated = seed_of[task], seed
         seed_of.setdefault(task, seed)
-    wanted, among = _wanted(plays)
-    if repeated is not None and len(seed_of) < wanted:
+    expected, among = _expected(episodes)
+    if repeated is not None and len(seed_of) < expected:
         raise Failure(
-            f"{len(plays.seeds)} seeds give {len(seed_of)} different tasks, and {wanted} were expected{among}; seeds "
-            f"{repeated[0]} and {repeated[1]} give the same. Random choices come from self.np_random; where the whole "
-            "space is small, declare n_tasks",
+            f"{len(episodes.seeds)} seeds give {len(seed_of)} different tasks; expected {expected}{among}. Seeds "
+            f"{repeated[0]} and {repeated[1]} give the same task. Make random choices with self.np_random. If there "
+            "are only a few tasks, declare n_tasks",
             repeated[1],
         )
-    return f"{len(seed_of)} of {len(plays.seeds)}"
+    return f"{len(seed_of)} of {len(episodes.seeds)}"
 
 
-def _wanted(plays: Plays) -> tuple[int, str]:
-    """How many different tasks there should be, and among how many, in words."""
-    count = len(plays.seeds)
-    known = plays.sample.n_tasks if plays.sample.tasks is None else len(plays.sample.tasks)
+def _expected(episodes: Episodes) -> tuple[int, str]:
+    """Return the expected number of different tasks, and a text with the total number, if it is known."""
+    count = len(episodes.seeds)
+    known = episodes.sample.n_tasks if episodes.sample.tasks is None else len(episodes.sample.tasks)
     if known is None:
         return max(2, int(count * _CHANCE)), ""
-    return -(-min(count, known) // 2), f" of the {known} that there are"
+    return -(-min(count, known) // 2), f" of a total of {known}"
 
 
-def splits(plays: Plays) -> str:
-    """No task of one split is one of another."""
-    field = plays.sample.Config.model_fields.get("split")
+def splits(episodes: Episodes) -> str:
+    """Check that no task is in two splits."""
+    field = episodes.sample.Config.model_fields.get("split")
     if field is None:
-        raise NotPossible('there is no option `split`: give the Config a field `split: Split = "train"`')
-    if plays.sample.spec is not None and plays.sample.spec.kwargs.get("tasks") is not None:
-        raise NotPossible("the tasks are given, whatever the split")
+        raise NotPossible('there is no option `split`: add a field `split: Split = "train"` to the Config')
+    if episodes.sample.spec is not None and episodes.sample.spec.kwargs.get("tasks") is not None:
+        raise NotPossible("the tasks are passed as `tasks`, so they do not depend on the split")
     names: tuple[Any, ...] = get_args(field.annotation) or ("train", "test")
     found: dict[str, tuple[Any, int]] = {}
     for split in names:
-        is_default = split == plays.sample.config.split
-        for seed in plays.seeds if is_default else plays.half:
-            trajectory = plays.play(plays.policy, seed) if is_default else _played(plays, seed, split)
-            task = _task(trajectory, with_replies=plays.has_reference)
+        is_default = split == episodes.sample.config.split
+        for seed in episodes.seeds if is_default else episodes.half_of_seeds:
+            trajectory = episodes.play(episodes.policy, seed) if is_default else _run(episodes, seed, split)
+            task = _task(trajectory, with_replies=episodes.has_reference)
             other, at = found.setdefault(task, (split, seed))
             if other != split:
                 raise Failure(
-                    f"the task of split={split!r} is the task of seed {at} with split={other!r}: draw "
+                    f"the task of split={split!r} is also the task of seed {at} with split={other!r}: draw "
                     "tasks with envsdk.authoring.tasks.draw_in_split",
                     seed,
                 )
     return f"{len(found)} tasks in {', '.join(map(repr, names))}"
 
 
-def _played(plays: Plays, seed: int, split: Any) -> Trajectory:
-    with plays.episode(seed, f"the {plays.policy} policy with split={split!r}"):
-        env: Env = plays.subject.make_with(split=split)
-        with closed(env):
-            return roll_out(env, plays.policy, seed)
+def _run(episodes: Episodes, seed: int, split: Any) -> Trajectory:
+    with episodes.attempt(seed, f"the {episodes.policy} policy with split={split!r}"):
+        env: Env = episodes.subject.make_with(split=split)
+        with closing(env):
+            return roll_out(env, episodes.policy, seed)
 
 
 def _task(trajectory: Trajectory, *, with_replies: bool) -> str:
-    """What tells a task from others: the data, or what a player who solves it hears, or what it is told first."""
+    """Return an identifier of a task: its data, or the transcript of its solution, or its first messages."""
     if trajectory.task is not None:
         return json.dumps(trajectory.task, default=repr)
-    said = transcript(trajectory)
+    messages = transcript(trajectory)
     if not with_replies:
         first = next(iter(trajectory.contexts))
-        said = [text for text in said if text.startswith(f"{first}, ")]
-        said = said[: next((i for i, text in enumerate(said) if text.startswith(f"{first}, assistant: ")), len(said))]
-    return "\n".join(said)
+        messages = [text for text in messages if text.startswith(f"{first}, ")]
+        messages = messages[
+            : next((i for i, text in enumerate(messages) if text.startswith(f"{first}, assistant: ")), len(messages))
+        ]
+    return "\n".join(messages)

@@ -1,4 +1,4 @@
-"""A limit for what runs too long, be it a loop, a wait, or a pattern that never matches."""
+"""A time limit for code that may run too long, such as a loop, a wait, or a regular expression."""
 
 import contextlib
 import signal
@@ -7,16 +7,20 @@ import time
 from collections.abc import Generator
 
 
-class Overtime(BaseException):
-    """An episode took too long. It is no `Exception`, so that no environment takes it for one of its own."""
+class TimeLimitExceeded(BaseException):
+    """A time limit is over. It is not an `Exception`, so an environment does not catch it by mistake."""
 
 
 @contextlib.contextmanager
 def time_limit(limit_s: float, what: str) -> Generator[None]:
-    """Interrupt what takes too long; where there are no signals, say so afterwards.
+    """Interrupt the code inside after a time limit. Without signals (in other threads), raise when it has ended.
+
+    Args:
+        limit_s: The time limit, in seconds.
+        what: The name of the code, for the error.
 
     Raises:
-        Overtime: It says what took too long.
+        TimeLimitExceeded: If the code took too long.
     """
     message = f"{what} did not end within {limit_s:g} s"
     started = time.monotonic()
@@ -24,15 +28,15 @@ def time_limit(limit_s: float, what: str) -> Generator[None]:
     with _alarm(limit_s, message) if can_interrupt else contextlib.nullcontext():
         yield
     if time.monotonic() - started > limit_s:
-        raise Overtime(message)
+        raise TimeLimitExceeded(message)
 
 
 @contextlib.contextmanager
 def _alarm(limit_s: float, message: str) -> Generator[None]:
-    """Raise an `Overtime` after a while, wherever the program is then. An alarm that was set before still rings."""
+    """Raise `TimeLimitExceeded` from a timer signal. A timer that was set before is restored afterwards."""
 
     def ring(*_: object) -> None:
-        raise Overtime(message)
+        raise TimeLimitExceeded(message)
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, ring)

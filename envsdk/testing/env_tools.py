@@ -1,4 +1,4 @@
-"""Whatever is wrong with a call, the model is told by a tool message."""
+"""A check that every tool call gets a tool message, regardless of its arguments."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,45 +7,45 @@ from ..authoring.tool_env import ToolEnv
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from .env_arguments import ODD_VALUES, name_of, parameters_of, properties_of, right_arguments
-from .env_differences import told
-from .env_plays import PlayFailed, Plays, closed, step_on
-from .env_time import Overtime
+from .env_differences import described
+from .env_episodes import EpisodeFailed, Episodes, closing, step_with
+from .env_time import TimeLimitExceeded
 from .reports import Failure, NotPossible
 
 
-def tool_errors(plays: Plays) -> str:
-    """Every tool of the first turn is called in every wrong way, and in the right one, twice."""
-    if not isinstance(plays.sample, ToolEnv):
-        raise NotPossible("it is no ToolEnv")
-    tools = _first_tools(plays)
+def tool_errors(episodes: Episodes) -> str:
+    """Check each tool of the first turn with invalid calls of all kinds, and with two valid ones."""
+    if not isinstance(episodes.sample, ToolEnv):
+        raise NotPossible("it is not a ToolEnv")
+    tools = _first_tools(episodes)
     if not tools:
-        raise NotPossible("there are no tools in the first turn")
+        raise NotPossible("the first turn has no tools")
     count = 0
-    for name, calls in _cases(tools, _right_calls(plays)):
-        seed = plays.few[count % len(plays.few)]
-        _call(plays, f"{name}: ", calls, seed)
+    for name, calls in _cases(tools, _right_calls(episodes)):
+        seed = episodes.few_seeds[count % len(episodes.few_seeds)]
+        _call(episodes, f"{name}: ", calls, seed)
         count += 1
     return f"{len(tools)} tools, {count} replies"
 
 
-def _first_tools(plays: Plays) -> Sequence[ToolSchema]:
-    with plays.episode(plays.seeds[0]), closed(plays.subject.make()) as env:
-        env.reset(seed=plays.seeds[0])
+def _first_tools(episodes: Episodes) -> Sequence[ToolSchema]:
+    with episodes.attempt(episodes.seeds[0]), closing(episodes.subject.make()) as env:
+        env.reset(seed=episodes.seeds[0])
         return env.episode.agent.context.tools
 
 
-def _right_calls(plays: Plays) -> dict[str, Any]:
-    """For each tool that the reference policy calls the arguments of a call."""
+def _right_calls(episodes: Episodes) -> dict[str, Any]:
+    """Return the arguments of a call of each tool that the reference policy calls."""
     try:
-        logs = plays.play(plays.policy, plays.seeds[0]).contexts.values()
-    except PlayFailed:
+        logs = episodes.play(episodes.policy, episodes.seeds[0]).contexts.values()
+    except EpisodeFailed:
         return {}
     calls = [call for log in logs for message in log.messages for call in message.tool_calls]
     return {call.name: call.arguments for call in calls if call.error is None}
 
 
 def _cases(tools: Sequence[ToolSchema], right: Mapping[str, Any]) -> Iterator[tuple[str, list[ToolCall]]]:
-    yield "a tool that is not there", [ToolCall(name="nobody", arguments={"a": 1})]
+    yield "an unknown tool", [ToolCall(name="nobody", arguments={"a": 1})]
     for tool in tools:
         name = name_of(tool)
         arguments = right.get(name, right_arguments(tool))
@@ -59,37 +59,37 @@ def _cases(tools: Sequence[ToolSchema], right: Mapping[str, Any]) -> Iterator[tu
         yield f"{name}, called twice", [ToolCall(name=name, arguments=arguments)] * 2
 
 
-def _call(plays: Plays, what: str, calls: list[ToolCall], seed: int) -> None:
-    """Give a first reply with calls, and look at what comes behind it."""
-    with plays.episode(seed), closed(plays.subject.make()) as env:
+def _call(episodes: Episodes, what: str, calls: list[ToolCall], seed: int) -> None:
+    """Give calls as the first reply, and check the messages after it."""
+    with episodes.attempt(seed), closing(episodes.subject.make()) as env:
         observation, _ = env.reset(seed=seed)
         context = env.episode.contexts[observation.context]
         start = len(context.messages)
         try:
             reply = context.renderer.reply(Message(role="assistant", tool_calls=tuple(calls)))
         except RenderError:
-            return  # the family has no such calls
+            return  # the family cannot express these calls
         try:
             *_, info = env.step(reply)
-            step_on(env, "null", seed, 40)  # what a tool handed over to comes first
-        except (KeyboardInterrupt, Overtime):
+            step_with(env, "null", seed, 40)  # sub-agents that a tool started come first
+        except (KeyboardInterrupt, TimeLimitExceeded):
             raise
-        except BaseException as error:  # a tool is anybody's code
+        except BaseException as error:  # a tool may raise anything
             raise Failure(
-                f"{what}it raises {told(error)}. A tool raises a ToolError to tell the model what is wrong", seed
+                f"{what}it raises {described(error)}. Raise a ToolError to report an error to the model", seed
             ) from error
     if info["metrics"].get("tool_crashes"):
-        said = next((message.content for message in context.messages[start:] if message.role == "tool"), "")
+        text = next((message.content for message in context.messages[start:] if message.role == "tool"), "")
         raise Failure(
-            f"{what}it crashes (see the log): {said:.200}. A tool raises a ToolError for what the model got "
-            "wrong; an exception that is expected is named in reported_exceptions",
+            f"{what}it crashes (see the log): {text:.200}. Raise a ToolError for a mistake of the model, or list the "
+            "class of the exception in reported_exceptions",
             seed,
         )
     read = context.messages[start].tool_calls
     answers = context.messages[start + 1 :][: len(read)]
     has_ended = env.trajectory is not None and len(answers) < len(read)
     if any(message.role != "tool" for message in answers) or (len(answers) < len(read) and not has_ended):
-        said = [f"{message.role}: {message.content:.80}" for message in answers]
+        found = [f"{message.role}: {message.content:.80}" for message in answers]
         raise Failure(
-            f"{what}{len(read)} calls are answered by {said or 'nothing'}, and not by a tool message each", seed
+            f"{what}{len(read)} calls are followed by {found or 'nothing'}; expected a tool message for each", seed
         )

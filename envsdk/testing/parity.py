@@ -1,4 +1,4 @@
-"""A renderer against the chat template that came with its tokenizer, as transformers runs it."""
+"""A comparison of a renderer with its tokenizer's chat template, which transformers runs."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NO_ARGUMENTS = frozenset({"name", "template", "template_arguments", "special_to
 
 
 class Conversation(NamedTuple):
-    """A conversation to render in both ways."""
+    """A conversation that the renderer and the template both render."""
 
     messages: Sequence[Message]
     tools: Sequence[ToolSchema] = ()
@@ -23,7 +23,7 @@ class Conversation(NamedTuple):
 
 
 class KnownDifference(RenderError):
-    """A renderer and the template differ where the renderer says that they do."""
+    """The renderer and the template differ in a way that the renderer declares."""
 
 
 def _said(content: str = "", reasoning: str | None = None, calls: Sequence[ToolCall] = ()) -> Message:
@@ -79,11 +79,11 @@ CONVERSATIONS: dict[str, Conversation] = {
 
 
 def expected_text(renderer: Renderer, name: str, conversation: Conversation) -> str:
-    """What the template renders.
+    """Return the text that the template renders.
 
     Raises:
-        KnownDifference: If the renderer gives another text, and says that it does.
-        RenderError: If one of both cannot express the conversation.
+        KnownDifference: If the renderer's text differs, and the renderer declares this difference.
+        RenderError: If the renderer or the template cannot express the conversation.
     """
     messages, tools, generation_prompt = conversation
     expected = render_template(renderer, messages, tools, generation_prompt=generation_prompt)
@@ -96,7 +96,7 @@ def expected_text(renderer: Renderer, name: str, conversation: Conversation) -> 
 
 
 def rewritten_past(renderer: Renderer, conversation: Conversation) -> str:
-    """What of the prompt before the last reply the template writes in another way afterwards; empty if nothing.
+    """Describe which part of the context up to the last reply the template rewrites later; empty if none.
 
     Raises:
         RenderError: If the template cannot express the conversation.
@@ -113,10 +113,10 @@ def rewritten_past(renderer: Renderer, conversation: Conversation) -> str:
 def render_template(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generation_prompt: bool
 ) -> str:
-    """Render by the tokenizer's own chat template, with the renderer's options as its arguments.
+    """Render with the tokenizer's chat template, which gets the renderer's options as arguments.
 
     Raises:
-        RenderError: If the tokenizer has none, or it refuses the conversation.
+        RenderError: If the tokenizer has no chat template, or the template rejects the conversation.
     """
     from transformers.utils import chat_template_utils
 
@@ -136,6 +136,6 @@ def render_template(
             add_generation_prompt=generation_prompt,
             **shown,
         )
-    except Exception as error:  # a template is somebody else's code: whatever it raises is its refusal
-        raise RenderError(f"the template refuses: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a template may raise anything
+        raise RenderError(f"the template rejects the conversation: {type(error).__name__}: {error}") from error
     return rendered[0][0]

@@ -1,4 +1,4 @@
-"""The conformance kit of renderers: what every one must do, whatever model family it is for."""
+"""The conformance checks of renderers."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,25 +27,25 @@ _QUESTION = Message(role="user", content="What is the capital of France?")
 
 
 class RendererReport(CheckReport[Check]):
-    """All checks of one renderer."""
+    """The results of all checks of one renderer."""
 
     @property
     def renderer(self) -> str:
-        """The renderer, and the tokenizer that it was checked on."""
+        """The names of the renderer and of its tokenizer."""
         return self.subject
 
 
 def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int = 0) -> RendererReport:
-    """Check that a renderer keeps what every renderer promises.
+    """Run the conformance checks of a renderer.
 
     Args:
         renderer: The renderer.
-        random_replies: How many random token sequences are parsed and extended.
-        seed: Chooses them.
+        random_replies: The number of random token sequences to parse and extend.
+        seed: The seed of these sequences.
 
     Returns:
-        A report; `raise_if_failed()` makes a test of it. What a family cannot express (its `RenderError` says why) is
-        `NOT POSSIBLE`, which is no failure.
+        A report. In a test, call its `raise_if_failed()`. If the model family cannot express something (the
+        `RenderError` says why), the check is `NOT POSSIBLE`, which is not a failure.
     """
     report = RendererReport(f"{renderer.name} on {renderer.tokenizer.name}")
     for name, check in _checks(renderer, random_replies, seed):
@@ -55,7 +55,7 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
             report.checks.append(Check(name, "FAIL", str(failure)))
         except RenderError as error:
             report.checks.append(Check(name, "NOT POSSIBLE", str(error)))
-        except Exception as error:  # a renderer may be anybody's code; whatever it raises is its failure
+        except Exception as error:  # a renderer may raise anything
             report.checks.append(Check(name, "FAIL", f"it raises {type(error).__name__}: {error}"))
     return report
 
@@ -65,18 +65,21 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
     yield "same input, same tokens", lambda: _determinism(renderer)
     has_template = renderer.chat_template is not None
     for name, conversation in parity.CONVERSATIONS.items() if has_template else ():
-        yield f"as the template: {name}", lambda item=(name, conversation): _parity(renderer, *item)
+        yield f"matches the template: {name}", lambda item=(name, conversation): _parity(renderer, *item)
         if " after " in name:
-            yield f"the past in the template: {name}", lambda item=conversation: parity.rewritten_past(renderer, item)
+            yield (
+                f"past that the template rewrites: {name}",
+                lambda item=conversation: parity.rewritten_past(renderer, item),
+            )
     if not has_template:
-        yield "as the template", lambda: parity.render_template(renderer, [_QUESTION], (), generation_prompt=True)
+        yield "matches the template", lambda: parity.render_template(renderer, [_QUESTION], (), generation_prompt=True)
     for (before, reply), (after, messages) in itertools.product(REPLIES.items(), NEXT.items()):
         is_answered = bool(reply.tool_calls) == (messages[0].role == "tool")
         if is_answered and (len(messages) > 1 or len(reply.tool_calls) < 2 or after == "tools"):
             name = f"extension: {before}, then {after}"
             yield name, lambda reply=reply, messages=messages: _extension(renderer, reply, messages)
     for name, reply in REPLIES.items():
-        yield f"read what was written: {name}", lambda reply=reply: _round_trip(renderer, reply)
+        yield f"parse what was rendered: {name}", lambda reply=reply: _round_trip(renderer, reply)
         yield f"cut anywhere: {name}", lambda reply=reply: _cuts(renderer, renderer.reply(reply))
     for name, tokens in _odd_replies(renderer):
         yield f"cut anywhere: {name}", lambda tokens=tokens: _cuts(renderer, tokens, is_odd=True)
@@ -117,13 +120,13 @@ def _prompt(renderer: Renderer, reply: Message) -> "NDArray[np.int32]":
 
 def _stop_tokens(renderer: Renderer) -> None:
     if not renderer.stop_token_ids:
-        raise Failure("there is none")
+        raise Failure("the renderer has no stop tokens")
     for token in renderer.stop_token_ids:
         if not 0 <= token < renderer.tokenizer.vocab_size:
-            raise Failure(f"{token} is not in the vocabulary")
+            raise Failure(f"the stop token {token} is not in the vocabulary")
     last = int(renderer.reply(REPLIES["text"])[-1])
     if last not in renderer.stop_token_ids:
-        raise Failure(f"a reply ends with {_shown(renderer, [last])}, which is none")
+        raise Failure(f"a reply ends with {_shown(renderer, [last])}, which is not a stop token")
 
 
 def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
@@ -139,7 +142,7 @@ def _determinism(renderer: Renderer) -> None:
 
 
 def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) -> None:
-    """A delta after a reply gives what the whole conversation gives, but for the end that the model sampled."""
+    """Check that prompt, reply and delta equal the rendered conversation, except for the end that was sampled."""
     tools = [TOOL] if reply.tool_calls else []
     prompt, sampled = _prompt(renderer, reply), renderer.reply(reply)
     read = renderer.parse(sampled, prompt_tail=_tail(renderer))
@@ -149,11 +152,11 @@ def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) 
     extended = np.concatenate([prompt, kept, delta])
     end = len(prompt) + len(kept) - 1
     if len(whole) == len(extended) and int(extended[end]) in renderer.stop_token_ids:
-        extended[end] = whole[end]  # a family may write the end of a past turn in another way
+        extended[end] = whole[end]  # a family may write the end of a past turn differently
     if renderer.tokenizer.decode(whole) != renderer.tokenizer.decode(extended):
-        _compare(renderer, whole, extended, "the whole conversation, and prompt + reply + delta")
-    # What was sampled may be cut into other tokens than what is written; what is added may not.
-    _compare(renderer, whole[len(whole) - len(delta) :], delta, "the end of the whole conversation, and the delta")
+        _compare(renderer, whole, extended, "the whole conversation and prompt + reply + delta")
+    # A sampled reply may be tokenized differently from a rendered one, but the delta may not.
+    _compare(renderer, whole[len(whole) - len(delta) :], delta, "the end of the whole conversation and the delta")
 
 
 def _round_trip(renderer: Renderer, reply: Message) -> None:
@@ -161,23 +164,23 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
     expected = (reply.content, [(call.name, call.arguments) for call in reply.tool_calls])
     found = (read.content, [(call.name, call.arguments) for call in read.tool_calls])
     if found != expected or read.errors:
-        raise Failure(f"{expected} was written and {found} was read, with the errors {read.errors}")
+        raise Failure(f"{expected} was rendered, but {found} was parsed, with the errors {read.errors}")
     if reply.reasoning and not read.reasoning:
-        raise RenderError("the family has no reasoning, or its generation prompt has closed it")
+        raise RenderError("the family has no reasoning, or its generation prompt closes the reasoning")
     if (read.reasoning or "") != (reply.reasoning or ""):
-        raise Failure(f"the reasoning {reply.reasoning!r} was written and {read.reasoning!r} was read")
+        raise Failure(f"the reasoning {reply.reasoning!r} was rendered, but {read.reasoning!r} was parsed")
 
 
 def _tail(renderer: Renderer) -> "NDArray[np.int32]":
-    """The generation prompt."""
+    """Return the tokens of the generation prompt."""
     asked = renderer.render([_QUESTION], generation_prompt=True, history="keep")
     return asked.tokens[asked.starts[-1] :]
 
 
 def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = False) -> None:
-    """Wherever a reply is cut, it can be read, and what follows it ends with the next message as ever.
+    """Check that a reply cut at any token can be parsed, and that the delta after it ends with the next message.
 
-    A block that is open is closed; in an odd reply, what is a block is anybody's guess.
+    A block that is open at the cut must be closed, except in odd replies, whose blocks are ambiguous.
     """
     following = NEXT["user"]
     ends_with: list[int] = []
@@ -202,7 +205,7 @@ def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
 
 
 def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]]:
-    """Replies that no renderer writes, and models sample."""
+    """Yield replies that models sample but no renderer writes."""
     tokenizer, stop = renderer.tokenizer, np.array(renderer.stop_token_ids[:1], dtype=np.int32)
     try:
         reasoned = renderer.reply(REPLIES["reasoned"])
@@ -229,7 +232,7 @@ def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]
 def _injections(
     renderer: Renderer,
 ) -> dict[str, tuple[list[Message], list[ToolSchema], list[Message], list[ToolSchema]]]:
-    """For each field a conversation whose text is all control tokens, and the same with harmless text."""
+    """Return, for each field, a conversation with control tokens in that field, and the same one with harmless text."""
     evil = "".join(renderer.tokenizer.control_tokens)
 
     def tool(text: str, name: str = "look_up", parameter: str = "what") -> ToolSchema:
@@ -270,7 +273,7 @@ def _injection(
         tokens = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
-        raise Failure(f"with control tokens in the text there are {len(found[0])}, without them {len(found[1])}")
+        raise Failure(f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}")
 
 
 def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
@@ -288,7 +291,7 @@ def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
 
 
 def _compare(renderer: Renderer, first: "NDArray[np.int32]", second: "NDArray[np.int32]", what: str) -> None:
-    """Refuse two renderings that differ, and show where."""
+    """Raise a Failure that shows the first difference, if two renderings differ."""
     if first.tolist() == second.tolist():
         return
     length = min(len(first), len(second))

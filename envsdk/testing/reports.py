@@ -1,4 +1,4 @@
-"""What checks say: of a renderer, of an environment."""
+"""The results of conformance checks."""
 
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Self, TypeAlias, TypeVar
@@ -10,13 +10,12 @@ Verdict: TypeAlias = Literal["PASS", "FAIL", "NOT POSSIBLE"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
     detail: str = ""
-    """For a failure, what differs; for what is not possible, why; for the past in a template, what of it the template
-    rewrites, if anything."""
+    """For a failure, what differs; for a check that is not possible, why; otherwise what was checked, or empty."""
 
     def __str__(self) -> str:
         return visible(f"{self.verdict:12} {self.name}" + (f": {self.detail}" if self.detail else ""))
@@ -27,10 +26,10 @@ C = TypeVar("C", bound=Check)
 
 @dataclass(slots=True)
 class CheckReport(Generic[C]):
-    """All checks of one thing. As text it is a line for each of them."""
+    """The results of all checks of one renderer or environment. `str()` gives one line for each check."""
 
     subject: str
-    """What was checked."""
+    """The name of what was checked."""
     checks: list[C] = field(default_factory=list[C])
 
     @property
@@ -39,29 +38,32 @@ class CheckReport(Generic[C]):
         return [check for check in self.checks if check.verdict == "FAIL"]
 
     def raise_if_failed(self) -> Self:
-        """Return the report itself, or raise an `AssertionError` that tells all failures."""
+        """Return the report itself if no check failed, or raise an `AssertionError` that lists all failures."""
         if self.failed:
             raise AssertionError(
-                visible(f"{self.subject} fails:\n" + "\n".join(f"- {self.told(check)}" for check in self.failed))
+                visible(
+                    f"{self.subject} fails these checks:\n"
+                    + "\n".join(f"- {self.describe(check)}" for check in self.failed)
+                )
             )
         return self
 
-    def told(self, check: C) -> str:
-        """What stands in the error for a check that failed."""
+    def describe(self, check: C) -> str:
+        """Return the line of the error for a failed check."""
         return f"{check.name}: {check.detail}"
 
     def __str__(self) -> str:
         return "\n".join(
-            [*map(str, self.checks), visible(f"{self.subject}: {len(self.failed)} of {len(self.checks)} checks fail")]
+            [*map(str, self.checks), visible(f"{self.subject}: {len(self.failed)} of {len(self.checks)} checks failed")]
         )
 
 
 class Failure(Exception):
-    """A check does not hold.
+    """A check failed.
 
     Args:
         what: What differs.
-        seed: Where, if it is not the episode that was played last.
+        seed: The seed of the episode that fails; None for the last episode.
     """
 
     def __init__(self, what: str, seed: int | None = None) -> None:
@@ -70,4 +72,4 @@ class Failure(Exception):
 
 
 class NotPossible(Exception):
-    """A check makes no sense here, or cannot be made; it says why."""
+    """A check does not apply, or cannot run. The text says why."""

@@ -43,27 +43,27 @@ def with_template(tokenizer: Any, name: str) -> Any:
 def test_the_template_is_the_measure_where_there_is_one():
     report = check_renderer(Qwen3(with_template(load_tokenizer("embedded"), "qwen3")), random_replies=10)
     checks = {check.name: check for check in report.raise_if_failed().checks}
-    assert checks["as the template: tools after calls"].verdict == "PASS"
-    past = checks["the past in the template: user after reasoning"]
+    assert checks["matches the template: tools after calls"].verdict == "PASS"
+    past = checks["past that the template rewrites: user after reasoning"]
     assert past.verdict == "PASS" and "'|>assistant\n<think>\nWhich?\n</think>\n' becomes" in past.detail.replace(
         "\\n", "\n"
     )
     without = check_renderer(Qwen3(load_tokenizer("embedded")), random_replies=10)
-    assert {check.name: check.detail for check in without.checks}["as the template"].startswith("the tokenizer")
+    assert {check.name: check.detail for check in without.checks}["matches the template"].startswith("the tokenizer")
 
 
 def test_a_renderer_that_is_not_its_template_fails_with_both_texts():
     checked = ForgetsANewline(with_template(load_tokenizer("embedded"), "qwen3"))
     failed = {check.name: check.detail for check in check_renderer(checked, random_replies=10).failed}
-    said = failed["as the template: user after text"]
+    said = failed["matches the template: user after text"]
     assert "' is it?<|im_end|><|im_start|>" in said and "' is it?<|im_end|>\\n<|im_start|>" in said
 
 
 def test_where_harmony_differs_from_its_template_is_listed():
     report = check_renderer(Harmony(with_template(real_models.gpt_oss_tokenizer(), "gptoss")), random_replies=10)
     checks = {check.name: check for check in report.raise_if_failed().checks}
-    assert checks["as the template: user after reasoning"].verdict == "PASS"
-    assert "`commentary json`" in checks["as the template: tool after call"].detail
+    assert checks["matches the template: user after reasoning"].verdict == "PASS"
+    assert "`commentary json`" in checks["matches the template: tool after call"].detail
 
 
 class ForgetsANewline(Qwen3):
@@ -123,8 +123,8 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
     (ForgetsToCloseThinking, "cut anywhere: reasoned"),
     (MatchesControlTokens, "no forgery: user"),
     (RaisesOnJunk, "300 random replies"),
-    (LosesReasoning, "read what was written: reasoned"),
-    (LosesACall, "read what was written: two calls"),
+    (LosesReasoning, "parse what was rendered: reasoned"),
+    (LosesACall, "parse what was rendered: two calls"),
     (StopsElsewhere, "stop tokens"),
     (Counts, "same input, same tokens"),
     (HasAHeaderOfItsOwn, "extension: text, then user"),
@@ -148,7 +148,7 @@ def test_the_doctor_prints_each_check_and_its_verdict():
     result = CliRunner().invoke(app, ["doctor", "--renderer", "qwen3:enable_thinking=False", "--random-replies", "20"])
     assert result.exit_code == 0
     assert "PASS         stop tokens" in result.output
-    assert "NOT POSSIBLE read what was written: reasoned: the family has no reasoning" in result.output
+    assert "NOT POSSIBLE parse what was rendered: reasoned: the family has no reasoning" in result.output
     assert "0 of 49 checks fail" in result.output
 
 

@@ -155,7 +155,7 @@ def test_it_conforms(name: str) -> None:
         pytest.skip("the template is in shared/ only")
     report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=40)
     # The tokenizer's own template is another one, but for qwen3.
-    assert [f for f in report.failed if name == "qwen3" or not f.name.startswith("as the template")] == []
+    assert [f for f in report.failed if name == "qwen3" or not f.name.startswith("matches the template")] == []
 
 
 # Every template.
