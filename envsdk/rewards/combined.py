@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError, TaskError
+from ..rollouts.concurrent import run_all
 from .scorer import AsyncScorer, Scorer, check_count, check_number, check_score, check_scorer, compiled
 
 S = TypeVar("S", Scorer, "Scorer | AsyncScorer")
@@ -93,13 +94,7 @@ class aweighted(_Weighted[Scorer | AsyncScorer]):  # noqa: N801 - it is called l
         Raises:
             Exception: Any exception of a scorer; the other scorers are cancelled.
         """
-        tasks = [asyncio.ensure_future(_score(scorer, reply, target)) for _, scorer in self.parts.values()]
-        try:
-            scores = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        scores = await run_all(_score(scorer, reply, target) for _, scorer in self.parts.values())
         return self._rewards(dict(zip(self.parts, scores, strict=True)))
 
 

@@ -16,6 +16,7 @@ from ..errors import ConfigError, TokenizerMismatch
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
+from .concurrent import run_all
 from .simple import arollout, check_is_env
 
 _log = logging.getLogger(__name__)
@@ -69,13 +70,7 @@ async def arollout_many(
         find_policy(policy, env, None)
     results: list[Trajectory | None] = [None] * len(seeds)
     todo = _numbered(checked)
-    workers = [asyncio.ensure_future(_work(env, policy, todo, results, on_end)) for env in envs]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:  # a worker that raised ends the others
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await run_all(_work(env, policy, todo, results, on_end) for env in envs)
     return [trajectory for trajectory in results if trajectory is not None]
 
 

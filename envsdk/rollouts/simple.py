@@ -18,6 +18,7 @@ from ..errors import ConfigError, PolicyError
 from ..policies.find import check_policy, find_policy
 from ..policies.policy import PolicyLike, request_of
 from ..trajectories.trajectory import Trajectory
+from .concurrent import run_all
 
 
 def check_is_env(env: object, what: str) -> None:
@@ -121,14 +122,8 @@ class _EpisodeRunner:
         return await driver_of(self._env).drive_async(self._episode.resume_parent(agent, result), self._run_agents)
 
     async def _run_agents(self, children: list[Agent]) -> list[HandoffResult]:
-        """Run sub-agents concurrently. If one of the coroutines raises, cancel the others."""
-        tasks = [asyncio.ensure_future(self._run_agent(child)) for child in children]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        """Run sub-agents concurrently. If one of them raises, cancel the others."""
+        return await run_all(self._run_agent(child) for child in children)
 
     async def _run_agent(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
         """Run a sub-agent to its end, from its start or from an observation that it has to answer."""

@@ -171,9 +171,8 @@ def _fork(episodes: Episodes, seed: int) -> None:
     if not is_same or trajectory_of(env).to_json() != whole.to_json():
         _check_no_global_random(episodes, seed)
     if trajectory_of(env).to_json() != whole.to_json():
-        raise Failure(
-            f"the original does not continue as it does without forks: {difference(whole, trajectory_of(env))}; {_OWN}"
-        )
+        found = difference(whole, trajectory_of(env))
+        raise Failure(f"the original does not continue as it does without forks: {found}; {_OWN}")
     if not is_same:
         raise Failure(f"a fork does not continue like its original: {difference(whole, fork)}; {_OWN}")
 

@@ -50,9 +50,8 @@ class EpisodeFailed(Exception):
     """An episode of a policy failed."""
 
     def __init__(self, policy: str, seed: int, error: BaseException) -> None:
-        super().__init__(
-            str(error) if isinstance(error, (NoEnd, TimeLimitExceeded, Failure)) else f"it raises {described(error)}"
-        )
+        is_ours = isinstance(error, (NoEnd, TimeLimitExceeded, Failure))
+        super().__init__(str(error) if is_ours else f"it raises {described(error)}")
         self.check = ENDS if isinstance(error, NoEnd) else f"{policy} policy"
         """The name of the check that reports it."""
         self.seed = seed

@@ -146,13 +146,8 @@ def garbage() -> Iterator[Reply]:
         yield Reply(f"{length} random tokens", partial(_random_tokens, length=length))
         yield Reply(f"{length} random tokens and control tokens", partial(_random_tokens, length=length, control=0.4))
     yield Reply("reasoning and nothing else", lambda scene: _action(scene.renderer.reply(_thought("Let me think."))))
-    yield Reply(
-        "the policy's reply, twice", lambda scene: _action([*scene.policy_reply().tokens, *scene.policy_reply().tokens])
-    )
-    yield Reply(
-        "text after the policy's reply",
-        lambda scene: _action([*scene.policy_reply().tokens, *scene.say("more").tokens]),
-    )
+    yield Reply("the policy's reply, twice", lambda scene: _joined(scene.policy_reply(), scene.policy_reply()))
+    yield Reply("text after the policy's reply", lambda scene: _joined(scene.policy_reply(), scene.say("more")))
     for text in _ODD_TEXTS:
         yield Reply(f"the text {text!a}", partial(Scene.say, content=text))
     for number, texts in enumerate(_parts(_ODD_TEXTS, 4), start=1):

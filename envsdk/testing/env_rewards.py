@@ -76,10 +76,8 @@ def every_option(episodes: Episodes) -> str:
     choices = {name: get_args(field.annotation) for name, field in fields if get_origin(field.annotation) is Literal}
     if not choices:
         raise NotPossible("its Config has no option with a Literal type, such as a split or a difficulty")
-    ends = {
-        "null": declared_range(episodes)[0],
-        episodes.policy: declared_range(episodes)[1 if episodes.has_reference else 0],
-    }
+    least, most = declared_range(episodes)
+    ends = {"null": least, episodes.policy: most if episodes.has_reference else least}
     for policy in ends:
         rewards = [episodes.play(policy, seed).reward for seed in episodes.few_seeds[:_TRIES]]
         if not _holds(policy, [_is(reward, ends[policy]) for reward in rewards]):

@@ -83,7 +83,6 @@ def _task(trajectory: Trajectory, *, with_replies: bool) -> str:
     if not with_replies:
         first = next(iter(trajectory.contexts))
         messages = [text for text in messages if text.startswith(f"{first}, ")]
-        messages = messages[
-            : next((i for i, text in enumerate(messages) if text.startswith(f"{first}, assistant: ")), len(messages))
-        ]
+        replies = [i for i, text in enumerate(messages) if text.startswith(f"{first}, assistant: ")]
+        messages = messages[: replies[0]] if replies else messages
     return "\n".join(messages)

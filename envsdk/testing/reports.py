@@ -40,12 +40,8 @@ class CheckReport(Generic[C]):
     def raise_if_failed(self) -> Self:
         """Return the report itself if no check failed, or raise an `AssertionError` that lists all failures."""
         if self.failed:
-            raise AssertionError(
-                visible(
-                    f"{self.subject} fails these checks:\n"
-                    + "\n".join(f"- {self.describe(check)}" for check in self.failed)
-                )
-            )
+            lines = [f"- {self.describe(check)}" for check in self.failed]
+            raise AssertionError(visible("\n".join([f"{self.subject} fails these checks:", *lines])))
         return self
 
     def describe(self, check: C) -> str:

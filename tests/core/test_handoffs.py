@@ -418,7 +418,7 @@ def test_players_alternate_without_a_break_and_have_rewards_of_their_own() -> No
 
 
 def test_each_role_needs_a_policy() -> None:
-    with pytest.raises(PolicyError, match="no policy for the role 'player1'; there are some for \\['player0'\\]"):
+    with pytest.raises(PolicyError, match="no policy for the role 'player1', only for \\['player0'\\]"):
         rollout(Duel(), {"player0": says("A")}, seed=1)
 
 
