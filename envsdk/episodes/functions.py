@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 from ..errors import EpisodeError
 
-
 _KNOWN: "WeakKeyDictionary[FunctionType, bool]" = WeakKeyDictionary()
 """Whether functions are async: each step asks for all methods of its environment."""
 
