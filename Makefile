@@ -51,9 +51,10 @@ format: $(LINT)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The checks of .pre-commit-config.yaml before each commit. It needs pre-commit on the PATH.
+# Runs the checks of .pre-commit-config.yaml before each commit.
 hooks: $(LINT)
-	pre-commit install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hooks]'
+	$(BIN)/pre-commit install
 
 bench: $(TEST)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s

@@ -46,6 +46,6 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 @every_page
 def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     targets = set(TARGET.findall((CHECKOUT / "Makefile").read_text(encoding="utf-8")))
-    named = re.findall(r"^make ([\w-]+)|`make ([\w-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = re.findall(r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     unknown = {first or second for first, second in named} - targets
     assert not unknown, f"{name_of(page)} names {', '.join(sorted(unknown))}"
