@@ -1,13 +1,14 @@
 """The README's code runs as it is, as a program and in a notebook."""
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from documents import CHECKOUT, code_of, run_code_of
 from nbclient import NotebookClient
 
-from envsdk import Env, Message
+from envsdk import Message, ToolCall
 
 README = CHECKOUT / "README.md"
 
@@ -31,10 +32,10 @@ def test_the_readmes_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pyt
     ).execute()
 
 
-def answer_after_a_call(env: Env) -> None:
+def answer_after_a_call(env: Any) -> None:
     env.reset(seed=0)
-    call = {"name": "price", "arguments": {"item": env.item}}
-    env.step(env.renderer.reply(Message(role="assistant", tool_calls=[call])))
+    call = ToolCall(name="price", arguments={"item": env.item})
+    env.step(env.renderer.reply(Message(role="assistant", tool_calls=(call,))))
     price = env.messages()[-1].content
     _, reward, terminated, _, _ = env.step(env.renderer.reply(Message(role="assistant", content=f"It costs {price}.")))
     assert (reward, terminated) == (1.0, True)
