@@ -269,10 +269,10 @@ def test_what_is_wrong_is_named_with_the_file_the_line_and_the_field(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"seed":0', b'"seed":0,"seed":1', "the key 'seed' is there twice"),
-        (b'"seed":0', b'"seed":NaN', "NaN is no number of JSON"),
+        (b'"seed":0', b'"seed":0,"seed":1', "the key 'seed' occurs twice"),
+        (b'"seed":0', b'"seed":NaN', "NaN is not a number of JSON"),
         (b'"seed":0', b'"seed":1e999', "seed: "),
-        (b'"keep":0', b'"keep":0,"keep":0', "the key 'keep' is there twice"),
+        (b'"keep":0', b'"keep":0,"keep":0', "the key 'keep' occurs twice"),
         (b'"config":{', b'"config":{"a":"\\ud800",', "surrogates not allowed"),
         (b'"config":{', b'"config":{"a":1e999,', "config: .*cannot be written as JSON"),
         (b'"config":{', b'"config":{"a":"\xed\xa0\x80",', "not JSON: 'utf-8'"),
