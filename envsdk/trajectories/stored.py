@@ -112,7 +112,7 @@ def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) 
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=dtype)
     except OverflowError as error:
-        raise ValueError(f"it has a value that is not a {dtype}: {error}") from error
+        raise ValueError(f"it has a value that does not fit {dtype}: {error}") from error
     if dtype.kind == "f" and np.isinf(array).any():
         at = int(np.argmax(np.isinf(array)))
         raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected a number that is finite in {dtype}")
