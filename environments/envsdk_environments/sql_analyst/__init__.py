@@ -3,7 +3,7 @@
 import sqlite3
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,11 +12,12 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, too
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ConfigError, TaskError, ToolError
 
-from . import guarded
 from .domains import TRADES, draw_names, make_database
-from .guarded import QueryLimits, Row, TooManySteps, make_image, run_script, tables_of
+from .guarded.query import Found, QueryLimits, Row
+from .images import make_image, run_script, tables_of
 from .questions import Difficulty, Question, draw_question
 from .results import as_text, is_same
+from .worker import QueryWorker, TooManySteps
 
 __all__ = ["SqlAnalyst", "SqlAnalystConfig", "SqlAnalystTask"]
 
@@ -48,7 +49,7 @@ class SqlAnalystConfig(ToolEnvConfig):
     """Instructions of the machine of sqlite. A right query takes some thousands; these take a fraction of a second.
     Questions whose right query takes more are not asked."""
     max_value_bytes: int = Field(default=1_000, ge=1_000, le=1_000_000)
-    """The longest text in a result; memory in a query is bounded by this times some 100,000."""
+    """The longest text in a query or its result, in bytes. A query may use 256 MiB of memory in any case."""
     max_failed_answers: int = Field(default=2, ge=0)
     """So many answers that are no query which runs are answered with what is wrong; one more ends the episode."""
 
@@ -103,6 +104,15 @@ class SqlAnalyst(ToolEnv):
     default_limits: ClassVar[Limits] = Limits(max_steps=24)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.worker = QueryWorker()
+
+    def close(self) -> None:
+        """End the process that runs queries. It may be called again."""
+        self.worker.close()
+        super().close()
+
     def start(self) -> Turn:
         """Ask the question."""
         self.quest = self._read(self.task) if self.task else self._draw()
@@ -136,7 +146,7 @@ class SqlAnalyst(ToolEnv):
             query: One SELECT.
         """
         self.queries += 1
-        return as_text(guarded.run_query(self._database, query, self._query_limits, self.config.max_rows))
+        return as_text(self._run(self._database, query, self.config.max_rows))
 
     def finish(self, reply: Message) -> Turn:
         """Compare what the query finds with what it should."""
@@ -174,21 +184,25 @@ class SqlAnalyst(ToolEnv):
     @property
     def _query_limits(self) -> QueryLimits:
         config: SqlAnalystConfig = self.config
-        return QueryLimits(config.max_steps_per_query, config.max_value_bytes)
+        steps = config.max_steps_per_query
+        return QueryLimits(steps, config.max_value_bytes, max_cpu_s=10 + steps // 50_000)
+
+    def _run(self, database: bytes, query: str, max_rows: int) -> Found:
+        return self.worker.run(database, query, self._query_limits, max_rows)
 
     def _described(self, table: str) -> str:
         query = f"SELECT * FROM {_quoted(table)}"
-        rows = guarded.run_query(self._database, query, self._query_limits, _SAMPLE_ROWS)
+        rows = self._run(self._database, query, _SAMPLE_ROWS)
         return f"{tables_of(self._database)[table]};\n\n{as_text(rows)}"
 
     def _count(self, table: str) -> object:
         count = f"SELECT COUNT(*) FROM {_quoted(table)}"
-        return guarded.run_query(self._database, count, self._query_limits, 1).rows[0][0]
+        return self._run(self._database, count, 1).rows[0][0]
 
     def _matches(self, query: str, index: int) -> bool:
         """Whether a query finds in one of the databases what it should."""
         expected = self.quest.expected[index]
-        found = guarded.run_query(self.quest.databases[index], query, self._query_limits, len(expected))
+        found = self._run(self.quest.databases[index], query, len(expected))
         return not found.has_more and is_same(expected, found.rows, self.quest.question.is_ordered)
 
     def _fail(self, error: ToolError) -> Turn:
@@ -233,9 +247,7 @@ class SqlAnalyst(ToolEnv):
             raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
 
     def _solve(self, question: Question, databases: tuple[bytes, ...]) -> _Quest:
-        found = [
-            guarded.run_query(image, question.query, self._query_limits, _MOST_EXPECTED_ROWS) for image in databases
-        ]
+        found = [self._run(image, question.query, _MOST_EXPECTED_ROWS) for image in databases]
         if any(one.has_more for one in found):
             raise ToolError(f"it finds more than {_MOST_EXPECTED_ROWS:,} rows")
         return _Quest(question, databases, tuple(tuple(one.rows) for one in found))

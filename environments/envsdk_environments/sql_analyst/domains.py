@@ -13,7 +13,8 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from .guarded import Row, Value, make_image
+from .guarded.query import Row, Value
+from .images import make_image
 
 T = TypeVar("T")
 

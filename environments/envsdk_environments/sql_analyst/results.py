@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isclose
 from typing import TypeAlias
 
-from .guarded import Found, Row, Value
+from .guarded.query import Found, Row, Value
 
 TOLERANCE = 1e-6
 """Real numbers are the same if they differ by no more than this, or than this share of the larger one."""
