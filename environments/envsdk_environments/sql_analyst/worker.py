@@ -85,7 +85,10 @@ class _Process:
         self._owner = os.getpid()
         try:
             self._popen = subprocess.Popen(
-                [executable(), "-I", "-S", "-c", _PROGRAM], stdin=theirs, stdout=theirs, start_new_session=True
+                [executable(), "-I", "-S", "-c", _PROGRAM],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,
             )
         except OSError as error:
             self._socket.close()
