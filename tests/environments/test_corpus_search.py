@@ -87,9 +87,9 @@ def test_no_answer_of_one_split_is_one_of_the_other():
     assert not answers["train"] & answers["test"]
 
 
-def test_there_is_no_question_behind_the_last():
+def test_there_is_no_question_after_the_last():
     questions = get_questions("easy", "train")
-    with pytest.raises(IndexError, match=f"there is no question {len(questions)} of {len(questions)}"):
+    with pytest.raises(IndexError, match=f"question {len(questions)} is out of range"):
         questions[len(questions)]
     with pytest.raises(errors.TaskError, match="there is no task"):
         CorpusSearch().reset(options={"task": 10**9})

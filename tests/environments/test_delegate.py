@@ -272,7 +272,7 @@ def test_a_task_may_be_given():
 
 
 def test_more_candidates_than_people_are_refused():
-    with pytest.raises(errors.ConfigError, match="there are 4 candidates among 3 people"):
+    with pytest.raises(errors.ConfigError, match="candidates is 4 and people is 3; expected candidates <= people"):
         Delegate(candidates=4, people=3)
 
 

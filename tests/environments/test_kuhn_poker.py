@@ -259,9 +259,9 @@ def test_no_deck_of_a_test_match_is_in_a_train_match():
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ({"deck": [3, 2, 1], "deals": [[0, 1]]}, "does not go up"),
-        ({"deck": [1, 2, 3], "deals": [[1, 1]]}, r"\(1, 1\) are no two of the cards"),
-        ({"deck": [1, 2, 3], "deals": [[1, 3]]}, "are no two of the cards"),
+        ({"deck": [3, 2, 1], "deals": [[0, 1]]}, "three cards in ascending order"),
+        ({"deck": [1, 2, 3], "deals": [[1, 1]]}, r"the deal \(1, 1\) is not two different cards"),
+        ({"deck": [1, 2, 3], "deals": [[1, 3]]}, "is not two different cards"),
         ({"deck": [1, 2, 3], "deals": []}, "deals"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+_DOCUMENT = Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
 Status: TypeAlias = Literal["processing", "shipped", "delivered", "cancelled"]
 Reason: TypeAlias = Literal["no longer needed", "ordered by mistake", "takes too long"]
 Rule: TypeAlias = Literal[
@@ -88,7 +89,7 @@ class Policy(Frozen):
 
     def document(self) -> str:
         """Return the policy as the agent reads it."""
-        return (Path(__file__).parent / "policy.md").read_text(encoding="utf-8").format(**self.model_dump(mode="json"))
+        return _DOCUMENT.format(**self.model_dump(mode="json"))
 
     def last_day(self, change: Literal["return_item", "exchange_item"], customer: Customer, delivered_on: date) -> date:
         """Return the last day on which a delivered item can be returned or exchanged."""
