@@ -381,7 +381,7 @@ def test_such_a_customer_knows_what_customers_know():
 
 
 @pytest.mark.parametrize(("text", "ends"), [("DONE", True), ("Bye.\n**DONE**", True), ("", True), ("DONE?", False)])
-def test_the_conversation_ends_when_such_a_customer_says_so(text: str, ends: bool):
+def test_the_conversation_ends_when_such_a_customer_ends_it(text: str, ends: bool):
     assert is_end(text) == ends
     env = envsdk.make(LLM_USER, limits={"max_steps": 9})
     trajectory = envsdk.rollout(env, {"main": "null", "user": ReplyPolicy(env, lambda _: text)}, seed=0)

@@ -135,7 +135,7 @@ def test_what_columns_are_called_does_not_matter_but_their_order_does():
         assert step(env, query)[1] == reward
 
 
-def test_answers_that_do_not_run_are_told_and_one_too_many_ends_the_episode():
+def test_an_answer_that_does_not_run_is_answered_with_the_error_until_there_are_too_many():
     env = SqlAnalyst(max_failed_answers=1)
     env.reset(seed=0)
     assert step(env, "I do not know.")[2] is False
@@ -215,7 +215,7 @@ def test_real_numbers_have_a_tolerance_and_nothing_else_has(one: Any, other: Any
     assert is_same([(other, "x")], [(one, "x")], is_ordered=True) == same
 
 
-def test_rows_whose_first_numbers_differ_by_noise_are_told_apart_by_the_others():
+def test_rows_whose_first_numbers_differ_by_noise_are_distinguished_by_the_others():
     assert is_same([(0.1 + 0.2, 3), (0.3, 5)], [(0.3, 3), (0.3, 5)], is_ordered=False)
     assert not is_same([(0.1 + 0.2, 3), (0.3, 5)], [(0.3, 3), (0.3, 3)], is_ordered=False)
 
@@ -551,7 +551,7 @@ def test_an_attack_as_the_answer_is_an_answer_that_does_not_run(attack: str):
         ("SELECT colour FROM sqlite_master", "no such column: colour"),
     ],
 )
-def test_an_error_says_what_is_wrong(query: str, told: str, image: bytes, worker: QueryWorker):
+def test_an_error_names_what_is_wrong(query: str, told: str, image: bytes, worker: QueryWorker):
     with pytest.raises(errors.ToolError) as error:
         worker.run(image, query, LIMITS, 3)
     assert str(error.value).startswith(told)

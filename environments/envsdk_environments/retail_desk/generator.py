@@ -97,7 +97,7 @@ def draw_customer(dice: random.Random) -> Customer:
 
 
 def _choose(dice: random.Random, difficulty: Difficulty) -> list[_Case]:
-    changes = [*_RULES]
+    changes: list[Change] = [*_RULES]
     granted, twisted = _Case(dice.choice(changes)), _Case(dice.choice(changes[1:]), changes_mind=True)
     change = dice.choice(changes)
     refused = _Case(change, dice.choice(_RULES[change]))
