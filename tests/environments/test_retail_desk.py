@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from real_models import FAMILIES
 
 import envsdk
-from envsdk import Limits, Message, ToolCall, Trajectory, errors
+from envsdk import Env, Limits, Message, ToolCall, Trajectory, errors
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ToolError
 from envsdk.rollouts import RandomPolicy, ReplyPolicy, gather
@@ -41,6 +41,12 @@ def desk_where(condition: Callable[[Wish], bool], **options: Any) -> RetailDesk:
 
 def is_granted(wish: Wish) -> bool:
     return wish.rule is None and wish.new_values is None
+
+
+def llm_desk(**options: Any) -> RetailDesk:
+    env = envsdk.make(LLM_USER, **options)
+    assert isinstance(env, RetailDesk)
+    return env
 
 
 def call(name: str, arguments: dict[str, Any]) -> Message:
@@ -86,7 +92,7 @@ def test_an_agent_that_gives_in_to_the_customer_earns_nothing():
     env.reset(seed=0)
     wish = env.job.wishes[0]
 
-    def reply(env: RetailDesk) -> Message | str:
+    def reply(_: Env) -> Message | str:
         wanted = env.reference_reply()
         gives_in = env.messages()[-1].content == wish.push
         return call(wish.change, {"order_id": wish.order_id, **wish.values}) if gives_in else wanted
@@ -116,7 +122,7 @@ def test_a_yes_to_one_wish_is_not_a_yes_to_the_next():
     env = RetailDesk(tasks=[task.model_dump(mode="json")])
     last = max(index for index, wish in enumerate(task.wishes) if wish.rule is None)
 
-    def reply(env: RetailDesk) -> Message | str:
+    def reply(_: Env) -> Message | str:
         is_early = env.customer.index == last and env.desk.changes == 1
         return call(*task.wishes[last].outcome) if is_early else env.reference_reply()
 
@@ -217,9 +223,9 @@ def test_the_customer_never_sees_reasoning_and_tools(user: str, monkeypatch: pyt
     monkeypatch.setattr(ScriptedCustomer, "answer", lambda self, text: heard.append(text) or answer(self, text))
     env = RetailDesk(difficulty="hard", user=user)
 
-    def reply(env: RetailDesk) -> Message | str:
+    def reply(_: Env) -> Message | str:
         reply = env.reference_reply()
-        if env.context == "user":
+        if isinstance(reply, str):  # the customer's
             return reply
         content = "SECRET-2" if reply.tool_calls else reply.content
         return reply.model_copy(update={"reasoning": "SECRET-1", "content": content})
@@ -353,8 +359,8 @@ def test_a_fork_and_its_original_go_on_on_their_own():
 
 
 def test_a_language_model_may_play_the_customer_in_a_context_of_its_own():
-    env = envsdk.make(LLM_USER, difficulty="hard")
-    assert env.spec.nondeterministic and env.config.user == "policy"
+    env = llm_desk(difficulty="hard")
+    assert env.spec is not None and env.spec.nondeterministic and env.config.user == "policy"
     trajectory = envsdk.rollout(env, {"main": "reference", "user": "reference"}, seed=3)
     soundness.check(trajectory)
     assert trajectory.breaks == []  # players that alternate are not a break
@@ -371,7 +377,7 @@ def test_a_language_model_may_play_the_customer_in_a_context_of_its_own():
 
 
 def test_such_a_customer_knows_what_customers_know():
-    env = envsdk.make(LLM_USER, difficulty="hard")
+    env = llm_desk(difficulty="hard")
     env.reset(seed=0)
     briefing = env.messages()[0].content
     assert env.job.introduction in briefing
@@ -383,7 +389,7 @@ def test_such_a_customer_knows_what_customers_know():
 @pytest.mark.parametrize(("text", "ends"), [("DONE", True), ("Bye.\n**DONE**", True), ("", True), ("DONE?", False)])
 def test_the_conversation_ends_when_such_a_customer_ends_it(text: str, ends: bool):
     assert is_end(text) == ends
-    env = envsdk.make(LLM_USER, limits={"max_steps": 9})
+    env = llm_desk(limits={"max_steps": 9})
     trajectory = envsdk.rollout(env, {"main": "null", "user": ReplyPolicy(env, lambda _: text)}, seed=0)
     assert trajectory.stop_reason == ("terminated" if ends else "max_steps")
     assert trajectory.reward == 0.0

@@ -35,6 +35,7 @@ COPIES = "WITH c0 AS (SELECT 1 AS z), " + ", ".join(
 def answer(worker: QueryWorker, number: int = 7) -> int:
     """The answer of a worker that works."""
     [(found,)] = worker.run(IMAGE, f"SELECT {number}", LIMITS, 1).rows
+    assert isinstance(found, int)
     return found
 
 
@@ -205,8 +206,9 @@ def test_a_worker_that_was_not_closed_leaves_no_process_and_no_file():
     queries = QueryWorker()
     answer(queries)
     pid = pid_of(queries)
-    queries.itself = queries  # so that it is found by the garbage collector alone
-    del queries
+    cycle: list[object] = [queries]
+    cycle.append(cycle)  # so that only the garbage collector frees it
+    del queries, cycle
     gc.collect()
     assert is_gone(pid)
     assert open_files() == files
