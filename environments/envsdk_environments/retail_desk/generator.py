@@ -9,7 +9,7 @@ import numpy as np
 from envsdk.authoring.tasks import Split, draw_in_split
 
 from .records import Customer, Database, Item, Order, Policy, Reason, Rule, Status
-from .tasks import Change, RetailDeskTask, Slot, Wish
+from .tasks import Change, RetailDeskTask, Wish
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
@@ -137,13 +137,14 @@ def _draw_order(shop: "_Shop", case: _Case) -> Order:
     if case.change in ("cancel_order", "change_address"):
         status = "shipped" if rule == "not processing" else "processing"
         return shop.add_order(status, owner, changed_on=changed_on)
-    days = (shop.policy.last_day(case.change, owner, today) - today).days
+    days = shop.policy.return_days if case.change == "return_item" else shop.policy.exchange_days
+    days += shop.policy.plus_days * owner.is_plus
     ago = days + dice.randint(1, 40) if rule == "too late" else dice.randint(2, days)
     days_of = {"delivered_on": today - timedelta(days=ago), "changed_on": changed_on}
     return shop.add_order("delivered", owner, final_sale=rule == "final sale", **days_of)
 
 
-def _draw_values(dice: random.Random, case: _Case, order: Order, *, is_second: bool = False) -> dict[Slot, str]:
+def _draw_values(dice: random.Random, case: _Case, order: Order, *, is_second: bool = False) -> dict[str, str]:
     """Draw what the customer wants; the second time, something else."""
     item = order.items[0]
     match case.change:

@@ -1,6 +1,6 @@
 """The records of the shop. They never change; the desk replaces them."""
 
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
@@ -90,8 +90,3 @@ class Policy(Frozen):
     def document(self) -> str:
         """Return the policy as the agent reads it."""
         return _DOCUMENT.format(**self.model_dump(mode="json"))
-
-    def last_day(self, change: Literal["return_item", "exchange_item"], customer: Customer, delivered_on: date) -> date:
-        """Return the last day on which a delivered item can be returned or exchanged."""
-        days = self.return_days if change == "return_item" else self.exchange_days
-        return delivered_on + timedelta(days=days + (self.plus_days if customer.is_plus else 0))

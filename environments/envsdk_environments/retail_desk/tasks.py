@@ -10,8 +10,6 @@ from envsdk.errors import ToolError
 from .desk import Desk
 from .records import Database, Frozen, Policy, Rule
 
-Slot: TypeAlias = Literal["item", "option", "address", "reason"]
-"""What an agent may have to ask for, next to the order and who the customer is. It names a tool's argument."""
 Change: TypeAlias = Literal["cancel_order", "change_address", "return_item", "exchange_item"]
 
 
@@ -26,9 +24,9 @@ class Wish(Frozen):
     """What they say, once, to a message that neither asks nor follows their yes. It changes nothing."""
     order_id: str
     change: Change
-    values: dict[Slot, str]
-    """What they say when they are asked for a slot: the arguments of the change."""
-    new_values: dict[Slot, str] | None = None
+    values: dict[str, str]
+    """The other arguments of the change, by name: the slots that the agent may have to ask for."""
+    new_values: dict[str, str] | None = None
     """What they want instead, as soon as they are asked for their yes, if they change their mind."""
     rule: Rule | None = None
     """The rule that forbids it; None if it is granted."""
