@@ -73,7 +73,7 @@ def draw_task(rng: np.random.Generator, split: Split, difficulty: Difficulty) ->
     cases = _choose(dice, difficulty)
     knows_numbers = dice.random() < 0.6
     wishes = tuple(_draw_wish(shop, case, knows_numbers=knows_numbers) for case in cases)
-    shop.add_order("processing", customer)  # nobody asks about this one, nor about the next
+    shop.add_order("processing", customer)  # no wish is about this one or the next
     shop.add_order("shipped", shop.stranger)
     dice.shuffle(shop.orders)
     return RetailDeskTask(

@@ -50,7 +50,7 @@ class QueryWorker:
         Raises:
             TooManySteps: If it takes more steps, or more time, than it may.
             ToolError: If it is not such a query, or exceeds another limit; the message specifies what to change.
-            SandboxError: If the process cannot be started or fails by itself.
+            SandboxError: If the process cannot be started, or fails for another reason than the query.
         """
         request = marshal.dumps((image, query, tuple(limits), max_rows))
         with self._lock:
@@ -106,7 +106,7 @@ class _Process:
         Raises:
             TooManySteps: If the process was killed because it took too much time.
             ToolError: If it was killed for another reason.
-            SandboxError: If it failed by itself.
+            SandboxError: If it failed for another reason than the query.
         """
         try:
             self._socket.settimeout(10 * max_cpu_s + _EXTRA_WAIT_S)

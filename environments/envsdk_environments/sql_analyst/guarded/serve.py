@@ -1,7 +1,7 @@
 """The loop of the process: read a request, run its query, write the answer, until the other side closes the socket.
 
 Frames are 8 bytes of length, big-endian, and a body. A request is marshaled: `(image, query, limits, max_rows)`. An
-answer is JSON, because whoever reads it need not trust it: `["found", columns, rows, has_more]` or
+answer is JSON, because the other side does not trust this process: `["found", columns, rows, has_more]` or
 `["refused", text, is_too_long]`.
 """
 
