@@ -12,7 +12,7 @@ from .catalog import list_
 from .checks import check, doctor
 from .episodes import demo, rollout, show
 from .options import specification
-from .output import Complaints, complain
+from .output import ErrorHandler, print_error
 from .playing import play
 
 __all__ = ["app", "main", "specification"]
@@ -30,12 +30,12 @@ def main() -> None:
     traceback, and the exit status is 1.
     """
     logging.captureWarnings(True)
-    logging.getLogger().addHandler(Complaints())
+    logging.getLogger().addHandler(ErrorHandler())
     try:
         app()
     except EnvsdkError as error:
-        complain(f"error: {error}")
+        print_error(f"error: {error}")
         sys.exit(2)
     except Exception:  # its text may come from a record, so it has to be escaped
-        complain(traceback.format_exc())
+        print_error(traceback.format_exc())
         sys.exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..scaffold import create
-from .output import say
+from .output import print_text
 
 
 def init(
@@ -16,6 +16,6 @@ def init(
 ) -> None:
     """Create a package with an environment, its registration, a test, and a README."""
     made = create(name, Path(name) if folder is None else folder, with_tools=tools)
-    say(f"Created {made.folder}/ with the environment {made.env_id}. Next steps:")
+    print_text(f"Created {made.folder}/ with the environment {made.env_id}. Next steps:")
     for command in (f"cd {made.folder}", "pip install -e . && pytest", f"envsdk play {made.env_id}"):
-        say(f"    {command}")
+        print_text(f"    {command}")

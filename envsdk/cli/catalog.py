@@ -8,7 +8,7 @@ import typer
 
 from ..authoring.catalog import Entry, describe
 from ..registry import PluginWarning, list_envs
-from .output import complain, say, say_json
+from .output import print_error, print_json, print_text
 
 
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False) -> None:
@@ -19,14 +19,14 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line o
     problems = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
     entries = [describe(name) for name in ids]
     if as_json:
-        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": problems})
+        print_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": problems})
         return
     for entry in entries:
-        say(entry.id, style="bold")
+        print_text(entry.id, style="bold")
         for line in _lines(entry):
-            say(f"    {line}")
+            print_text(f"    {line}")
     for problem in problems:
-        complain(problem)
+        print_error(problem)
 
 
 def _lines(entry: Entry) -> list[str]:

@@ -13,7 +13,7 @@ from ..testing import Check, check_env, check_renderer
 from ..testing.environments import EnvCheck
 from ..testing.reports import CheckReport
 from .options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
-from .output import errors, say, say_json
+from .output import errors, print_json, print_text
 
 _STYLES = {"PASS": "green", "FAIL": "red"}
 
@@ -83,18 +83,18 @@ class _Printer:
 
 def print_check(check: Check) -> None:
     """Print a check."""
-    say(str(check), style=_STYLES.get(check.verdict, "yellow"))
+    print_text(str(check), style=_STYLES.get(check.verdict, "yellow"))
 
 
 def print_end(kind: str, report: CheckReport[Any], *, as_json: bool) -> None:
     """Print the summary of a report, or the report as JSON, and exit with status 1 if a check failed."""
     checks: list[Check] = report.checks
     if as_json:
-        say_json({kind: report.subject, "checks": [asdict(one) for one in checks]})
+        print_json({kind: report.subject, "checks": [asdict(one) for one in checks]})
     else:
         same = Counter(one.same_as for one in checks if isinstance(one, EnvCheck) and one.same_as)
         for name, count in same.items():
-            say(f'{count} more checks are not possible because "{name}" fails', style="yellow")
-        say(f"{report.subject}: {len(report.failed)} of {len(checks)} checks failed")
+            print_text(f'{count} more checks are not possible because "{name}" fails', style="yellow")
+        print_text(f"{report.subject}: {len(report.failed)} of {len(checks)} checks failed")
     if report.failed:
         raise typer.Exit(1)

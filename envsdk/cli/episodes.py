@@ -21,7 +21,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
-from .output import complain, complain_of, errors, say, say_json, show_table, writable, write
+from .output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
 
 # The history policies of the demo in addition to `keep`. The episodes exceed these budgets.
 _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
@@ -55,12 +55,12 @@ def rollout(
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     report = Report.of(trajectories, samples)
     if as_json:
-        say_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
+        print_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
     else:
-        show_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
+        print_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
         for line in summary(report):
-            say(on_one_line(line))
-    complain_of(trajectories)
+            print_text(on_one_line(line))
+    print_failures(trajectories)
     if folder is not None:
         write(folder, trajectories, samples, quietly=as_json)
     if len(trajectories) < episodes:
@@ -86,9 +86,9 @@ def show(
 def print_trajectory(trajectory: Trajectory) -> None:
     """Print a trajectory as a conversation."""
     for heading, text in conversation(trajectory):
-        say(heading, style="bold")
+        print_text(heading, style="bold")
         if text:
-            say(text)
+            print_text(text)
 
 
 def demo(
@@ -107,7 +107,7 @@ def demo(
     for env in (name for name in list_envs() if name.startswith("envsdk/")):
         reason = _reason_to_skip(env)
         if reason is not None:
-            complain(f"skipped: {env}: {reason}")
+            print_error(f"skipped: {env}: {reason}")
             continue
         for history in ("keep", *_DEMO_HISTORIES.get(_short(env), ())):
             row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": specification(history)})
@@ -118,8 +118,8 @@ def demo(
             rows.append(((_short(env), label), Report.of(row, row_samples)))
             trajectories += row
             samples += row_samples
-    show_table(table("What each history policy costs (compact: every 2 steps)", rows, ("environment", "history")))
-    complain_of(trajectories)
+    print_table(table("What each history policy costs (compact: every 2 steps)", rows, ("environment", "history")))
+    print_failures(trajectories)
     write(folder, trajectories, samples)
     if any(trajectory.status == "error" for trajectory in trajectories):
         raise typer.Exit(1)
@@ -149,5 +149,5 @@ def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Ma
         try:
             return rollout_many(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
         except KeyboardInterrupt:
-            complain(f"interrupted after {len(finished)} of {len(seeds)} episodes")
+            print_error(f"interrupted after {len(finished)} of {len(seeds)} episodes")
             return sorted(finished, key=lambda trajectory: trajectory.seed or 0)

@@ -21,33 +21,33 @@ console = Console()
 errors = Console(stderr=True)
 
 
-def say(text: str = "", style: str = "") -> None:
+def print_text(text: str = "", style: str = "") -> None:
     """Print a string literally: without markup, terminal escape codes, or wrapping of lines."""
     console.print(Text(visible(text), style), soft_wrap=True)
 
 
-def say_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     """Print a value as one line of JSON."""
-    say(json.dumps(value))
+    print_text(json.dumps(value))
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Print an error to standard error, in red."""
     errors.print(Text(visible(text), "red"), soft_wrap=True)
 
 
-class Complaints(logging.Handler):
+class ErrorHandler(logging.Handler):
     """A logging handler that prints records and their tracebacks to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
         try:
-            complain(self.format(record))
+            print_error(self.format(record))
         except Exception:
             self.handleError(record)
 
 
-def show_table(drawn: Table) -> None:
+def print_table(drawn: Table) -> None:
     """Print a table in full, even if the terminal is too narrow for it."""
     needed = Measurement.get(console, console.options.update(max_width=1000), drawn).minimum
     wide = Console(file=console.file, force_terminal=console.is_terminal, width=max(console.width, needed))
@@ -79,13 +79,13 @@ def write(
     write_jsonl(folder / "trajectories.jsonl", trajectories)
     write_jsonl(folder / "samples.jsonl", samples)
     if not quietly:
-        say(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {folder}/")
+        print_text(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {folder}/")
 
 
-def complain_of(trajectories: Sequence[Trajectory]) -> None:
+def print_failures(trajectories: Sequence[Trajectory]) -> None:
     """Print the errors of the first failed episodes."""
     failed = [trajectory for trajectory in trajectories if trajectory.error is not None]
     for trajectory in failed[:5]:
-        complain(on_one_line(f"failed: {trajectory.id}: {trajectory.error}"))
+        print_error(on_one_line(f"failed: {trajectory.id}: {trajectory.error}"))
     if len(failed) > 5:
-        complain(f"... and {len(failed) - 5} more")
+        print_error(f"... and {len(failed) - 5} more")

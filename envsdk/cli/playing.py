@@ -16,7 +16,7 @@ from ..messages import Message, ToolSchema
 from ..policies import ReplyPolicy
 from ..trajectories.trajectory import Trajectory
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
-from .output import say, writable, write
+from .output import print_text, writable, write
 from .typed import HELP, TypingError, read_reply, signatures
 
 
@@ -50,10 +50,10 @@ def play(
             trajectory = Game(played).play(seed)
         except (Quit, EOFError):
             steps = played.episode.root.usage.steps
-            say(f"\nYou quit after {steps} {'step' if steps == 1 else 'steps'}.")
+            print_text(f"\nYou quit after {steps} {'step' if steps == 1 else 'steps'}.")
             return
         except KeyboardInterrupt:
-            say("\ninterrupted")
+            print_text("\ninterrupted")
             raise typer.Exit(130) from None
     if folder is not None:
         write(folder, [trajectory], trajectory.samples())
@@ -83,7 +83,7 @@ class Game:
             EOFError: If standard input ends.
         """
         _, info = self._env.reset(seed=seed)
-        say(f"{self._env.name}, seed {seed}. You are the model. Type :help to see how to reply.", style="bold")
+        print_text(f"{self._env.name}, seed {seed}. You are the model. Type :help to see how to reply.", style="bold")
         while self._env.trajectory is None:
             self._show(info)
             action = self._action(info)
@@ -102,23 +102,25 @@ class Game:
         break_: Break | None = info.get("break")
         if break_ is not None and break_.kind == "rewrite":
             detail = f" ({break_.detail})" if break_.detail else ""
-            say(
+            print_text(
                 f"-- {break_.reason}{detail}: of the context, {break_.kept} tokens are kept and {break_.dropped} are "
                 "dropped or rewritten; type :prompt to see the whole prompt",
                 style="yellow",
             )
         self._show_messages()
         if agent.context.name != self._last and (self._last or agent.context.name != "main"):
-            say(f"-- you now act as {agent.context.name} ({agent.context.role})", style="yellow")
+            print_text(f"-- you now act as {agent.context.name} ({agent.context.role})", style="yellow")
         self._last = agent.context.name
         self._show_tools(agent.context)
         for verb, start in (("continues", agent.turn.continuation), ("starts with", agent.turn.prefill)):
             if start is not None:
-                say(f"-- your reply {verb}: {_text_of(start) if isinstance(start, Message) else start}", style="yellow")
+                print_text(
+                    f"-- your reply {verb}: {_text_of(start) if isinstance(start, Message) else start}", style="yellow"
+                )
         limits = [f"ends at {' or '.join(map(repr, info['stop']))}"] if info["stop"] else []
         limits += [f"may have at most {info['max_tokens']} tokens"] if info["max_tokens"] is not None else []
         if limits:
-            say(f"-- your reply {', and '.join(limits)}", style="dim")
+            print_text(f"-- your reply {', and '.join(limits)}", style="dim")
 
     def _show_messages(self) -> None:
         """Show the new messages of each context."""
@@ -126,16 +128,16 @@ class Game:
         for name, context in contexts.items():
             start = min(self._shown.setdefault(name, context.inherited), len(context.messages))
             for message in context.messages[start:]:
-                say(f"[{message.role if len(contexts) == 1 else f'{name} · {message.role}'}]", style="bold")
-                say(_text_of(message))
+                print_text(f"[{message.role if len(contexts) == 1 else f'{name} · {message.role}'}]", style="bold")
+                print_text(_text_of(message))
             self._shown[name] = len(context.messages)
 
     def _show_tools(self, context: Context, *, again: bool = False) -> None:
         tools = list(context.tools)
         if tools != self._tools.get(context.name, []) or again:
-            say("[tools]", style="bold")
+            print_text("[tools]", style="bold")
             for line in signatures(tools) or ["none"]:
-                say(line)
+                print_text(line)
         self._tools[context.name] = tools
 
     def _action(self, info: dict[str, Any]) -> Action:
@@ -148,18 +150,18 @@ class Game:
                 reply = read_reply(line, lambda: _read("... "), self._env.episode.agent.context.tools)
                 return self._to_action(reply, info)
             except (TypingError, EnvsdkError) as error:
-                say(f"-- {error}", style="red")
+                print_text(f"-- {error}", style="red")
 
     def _run_command(self, line: str) -> bool:
         """Run a command such as `:help`. Return whether the line is a command."""
         agent = self._env.episode.agent
         match line:
             case ":help":
-                say(HELP)
+                print_text(HELP)
             case ":tools":
                 self._show_tools(agent.context, again=True)
             case ":prompt":
-                say(agent.context.renderer.tokenizer.decode(self._env.prompt()))
+                print_text(agent.context.renderer.tokenizer.decode(self._env.prompt()))
             case ":quit":
                 raise Quit
             case _:
@@ -179,7 +181,7 @@ def _read(prompt: str) -> str:
     except RuntimeError as error:  # standard input or output is missing
         raise EOFError from error
     if not sys.stdin.isatty():
-        say(line)  # print the line, because a pipe does not echo it
+        print_text(line)  # print the line, because a pipe does not echo it
     return line.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -191,16 +193,16 @@ def _show_outcome(reward: float, info: dict[str, Any], *, is_cut: bool) -> None:
     parts = [earned + (f" ({named})" if named else ""), *(f"{name} {value:g}" for name, value in metrics.items())]
     if is_cut:
         parts.append("your reply was too long and was cut")
-    say(f"-- {', '.join(parts)}", style="cyan")
+    print_text(f"-- {', '.join(parts)}", style="cyan")
 
 
 def _show_end(trajectory: Trajectory) -> None:
     breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
     earned = f"reward {trajectory.reward:g} in {len(trajectory.steps)} steps"
-    say(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
+    print_text(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
     for name, log in trajectory.contexts.items():
         if log.reward is not None:
-            say(f"{name} got the reward {log.reward:g}.")
+            print_text(f"{name} got the reward {log.reward:g}.")
 
 
 def _text_of(message: Message) -> str:

@@ -1,7 +1,7 @@
 """A policy that replies with messages that a function writes, such as an environment's reference replies."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class ReplyPolicy:
         """Return the reply as tokens, cut after the first stop string in it and after `max_tokens`."""
         agent = self._env.episode.owners[context]
         renderer = agent.context.renderer
-        reply = self._reply(agent.env)
+        reply = self._reply(cast("Env", agent.env))  # every environment of an episode is an Env
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         tokens = renderer.reply(message)
         tokens = tokens[: _length_with_stop(renderer, tokens, stop)]

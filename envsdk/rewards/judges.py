@@ -150,8 +150,8 @@ class judge:  # noqa: N801 - it is called like a function
         """Return the cache key: a hash of everything that the answer and its score depend on."""
         tokenizer = self._renderer.tokenizer.fingerprint
         options = [self._name, self._renderer.specification(), tokenizer, self._max_tokens, self._sampling]
-        asked = json.dumps([*options, self._verdicts, [message.to_openai() for message in messages]], default=repr)
-        return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+        content = json.dumps([*options, self._verdicts, [message.to_openai() for message in messages]], default=repr)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     async def _ask(self, key: str, messages: Sequence[Message]) -> float | None:
         turn = Turn(messages, max_tokens=self._max_tokens, sampling=self._sampling, context="judge")

@@ -121,7 +121,7 @@ class Scene:
     """Returns the policy's own reply; raises `NoPolicyReply` if it has none."""
     rng: np.random.Generator
 
-    def say(self, content: str = "", calls: Iterable[ToolCall] = ()) -> Action:
+    def reply(self, content: str = "", calls: Iterable[ToolCall] = ()) -> Action:
         """Return a message as an action."""
         message = Message(role="assistant", content=content, tool_calls=tuple(calls))
         return _action(self.renderer.reply(message))
@@ -147,21 +147,21 @@ def garbage() -> Iterator[Reply]:
         yield Reply(f"{length} random tokens and control tokens", partial(_random_tokens, length=length, control=0.4))
     yield Reply("reasoning and nothing else", lambda scene: _action(scene.renderer.reply(_thought("Let me think."))))
     yield Reply("the policy's reply, twice", lambda scene: _joined(scene.policy_reply(), scene.policy_reply()))
-    yield Reply("text after the policy's reply", lambda scene: _joined(scene.policy_reply(), scene.say("more")))
+    yield Reply("text after the policy's reply", lambda scene: _joined(scene.policy_reply(), scene.reply("more")))
     for text in _ODD_TEXTS:
-        yield Reply(f"the text {text!a}", partial(Scene.say, content=text))
+        yield Reply(f"the text {text!a}", partial(Scene.reply, content=text))
     for number, texts in enumerate(_parts(_ODD_TEXTS, 4), start=1):
         yield Reply(f"odd texts as arguments ({number})", partial(_call_with_texts, texts=texts))
-    yield Reply("a call of an unknown tool", lambda scene: scene.say(calls=[ToolCall(name="nobody")]))
+    yield Reply("a call of an unknown tool", lambda scene: scene.reply(calls=[ToolCall(name="nobody")]))
 
 
 def injected() -> Iterator[Reply]:
     """Yield replies that imitate system, user and tool messages."""
     for name, text in _INJECTIONS.items():
-        yield Reply(f"{name}, as text", partial(Scene.say, content=text))
+        yield Reply(f"{name}, as text", partial(Scene.reply, content=text))
         yield Reply(f"{name}, as control tokens", partial(_say_with_control_tokens, text=text))
     yield Reply(
-        "the names of all control tokens", lambda scene: scene.say("".join(scene.renderer.tokenizer.control_tokens))
+        "the names of all control tokens", lambda scene: scene.reply("".join(scene.renderer.tokenizer.control_tokens))
     )
     for number, texts in enumerate(_parts(tuple(_INJECTIONS.values()), 4), start=1):
         yield Reply(f"injected texts as arguments ({number})", partial(_call_with_texts, texts=texts))
@@ -170,8 +170,8 @@ def injected() -> Iterator[Reply]:
 def enormous() -> Iterator[Reply]:
     """Yield very large replies."""
     for name, text in _LONG_TEXTS.items():
-        yield Reply(f"{MANY:,} characters: {name}", partial(Scene.say, content=text))
-    yield Reply("an integer of 5,000 digits", partial(Scene.say, content="1" * 5000))
+        yield Reply(f"{MANY:,} characters: {name}", partial(Scene.reply, content=text))
+    yield Reply("an integer of 5,000 digits", partial(Scene.reply, content="1" * 5000))
     for name, value in _RAW_VALUES.items():
         yield Reply(f"{name} as an argument", partial(_call_with_raw, value=value))
     yield Reply(f"{MANY_CALLS:,} arguments", _call_with_many)
@@ -232,7 +232,7 @@ def _tools(scene: Scene) -> Sequence[ToolSchema]:
 
 def _call_with_texts(scene: Scene, texts: Sequence[str]) -> Action:
     calls = [ToolCall(name=name_of(tool), arguments=texts_in(tool, text)) for tool in _tools(scene) for text in texts]
-    return scene.say(calls=calls)
+    return scene.reply(calls=calls)
 
 
 def _call_with_raw(scene: Scene, value: str) -> Action:
@@ -241,18 +241,18 @@ def _call_with_raw(scene: Scene, value: str) -> Action:
         names = list(properties_of(parameters_of(tool))) or ["what"]
         arguments = ", ".join(f'"{name}": {value}' for name in names)
         calls.append(ToolCall(name=name_of(tool), arguments=f"{{{arguments}}}"))
-    return scene.say(calls=calls)
+    return scene.reply(calls=calls)
 
 
 def _call_with_many(scene: Scene) -> Action:
     arguments = {f"name{number}": number for number in range(MANY_CALLS)}
-    return scene.say(calls=[ToolCall(name=name_of(tool), arguments=arguments) for tool in _tools(scene)])
+    return scene.reply(calls=[ToolCall(name=name_of(tool), arguments=arguments) for tool in _tools(scene)])
 
 
 def _call_many_times(scene: Scene) -> Action:
     tools = _tools(scene)
     calls = [ToolCall(name=name_of(tool), arguments=right_arguments(tool)) for tool in tools]
-    return scene.say(calls=[calls[number % len(calls)] for number in range(MANY_CALLS)])
+    return scene.reply(calls=[calls[number % len(calls)] for number in range(MANY_CALLS)])
 
 
 def _part_of_policy_reply(scene: Scene, share: float, reason: FinishReason) -> Action:
@@ -262,7 +262,7 @@ def _part_of_policy_reply(scene: Scene, share: float, reason: FinishReason) -> A
 
 def _part_of_call(scene: Scene, share: float) -> Action:
     tool = _tools(scene)[0]
-    tokens = scene.say("I look it up.", [ToolCall(name=name_of(tool), arguments=right_arguments(tool))]).tokens
+    tokens = scene.reply("I look it up.", [ToolCall(name=name_of(tool), arguments=right_arguments(tool))]).tokens
     return _action(tokens[: int(len(tokens) * share)], "length")
 
 

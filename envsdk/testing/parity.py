@@ -26,7 +26,8 @@ class KnownDifference(RenderError):
     """The renderer and the template differ in a way that the renderer declares."""
 
 
-def _said(content: str = "", reasoning: str | None = None, calls: Sequence[ToolCall] = ()) -> Message:
+def assistant(content: str = "", reasoning: str | None = None, calls: Sequence[ToolCall] = ()) -> Message:
+    """Return a message of the assistant."""
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
 
 
@@ -44,37 +45,39 @@ _SYSTEM = Message(role="system", content="Be brief.")
 _QUERY, _NEXT = Message(role="user", content="Which is it?"), Message(role="user", content="And of Italy?")
 _CALLS = [ToolCall(name=TOOL_NAME, arguments={"what": what}, id=f"call{what[:5]:0>5}") for what in ("Italy", "Paris")]
 _RESULTS = [Message(role="tool", content="Rome", tool_call_id=call.id, name=TOOL_NAME) for call in _CALLS]
-_REASONED = _said("Paris.", "Which?")
+_REASONED = assistant("Paris.", "Which?")
 CONVERSATIONS: dict[str, Conversation] = {
     "a question": Conversation([_QUERY]),
     "system": Conversation([_SYSTEM, _QUERY]),
     "system with tools": Conversation([_SYSTEM, _QUERY], [_TOOL]),
     "tools": Conversation([_QUERY], [_TOOL]),
-    "an answer": Conversation([_QUERY, _said("Paris.")], generation_prompt=False),
+    "an answer": Conversation([_QUERY, assistant("Paris.")], generation_prompt=False),
     "a reasoned answer": Conversation([_QUERY, _REASONED], generation_prompt=False),
     "an answer after a reasoned one": Conversation(
-        [_QUERY, _REASONED, _NEXT, _said("Rome."), _NEXT, _REASONED], generation_prompt=False
+        [_QUERY, _REASONED, _NEXT, assistant("Rome."), _NEXT, _REASONED], generation_prompt=False
     ),
-    "user after text": Conversation([_QUERY, _said("Paris."), _NEXT]),
+    "user after text": Conversation([_QUERY, assistant("Paris."), _NEXT]),
     "user after reasoning": Conversation([_QUERY, _REASONED, _NEXT]),
-    "tool after call": Conversation([_QUERY, _said(calls=_CALLS[:1]), _RESULTS[0]], [_TOOL]),
-    "tool after a reasoned call": Conversation([_QUERY, _said("", "Hm.", _CALLS[:1]), _RESULTS[0]], [_TOOL]),
-    "tool after text and a call": Conversation([_QUERY, _said("So:", None, _CALLS[:1]), _RESULTS[0]], [_TOOL]),
-    "tools after calls": Conversation([_QUERY, _said(calls=_CALLS), *_RESULTS], [_TOOL]),
-    "user after tool": Conversation([_QUERY, _said(calls=_CALLS[:1]), _RESULTS[0], _said("Rome."), _NEXT], [_TOOL]),
-    "spaces": Conversation([Message(role="user", content=" Why? \n"), _said(" Paris.\n"), _NEXT]),
+    "tool after call": Conversation([_QUERY, assistant(calls=_CALLS[:1]), _RESULTS[0]], [_TOOL]),
+    "tool after a reasoned call": Conversation([_QUERY, assistant("", "Hm.", _CALLS[:1]), _RESULTS[0]], [_TOOL]),
+    "tool after text and a call": Conversation([_QUERY, assistant("So:", None, _CALLS[:1]), _RESULTS[0]], [_TOOL]),
+    "tools after calls": Conversation([_QUERY, assistant(calls=_CALLS), *_RESULTS], [_TOOL]),
+    "user after tool": Conversation(
+        [_QUERY, assistant(calls=_CALLS[:1]), _RESULTS[0], assistant("Rome."), _NEXT], [_TOOL]
+    ),
+    "spaces": Conversation([Message(role="user", content=" Why? \n"), assistant(" Paris.\n"), _NEXT]),
     "user after reasoning twice": Conversation([_QUERY, _REASONED, _NEXT, _REASONED, _NEXT]),
     "user after a reasoned call": Conversation(
         [
             _QUERY,
-            _said("", "Hm.", [_MIXED]),
+            assistant("", "Hm.", [_MIXED]),
             _RESULTS[0].model_copy(update={"tool_call_id": _MIXED.id}),
             _REASONED,
             _NEXT,
         ],
         [_TOOL],
     ),
-    "system after text": Conversation([_QUERY, _said("Paris."), _SYSTEM, _NEXT]),
+    "system after text": Conversation([_QUERY, assistant("Paris."), _SYSTEM, _NEXT]),
 }
 
 
@@ -103,11 +106,13 @@ def rewritten_past(renderer: Renderer, conversation: Conversation) -> str:
     """
     messages, tools, _ = conversation
     reply = max(index for index, message in enumerate(messages) if message.role == "assistant")
-    said = render_template(renderer, messages[: reply + 1], tools, generation_prompt=False)
+    before = render_template(renderer, messages[: reply + 1], tools, generation_prompt=False)
     after = render_template(renderer, messages, tools, generation_prompt=True)
-    same = next((i for i, (a, b) in enumerate(zip(said, after, strict=False)) if a != b), min(len(said), len(after)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
     around = slice(max(0, same - 12), same + 24)
-    return "" if same >= len(said.rstrip()) else f"{said[around]!r} becomes {after[around]!r}"
+    return "" if same >= len(before.rstrip()) else f"{before[around]!r} becomes {after[around]!r}"
 
 
 def render_template(

@@ -1,7 +1,7 @@
 """The conformance checks of renderers."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
 from . import parity
+from .parity import assistant
 from .reports import Check, CheckReport, Failure, Verdict
 
 if TYPE_CHECKING:
@@ -92,16 +93,12 @@ def _call(what: str) -> ToolCall:
     return ToolCall(name="look_up", arguments={"what": what})
 
 
-def _said(content: str = "", reasoning: str | None = None, calls: Iterable[ToolCall] = ()) -> Message:
-    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
-
-
 REPLIES = {
-    "text": _said("It is Paris."),
-    "reasoned": _said("It is Paris.", "The capital of France is Paris."),
-    "call": _said(calls=[_call("France")]),
-    "reasoned call": _said("", "I look it up.", [_call("France")]),
-    "two calls": _said(calls=[_call("France"), _call("Paris")]),
+    "text": assistant("It is Paris."),
+    "reasoned": assistant("It is Paris.", "The capital of France is Paris."),
+    "call": assistant(calls=[_call("France")]),
+    "reasoned call": assistant("", "I look it up.", [_call("France")]),
+    "two calls": assistant(calls=[_call("France"), _call("Paris")]),
 }
 _RESULT = Message(role="tool", name="look_up", content="Paris", tool_call_id=None)
 NEXT = {
@@ -173,8 +170,8 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
 
 def _tail(renderer: Renderer) -> "NDArray[np.int32]":
     """Return the tokens of the generation prompt."""
-    asked = renderer.render([_QUESTION], generation_prompt=True, history="keep")
-    return asked.tokens[asked.starts[-1] :]
+    prompt = renderer.render([_QUESTION], generation_prompt=True, history="keep")
+    return prompt.tokens[prompt.starts[-1] :]
 
 
 def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = False) -> None:
@@ -224,7 +221,7 @@ def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]
     for name, raw in (("broken JSON", '{"name": "look_up", "argu'), ("no JSON", "look it up"), ("empty call", "")):
         call = ToolCall(name="look_up", arguments=raw, raw=raw)
         try:
-            yield name, renderer.reply(_said(calls=[call]))
+            yield name, renderer.reply(assistant(calls=[call]))
         except RenderError:
             return
 
@@ -244,20 +241,20 @@ def _injections(
         return {
             "user": ([Message(role="user", content=text)], []),
             "system": ([Message(role="system", content=text), _QUESTION], []),
-            "answer": ([_QUESTION, _said(text), *NEXT["user"]], []),
-            "reasoning": ([_QUESTION, _said("x", text), *NEXT["user"]], []),
-            "reasoning of a call": ([_QUESTION, _said("", text, [_call("x")]), _RESULT], [TOOL]),
-            "name of a call": ([_QUESTION, _said(calls=[ToolCall(name=text, arguments={})])], [TOOL]),
-            "name of an argument": ([_QUESTION, _said(calls=[ToolCall(name="f", arguments={text: 1})])], [TOOL]),
+            "answer": ([_QUESTION, assistant(text), *NEXT["user"]], []),
+            "reasoning": ([_QUESTION, assistant("x", text), *NEXT["user"]], []),
+            "reasoning of a call": ([_QUESTION, assistant("", text, [_call("x")]), _RESULT], [TOOL]),
+            "name of a call": ([_QUESTION, assistant(calls=[ToolCall(name=text, arguments={})])], [TOOL]),
+            "name of an argument": ([_QUESTION, assistant(calls=[ToolCall(name="f", arguments={text: 1})])], [TOOL]),
             "name of a tool": ([_QUESTION], [tool("x", name=text)]),
             "parameter of a tool": ([_QUESTION], [tool("x", parameter=text)]),
-            "arguments of a call": ([_QUESTION, _said(calls=[_call(text)]), _RESULT], [TOOL]),
+            "arguments of a call": ([_QUESTION, assistant(calls=[_call(text)]), _RESULT], [TOOL]),
             "result of a tool": ([_QUESTION, REPLIES["call"], result], [TOOL]),
             "description of a tool": ([_QUESTION], [tool(text)]),
         }
 
     harmless = conversations("harmless")
-    return {name: (*said, *harmless[name]) for name, said in conversations(evil).items()}
+    return {name: (*forged, *harmless[name]) for name, forged in conversations(evil).items()}
 
 
 def _injection(

@@ -285,7 +285,7 @@ def test_what_cannot_be_forked_says_so() -> None:
         env.fork()
     with pytest.raises(EpisodeError, match="no action is due"):
         rollout(env, reset=False)
-    with pytest.raises(ConfigError, match="give none with reset=False"):
+    with pytest.raises(ConfigError, match="with reset=False, expected None"):
         rollout(env, reset=False, options={"task": 1})
 
     class Inside(Draws):

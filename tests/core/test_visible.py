@@ -117,14 +117,14 @@ def checks_of(text: str) -> EnvReport:
 def print_everything(text: str) -> None:
     """Print a text in each way that the command line has."""
     print_trajectory(hostile(text))
-    output.say(text, style="bold")
+    output.print_text(text, style="bold")
     print(checks_of(text), file=output.console.file)
-    output.say_json({text: text})
-    output.complain(text)
-    output.complain_of([hostile(text)])
+    output.print_json({text: text})
+    output.print_error(text)
+    output.print_failures([hostile(text)])
     report = Report.of([EPISODE], [])
     report = replace(report, breaks={text: 2}, stop_reasons={text: 1}, metrics={text: 1.0})
-    output.show_table(table(text, [((text, text), report)], ("environment", "history")))
+    output.print_table(table(text, [((text, text), report)], ("environment", "history")))
     checks = checks_of(text)
     with pytest.raises(AssertionError) as failed:
         checks.raise_if_failed()
@@ -161,8 +161,8 @@ def test_nothing_that_is_played_is_obeyed(text: str, written: io.StringIO, monke
 
 def test_markup_and_emoji_codes_are_printed_as_they_are(written: io.StringIO) -> None:
     text = "[bold red]markup[/] [link=http://example.com]link[/link] :warning: [/]"
-    output.say(text)
-    output.complain(text)
+    output.print_text(text)
+    output.print_error(text)
     assert OURS.sub("", written.getvalue()) == f"{text}\n{text}\n"
 
 
