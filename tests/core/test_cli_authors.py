@@ -121,7 +121,7 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "say", "parameters": {"properties": {"text": {"type": "string"}}}}},
+    {"type": "function", "function": {"name": "print_text", "parameters": {"properties": {"text": {"type": "string"}}}}},
     {"type": "function", "function": {"name": "rest"}},
 ]
 
@@ -162,9 +162,9 @@ def test_text_is_a_reply_on_one_line_or_on_several(lines: list[str], content: st
         ("""/look what=7 tags='["x", 1]'""", "look", {"what": "7", "tags": ["x", 1]}),
         ('/look {"what": "pen", "count": "2"}', "look", {"what": "pen", "count": "2"}),
         ("/look wat=x", "look", {"wat": "x"}),
-        ("/say a = b, isn't it?", "say", {"text": "a = b, isn't it?"}),
-        ("/say text=hello", "say", {"text": "hello"}),
-        ("/say", "say", {}),
+        ("/say a = b, isn't it?", "print_text", {"text": "a = b, isn't it?"}),
+        ("/say text=hello", "print_text", {"text": "hello"}),
+        ("/say", "print_text", {}),
         ("/rest", "rest", {}),
     ],
 )
@@ -339,7 +339,7 @@ def test_check_prints_each_check_as_it_ends() -> None:
         for number in range(3):
             shown.on_progress(f"check {number}", None)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(checks, "say", lambda text, style="": look(text))
+                patch.setattr(checks, "print_text", lambda text, style="": look(text))
                 shown.on_progress(f"check {number}", EnvCheck(f"check {number}", "PASS"))
             assert len(printed) == number + 1
 
