@@ -14,7 +14,7 @@ import numpy as np
 from .arrays import Growing
 from .history import Rewrite
 from .messages import Message, ToolSchema
-from .renderer import HandedOut, Renderer
+from .renderer import EmittedDelta, Renderer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -196,16 +196,16 @@ class View:
         pieces = self.renderer.tokenizer.token_bytes(tokens)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
-    def handed_out(self) -> list[HandedOut]:
+    def handed_out(self) -> list[EmittedDelta]:
         """What was handed out behind each reply that was sampled, and stands here as it was."""
         replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
-        turns: list[HandedOut] = []
+        turns: list[EmittedDelta] = []
         for reply, following in pairwise([*replies, len(self.messages)]):
             is_last = following == len(self.messages)
             stop = self.body if is_last else self.bodies[following]
             if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
                 tokens = self.tokens.copy(self.starts[reply + 1], stop)
-                turns.append(HandedOut(reply, tokens, not is_last or self.body > self.end))
+                turns.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
         return turns
 
     def count(self, index: int) -> int:

@@ -15,7 +15,7 @@ import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
 
 from envsdk import Message, ToolCall, load_tokenizer
-from envsdk.renderer import HandedOut
+from envsdk.renderer import EmittedDelta
 from envsdk.tokenizers import DATA, Tokenizer
 
 TEXTS = (
@@ -164,11 +164,11 @@ def turns_of(messages: list[Message]) -> list[tuple[int, int]]:
 
 def handed_out(renderer: FixedBase, messages: list[Message], tools: Any = (), rng: Random | None = None) -> Any:
     """What an episode hands out behind its replies, which may be cut anywhere."""
-    turns: list[HandedOut] = []
+    turns: list[EmittedDelta] = []
     for at, end in turns_of(messages):
         reply = renderer.reply(messages[at])
         reply = reply[: rng.randint(0, len(reply))] if rng and rng.random() < 0.5 else reply
         given: Any = {"history": messages[: at + 1], "tools": tools, "generation_prompt": end < len(messages)}
         rendered = renderer.extension(reply, messages[at + 1 : end], **given)
-        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
+        turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
     return turns

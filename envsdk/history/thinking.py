@@ -6,7 +6,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from ..action import RewriteReason
-from ..messages import Message
 from .base import History, HistoryPolicy, Rewrite
 
 
@@ -83,10 +82,5 @@ class Compact(HistoryPolicy):
         first = next((i for i, message in enumerate(messages) if message.reasoning is not None), None)
         if first is None:
             return None
-        shown = [without_reasoning(message) for message in messages[first:]]
+        shown = [message.with_reasoning(None) for message in messages[first:]]
         return Rewrite(start + first, shown, "compaction", f"after {history.steps} steps")
-
-
-def without_reasoning(message: Message) -> Message:
-    """The message as it is without its reasoning."""
-    return message if message.reasoning is None else message.model_copy(update={"reasoning": None})

@@ -90,7 +90,7 @@ class ChatML(Renderer):
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """Reasoning is not shown."""
-        return [with_reasoning(message, None) for message in messages[settled:]]
+        return [message.with_reasoning(None) for message in messages[settled:]]
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
         """See `Renderer.prefill`; without a think block, a reply cannot begin with reasoning.
@@ -117,7 +117,7 @@ class ChatML(Renderer):
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
         reply = HermesReply(self.call_text, self.call_reader(tools), self.before_first_call, self.call_tags)
-        started = self.behind_opening(prompt_tail)
+        started = self.after_opening(prompt_tail)
         if len(started):
             for control, text in self.split(started).segments:
                 reply.read(control, text)
@@ -198,9 +198,9 @@ class ToolChatML(ChatML):
         if following is None or following.role != "tool":
             out.scaffold("<|im_end|>\n")
 
-    def seam(self, message: Message, neighbour: Message | None) -> object:
+    def seam(self, message: Message, neighbor: Message | None) -> object:
         """Only tool messages look beside them: whether the block goes on."""
-        return message.role == "tool" and neighbour is not None and neighbour.role == "tool"
+        return message.role == "tool" and neighbor is not None and neighbor.role == "tool"
 
     def emit_calls(self, out: Emission, message: Message) -> None:
         """The first call stands behind the text, if there is one, each other one on a line of its own."""
@@ -212,11 +212,6 @@ class ToolChatML(ChatML):
             out.scaffold("<tool_call>")
             out.content(self.call_text(call) if call.raw is None else call.raw)
             out.scaffold("</tool_call>")
-
-
-def with_reasoning(message: Message, reasoning: str | None) -> Message:
-    """The message with that reasoning: itself, if it has it already."""
-    return message if message.reasoning == reasoning else message.model_copy(update={"reasoning": reasoning})
 
 
 def json_text(value: Any, what: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolSchema
-from envsdk.renderer import HandedOut, Rendered, Renderer, TokenIds
+from envsdk.renderer import EmittedDelta, Rendered, Renderer, TokenIds
 from envsdk.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from .reply_formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
@@ -239,30 +239,23 @@ class FixedBase(Renderer):
 
     # The whole conversation.
 
-    def render(
+    def emit_history(
         self,
+        out: Emission,
         messages: Sequence[Message],
+        history: Literal["template", "keep"],
         *,
-        tools: Sequence[ToolSchema] = (),
-        generation_prompt: bool = False,
-        history: Literal["template", "keep"] = "template",
-    ) -> Rendered:
-        """Render a whole conversation, as the template does or by joining replies and deltas; see `Renderer`.
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation, as the template does or by joining replies and deltas.
 
-        To tell where each message starts, the template renders the conversation up to each of them.
+        To find where each message starts, the template renders the conversation up to each of them.
         """
-        if not messages:
-            raise RenderError("there is no message to render")
-        if history not in ("template", "keep"):
-            raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
-        out = self.emission()
         if history == "keep":
             self._emit_kept(out, messages, tools, generation_prompt)
         else:
             self.emit_conversation(out, messages, tools=tools)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages))
-        return Rendered(out)
 
     def emission(self) -> TemplateEmission:
         """An empty emission for this renderer."""
@@ -334,7 +327,7 @@ class FixedBase(Renderer):
         self._writer.write(out, asks.split(self._tag)[0] if has_block and self._asks_with_closed_block else asks)
 
     def _emit_kept(
-        self, out: TemplateEmission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
+        self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
     ) -> None:
         replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
         bounds = [*replies, len(messages)]
@@ -383,7 +376,7 @@ class FixedBase(Renderer):
             self.emit_generation_prompt(out, len(messages) + 1, prefill)
         rendered = Rendered(out)
         if self.validate == "always" and history:
-            turn = HandedOut(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
+            turn = EmittedDelta(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
             self.check_episode([*history, *messages], [turn], tools)
         return rendered
 
@@ -433,7 +426,7 @@ class FixedBase(Renderer):
     # Validating.
 
     def check_episode(
-        self, messages: Sequence[Message], turns: Sequence[HandedOut], tools: Sequence[ToolSchema]
+        self, messages: Sequence[Message], turns: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
     ) -> None:
         """Compare what was handed out with one rendering of the whole conversation, unless `validate` is `"off"`.
 
@@ -490,7 +483,7 @@ class FixedBase(Renderer):
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; where the prompt holds an empty think block, there is no other."""
         has_none = self._asks_with_closed_block and message.reasoning is not None
-        return super().reply(message.model_copy(update={"reasoning": None}) if has_none else message)
+        return super().reply(message.with_reasoning(None) if has_none else message)
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
         """See `Renderer.prefill`.
@@ -529,7 +522,7 @@ class FixedBase(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Read a reply by its format, or as the tokenizer's own response template says; see `Renderer.parse`."""
-        started = self.behind_opening(prompt_tail)
+        started = self.after_opening(prompt_tail)
         begun = self.split(started).segments if len(started) else []
         sampled = self.split(tokens)
         segments = [*begun, *sampled.segments]
@@ -539,9 +532,9 @@ class FixedBase(Renderer):
         message = self._format.read(tagged, sampled, tools, self.tokenizer.control_tokens)
         return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message
 
-    def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """What of the end of a prompt is the assistant's already; it may share a token with the text before."""
-        rest = super().behind_opening(prompt_tail)
+        rest = super().after_opening(prompt_tail)
         if rest is not prompt_tail or not len(prompt_tail):
             return rest
         pieces = self.tokenizer.token_bytes(np.asarray(prompt_tail, dtype=np.int32))
@@ -567,13 +560,10 @@ class FixedBase(Renderer):
         }
         if not marks:
             return list(messages[settled:])
-        marked = [
-            m.model_copy(update={"reasoning": marks[i]}) if i in marks else m
-            for i, m in enumerate(self._shown(messages))
-        ]
+        marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
         text = self._script.text(marked, ())
         return [
-            message.model_copy(update={"reasoning": None}) if index in marks and marks[index] not in text else message
+            message.with_reasoning(None) if index in marks and marks[index] not in text else message
             for index, message in enumerate(messages[settled:], start=settled)
         ]
 

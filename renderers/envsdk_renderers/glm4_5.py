@@ -13,7 +13,7 @@ from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.renderer import TokenIds
 
 from .argument_types import ArgumentTypes
-from .chatml import json_text, with_reasoning
+from .chatml import json_text
 from .glm_calls import read_call, read_texts, write_call
 from .spelled import restore
 from .thinking import ThinkingChatML
@@ -132,7 +132,7 @@ class GLM45(ThinkingChatML):
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; it ends with the opener of what probably comes next."""
         out = self.emission()
-        self.emit_reply(out, message if self.enable_thinking else with_reasoning(message, None))
+        self.emit_reply(out, message if self.enable_thinking else message.with_reasoning(None))
         out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])
         return out.tokens()[0]
 
@@ -157,9 +157,9 @@ class GLM45(ThinkingChatML):
         is_ended = self.is_closed(reply)
         return int(is_ended and bool(self.closing(reply, messages[0] if messages else Message(role="assistant"))))
 
-    def seam(self, message: Message, neighbour: Message | None) -> object:
-        """A message depends on its neighbours' roles."""
-        return None if neighbour is None else neighbour.role
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """A message depends on its neighbors' roles."""
+        return None if neighbor is None else neighbor.role
 
     def settles(self, message: Message) -> bool:
         """A user's message does."""
@@ -171,7 +171,7 @@ class GLM45(ThinkingChatML):
         query = max((index for index, message in enumerate(tail) if self.settles(message)), default=-1)
         for index, message in enumerate(tail):
             if message.role == "assistant":
-                tail[index] = with_reasoning(message, (message.reasoning or "") if index > query else "")
+                tail[index] = message.with_reasoning((message.reasoning or "") if index > query else "")
         return tail
 
     def call_text(self, call: ToolCall) -> str:

@@ -26,7 +26,7 @@ from openai_harmony import Message as HarmonyMessage
 from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema, with_unique_keys
-from envsdk.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
+from envsdk.renderer import NOT_ENDED, Renderer, TokenIds
 from envsdk.tokenizers import Tokenizer
 
 from .harmony_vocabulary import load_encoding
@@ -158,8 +158,8 @@ class Harmony(Renderer):
         tokens = np.array(self.encoding.render_conversation(Conversation.from_messages(messages)), dtype=np.int32)
         starts = np.flatnonzero(tokens == self._start).tolist()
         head = starts[1] if len(starts) > 1 else len(tokens)
-        out.encoded(tokens[:head], content_behind=None)  # Harmony's own system message is nobody's text
-        out.encoded(tokens[head:], content_behind=self._message)
+        out.encoded(tokens[:head], content_after=None)  # Harmony's own system message is nobody's text
+        out.encoded(tokens[head:], content_after=self._message)
 
     def _developer(self, instructions: str, tools: Sequence[ToolSchema]) -> HarmonyMessage:
         content = DeveloperContent.new()
@@ -182,7 +182,7 @@ class Harmony(Renderer):
                 written = written.with_channel("commentary").with_recipient("assistant")
             case _:
                 written = self._developer(message.content, ())
-        out.encoded(self._render_one(written), content_behind=self._message)
+        out.encoded(self._render_one(written), content_after=self._message)
 
     def emit_conversation(
         self,
@@ -198,11 +198,11 @@ class Harmony(Renderer):
         named[first:stop] = with_tool_names(messages, first, stop)
         super().emit_conversation(out, named, tools=tools, first=first, stop=stop)
 
-    def seam(self, message: Message, neighbour: Message | None) -> object:
+    def seam(self, message: Message, neighbor: Message | None) -> object:
         """A tool's result depends on the calls that it may answer."""
-        if message.role != "tool" or neighbour is None or (message.name and message.tool_call_id is None):
+        if message.role != "tool" or neighbor is None or (message.name and message.tool_call_id is None):
             return None
-        return neighbour.role, tuple((call.name, call.id) for call in neighbour.tool_calls)
+        return neighbor.role, tuple((call.name, call.id) for call in neighbor.tool_calls)
 
     def emit_reply(self, out: Emission, message: Message) -> None:
         """The reasoning, then a call or an answer; the last message ends with the token at which sampling stops."""
@@ -220,7 +220,7 @@ class Harmony(Renderer):
             written[-1][-1] = end
         written[0] = written[0][len(self.opening_tokens) :]
         for tokens in written:
-            out.encoded(tokens, content_behind=self._message)
+            out.encoded(tokens, content_after=self._message)
 
     def _render_one(self, message: HarmonyMessage) -> "NDArray[np.int32]":
         try:
@@ -228,29 +228,29 @@ class Harmony(Renderer):
         except (HarmonyError, ValueError, TypeError) as error:  # pyright: ignore[reportUnknownVariableType]
             raise RenderError(f"openai-harmony does not render a message: {error}") from error
 
-    def render(
+    def emit_history(
         self,
+        out: Emission,
         messages: Sequence[Message],
+        history: Literal["template", "keep"],
         *,
-        tools: Sequence[ToolSchema] = (),
-        generation_prompt: bool = False,
-        history: Literal["template", "keep"] = "template",
-    ) -> Rendered:
-        """See `Renderer.render`. A conversation that ends with an answer ends with `<|return|>`, as in the template."""
-        is_over = bool(messages) and messages[-1].role == "assistant" and not generation_prompt
-        if history != "template" or not messages or messages[-1].role != "assistant":
-            return super().render(messages, tools=tools, generation_prompt=generation_prompt, history=history)
-        shown = self.visible(messages)
-        if not is_over:
-            shown[-1] = shown[-1] if shown[-1].tool_calls else _without_reasoning(shown[-1])
-            return super().render(shown, tools=tools, generation_prompt=True, history="keep")
-        out = self.emission()
-        self.emit_conversation(out, shown, tools=tools, stop=len(shown) - 1)
-        out.begin(len(shown) - 1, "assistant")
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """See `Renderer.emit_history`; an answer at the end of a conversation ends with `<|return|>`."""
+        if history != "template" or messages[-1].role != "assistant":
+            super().emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+            return
+        *past, last = self.visible(messages)
+        if generation_prompt:
+            last = last if last.tool_calls else last.with_reasoning(None)
+            self.emit_conversation(out, [*past, last], tools=tools)
+            return
+        self.emit_conversation(out, [*past, last], tools=tools, stop=len(past))
+        out.begin(len(past), "assistant")
         out.scaffold(self.opening)
-        out.attribute(len(shown) - 1, "assistant", is_sampled=True)
-        self.emit_reply(out, shown[-1])
-        return Rendered(out)
+        out.attribute(len(past), "assistant", is_sampled=True)
+        self.emit_reply(out, last)
 
     # What of the past is shown.
 
@@ -265,7 +265,7 @@ class Harmony(Renderer):
         last = answers[-1] if answers else -1
         is_last = last == len(tail) - 1
         return [
-            _without_reasoning(message) if index < last or (index == last and not is_last) else message
+            message.with_reasoning(None) if index < last or (index == last and not is_last) else message
             for index, message in enumerate(tail)
         ]
 
@@ -308,7 +308,7 @@ class Harmony(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """See `Renderer.parse`: the messages of a reply become one."""
-        started = self.behind_opening(prompt_tail)
+        started = self.after_opening(prompt_tail)
         ids = np.concatenate([np.asarray(started, dtype=np.int32), np.asarray(tokens, dtype=np.int32)])
         stops = np.isin(ids, self.stop_token_ids).nonzero()[0]
         end = int(stops[0]) + 1 if len(stops) else len(ids)
@@ -566,7 +566,3 @@ def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | Non
         if index >= first:
             named.append(message)
     return named
-
-
-def _without_reasoning(message: Message) -> Message:
-    return message if message.reasoning is None else message.model_copy(update={"reasoning": None})

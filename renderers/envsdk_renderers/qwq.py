@@ -57,5 +57,5 @@ class QwQ(ThinkingChatML):
         content = content.lstrip("\n")
         if message.tool_calls and message.content and not content:
             raise RenderError(f"the template of {self.name!r} shows a newline too many for a call behind mere newlines")
-        is_same = message.reasoning is None and content == message.content
-        return message if is_same else message.model_copy(update={"reasoning": None, "content": content})
+        shown = message.with_reasoning(None)
+        return shown if content == shown.content else shown.model_copy(update={"content": content})

@@ -136,7 +136,7 @@ class RoleColon(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """The text up to the end, or up to where the next `User:` begins."""
-        started = self.split(self.behind_opening(prompt_tail)).segments[0].text
+        started = self.split(self.after_opening(prompt_tail)).segments[0].text
         split = self.split(tokens)
         content, stop, _ = (started + split.segments[0].text).partition(_NEXT)
         errors = [f"there is text after the end of the turn: {split.overrun[:40]!r}"] if split.overrun else []
@@ -150,5 +150,4 @@ class RoleColon(Renderer):
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """Everything but reasoning."""
-        shown = messages[settled:]
-        return [m if m.reasoning is None else m.model_copy(update={"reasoning": None}) for m in shown]
+        return [message.with_reasoning(None) for message in messages[settled:]]

@@ -129,7 +129,7 @@ class TemplateTurns:
         is_after_tool = pair[0] == "tool" or pair[0].endswith("after a tool")
         judgement = base.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.status == "not possible" and reply.reasoning is not None:
-            return self._judge(base, reply.model_copy(update={"reasoning": None}), answers, pair)
+            return self._judge(base, reply.with_reasoning(None), answers, pair)
         if judgement.error is not None:
             raise judgement.error.with_traceback(None)
         return reply

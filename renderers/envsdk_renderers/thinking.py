@@ -11,7 +11,7 @@ from envsdk.errors import ConfigError
 from envsdk.messages import Message
 from envsdk.tokenizers import Tokenizer
 
-from .chatml import ToolChatML, with_reasoning
+from .chatml import ToolChatML
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,11 +74,11 @@ class ThinkingChatML(ToolChatML):
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; the prompt may hold an empty think block, or the opening of one, already."""
         if not self.enable_thinking:
-            return super().reply(with_reasoning(message, None))
+            return super().reply(message.with_reasoning(None))
         if not self.prompt_opens_block:
             return super().reply(message)
         out = self.emission()
-        self.emit_behind_think(out, with_reasoning(message, message.reasoning or ""))
+        self.emit_behind_think(out, message.with_reasoning(message.reasoning or ""))
         return out.tokens()[0]
 
     def settles(self, message: Message) -> bool:
@@ -95,7 +95,7 @@ class ThinkingChatML(ToolChatML):
         for index, message in enumerate(tail):
             if message.role == "assistant":
                 is_shown = self.has_block(message, is_behind=index > query, is_last=index == len(tail) - 1)
-                tail[index] = with_reasoning(message, (message.reasoning or "") if is_shown else None)
+                tail[index] = message.with_reasoning((message.reasoning or "") if is_shown else None)
         return tail
 
     def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:

@@ -31,7 +31,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from envsdk import Message, ToolCall, get_renderer
 from envsdk.errors import ConfigError, RenderError
-from envsdk.renderer import HandedOut
+from envsdk.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
 CONVERSATIONS = 48
@@ -367,8 +367,8 @@ def test_arguments_that_are_no_json_are_the_models_own_business() -> None:
         reply = Message(role="assistant", tool_calls=(broken,))
         messages = [user(), reply, Message(role="tool", content="It is no JSON."), said(), user()]
         tokens, ended = np.empty(0, dtype=np.int32), renderer.reply(said())
-        turns: list[HandedOut] = []
+        turns: list[EmittedDelta] = []
         for at, end, sampled in ((1, 3, tokens), (3, 5, ended)):
             rendered = renderer.extension(sampled, messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
-            turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+            turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], True))
         renderer.check_episode(messages, turns, TOOLS)

@@ -17,7 +17,7 @@ from template_conversations import TOOLS, handed_out, result, said, turns_of, us
 
 from envsdk import Message, ToolCall, load_tokenizer
 from envsdk.errors import RenderError
-from envsdk.renderer import HandedOut
+from envsdk.renderer import EmittedDelta
 
 START = "{%- for m in messages %}"
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
@@ -277,12 +277,12 @@ def test_a_later_call_without_arguments_is_no_word_of_a_probe(arguments: Any) ->
         renderer.check_episode(messages, turns, TOOLS)
 
 
-def handed_out_closed(renderer: FixedBase, messages: list[Message]) -> list[HandedOut]:
+def handed_out_closed(renderer: FixedBase, messages: list[Message]) -> list[EmittedDelta]:
     """What follows each reply, whatever tokens the model said it with."""
-    turns: list[HandedOut] = []
+    turns: list[EmittedDelta] = []
     for at, end in turns_of(messages):
         rendered = renderer.extension([], messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
-        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+        turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], True))
     return turns
 
 
