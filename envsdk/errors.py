@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from .trajectory import Trajectory
+    from .trajectories.trajectory import Trajectory
 
 
 _REPR = reprlib.Repr()
@@ -139,8 +139,8 @@ class SingleSampleOnly(EnvsdkError):
 
     def __init__(self, trainer: str, trajectory: "Trajectory", samples: int) -> None:
         self.trainer, self.trajectory_id = trainer, trajectory.id
-        self.breaks = [broken for broken in trajectory.breaks if broken.reason != "return"]
-        named = Counter(f"{broken.reason} in {broken.context!r}" for broken in self.breaks)
+        self.breaks = [break_ for break_ in trajectory.breaks if break_.reason != "return"]
+        named = Counter(f"{break_.reason} in {break_.context!r}" for break_ in self.breaks)
         listed = ", ".join(f"{count} x {name}" for name, count in named.most_common(5)) or "several players"
         super().__init__(
             f"{trainer} takes one sample of a rollout, and {trajectory.id!r} has {samples}: {listed}. Choose "

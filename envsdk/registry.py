@@ -13,12 +13,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError, PluginError, unknown_name
+from .rendering.tokenizers import load_tokenizer
 from .specifications import specification
-from .tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
-    from .env import Env
-    from .renderer import Renderer
+    from .authoring.env import Env
+    from .rendering.renderer import Renderer
 
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
@@ -68,7 +68,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer"
         ConfigError: If it does not take the options.
         TokenizerError: If the tokenizer does not load, or lacks control tokens that the family needs.
     """
-    from .renderer import Renderer
+    from .rendering.renderer import Renderer
 
     given = specification(name) if isinstance(name, str) else name  # pyright: ignore[reportUnnecessaryIsInstance]
     if isinstance(given, dict):
@@ -142,13 +142,13 @@ def make(id: str, **kwargs: Any) -> "Env":
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
-    from .env import Env
+    from .authoring.env import Env
 
     _refuse_gymnasium_limit(kwargs)
     load_plugins()
     if id not in _envs:
-        broken = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
-        raise unknown_name("environment", id, _envs, broken.strip())
+        break_ = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
+        raise unknown_name("environment", id, _envs, break_.strip())
     entry_point = _envs[id]
     try:
         if isinstance(entry_point, str):

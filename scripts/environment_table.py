@@ -12,7 +12,7 @@ from typing import Any
 
 import envsdk
 from envsdk import Trajectory
-from envsdk.catalogue import Entry, describe
+from envsdk.authoring.catalog import Entry, describe
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"

@@ -20,7 +20,7 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-DATA = Path(__file__).resolve().parent.parent / "envsdk" / "data"
+DATA = Path(__file__).resolve().parent.parent / "envsdk" / "rendering" / "tokenizers" / "data"
 CORPUS = DATA / "corpus.txt"
 EMBEDDED = DATA / "embedded.json"
 CORPUS_SHA256 = "48c1f55d39240828e10cbef0f973f92b524a21fcf60957ed19dfe5a36c2e9efe"

@@ -21,8 +21,8 @@ from envsdk import (
     Turn,
     tool,
 )
+from envsdk.authoring.tasks import Split, split_of
 from envsdk.errors import TaskError
-from envsdk.tasks import Split, split_of
 
 WORDS = 3
 

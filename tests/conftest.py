@@ -8,7 +8,7 @@ import real_models
 from hypothesis import HealthCheck, settings
 
 from envsdk import Renderer, get_renderer, load_tokenizer
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]

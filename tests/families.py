@@ -14,7 +14,7 @@ import real_models
 from conversations import Messages, Tools
 
 from envsdk import Message, Renderer, load_tokenizer
-from envsdk.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import DATA, Tokenizer
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"

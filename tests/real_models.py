@@ -15,7 +15,7 @@ import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 from tiktoken_ext import openai_public
 
-from envsdk.tokenizers import Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SHARED = CHECKOUT.parent / "shared"

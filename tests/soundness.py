@@ -37,12 +37,12 @@ def _replay(trajectory: Trajectory) -> set[Place]:
         is_new = step.context not in contexts
         drops = step.base == step.context and step.keep < len(before)
         # Declared: `extends` is False exactly where a context is new and where there is a break.
-        assert step.extends == (not is_new and step.broken is None)
-        assert drops == (step.broken is not None and step.broken.kind == "rewrite")
-        if step.broken is not None:
-            assert step.broken.kept == step.keep and step.broken.context == step.context
-            assert step.broken.dropped == (len(before) - step.keep if drops else 0)
-            assert step.broken.base == step.base
+        assert step.extends == (not is_new and step.break_ is None)
+        assert drops == (step.break_ is not None and step.break_.kind == "rewrite")
+        if step.break_ is not None:
+            assert step.break_.kept == step.keep and step.break_.context == step.context
+            assert step.break_.dropped == (len(before) - step.keep if drops else 0)
+            assert step.break_.base == step.base
         shown = [*before[: step.keep], *_places(step.context, step.start, step.action_start)]
         assert [int(trajectory.contexts[name].tokens[index]) for name, index in shown] == prompt.tolist()
         contexts[step.context] = [*shown, *_places(step.context, step.action_start, step.stop)]
@@ -67,7 +67,7 @@ def _check_samples(trajectory: Trajectory) -> None:
         assert [sample.context for sample in trajectory.samples()] == kept
     segments = {(sample.context, sample.segment_index) for sample in samples}
     assert len(segments) == len(samples)
-    rewrites = sum(step.broken is not None and step.broken.kind == "rewrite" for step in own)
+    rewrites = sum(step.break_ is not None and step.break_.kind == "rewrite" for step in own)
     assert len(samples) <= len({step.context for step in own}) + rewrites
 
 

@@ -15,8 +15,8 @@ import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
 
 from envsdk import Message, ToolCall, load_tokenizer
-from envsdk.renderer import EmittedDelta
-from envsdk.tokenizers import DATA, Tokenizer
+from envsdk.rendering.renderer import EmittedDelta
+from envsdk.rendering.tokenizers import DATA, Tokenizer
 
 TEXTS = (
     *("Hello there.", "a", "12", " padded ", "\nline\n\nline\n", "x = 1\n    y\n", "你好，世界", "😀 é", "user"),

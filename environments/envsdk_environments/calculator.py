@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
-from envsdk.tasks import Split, draw_in_split
 
 MAX_CHARS = 200
 """The longest expression; so the size of every number and the depth of every bracket are bounded, too."""

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
+from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import MissingPackage, TaskError
-from envsdk.tasks import Split, draw_in_split
 
 Operation: TypeAlias = Literal["add", "subtract", "multiply", "divide", "subtract_from"]
 Step: TypeAlias = tuple[Operation, int]

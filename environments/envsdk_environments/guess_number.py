@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn, errors
-from envsdk.tasks import Split, draw_in_split
+from envsdk.authoring.tasks import Split, draw_in_split
 
 
 class GuessNumberConfig(EnvConfig):

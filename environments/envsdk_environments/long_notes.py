@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
-from envsdk.tasks import Split, draw_in_split
 
 _SYSTEM = (
     "You are shown messages, one at a time, and asked questions when you have seen the last one. Early messages may "

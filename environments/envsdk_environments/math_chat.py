@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
-from envsdk.tasks import Split, draw_in_split
+from envsdk.authoring.tasks import Split, draw_in_split
 
 
 class MathChatConfig(EnvConfig):

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
-from envsdk.tasks import Split, draw_in_split
+from envsdk.authoring.tasks import Split, draw_in_split
 
 _TAGS = ("search", "answer")
 _STOP = ("</search>", "</answer>")

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, ImportString, field_serializer, field_validator
 
-from ..env import DRIVERS, Driver, Env, EnvConfig
+from ..authoring.env import DRIVERS, Driver, Env, EnvConfig
+from ..episodes.turn import Turn
 from ..errors import ConfigError, TaskError
 from ..limits import Limits
 from ..messages import Message
-from ..turn import Turn
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

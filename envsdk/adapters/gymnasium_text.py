@@ -8,11 +8,11 @@ from gymnasium.spaces import Discrete, Text
 from pydantic import Field, JsonValue, field_validator
 from pydantic_core import to_json
 
-from ..env import Env, EnvConfig
+from ..authoring.env import Env, EnvConfig
+from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits
 from ..messages import Message
-from ..turn import Turn
 
 _CODE = re.compile(r"\x1b\[([1-9][0-9;]*)m")
 _COLOURED = re.compile(_CODE.pattern + r"([^\x1b]*)\x1b\[0?m")

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, Self, cast
 
 from pydantic_core import to_json
 
-from ..env import is_being_cancelled
+from ..authoring.env import is_being_cancelled
+from ..authoring.tools import Tool
 from ..errors import ConfigError, EnvsdkError, ToolError
-from ..tools import Tool
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _CODES_OF_THE_PROTOCOL = range(-32768, -31999)  # JSON-RPC's own: a connection is lost, a session is over, ...

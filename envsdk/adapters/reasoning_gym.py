@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, JsonValue, field_validator
 
-from ..env import Env, EnvConfig
+from ..authoring.env import Env, EnvConfig
+from ..authoring.tasks import Split, draw_in_split
+from ..episodes.turn import Turn
 from ..errors import ConfigError, unknown_name
 from ..limits import Limits
 from ..messages import Message
-from ..tasks import Split, draw_in_split
-from ..turn import Turn
 from .reasoning_gym_scorers import may_be_asked
 
 _BEGIN, _END = "<answer>", "</answer>"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..catalogue import Entry, describe
+from ..authoring.catalog import Entry, describe
 from ..registry import PluginWarning, list_envs
 from .output import complain, say, say_json
 
@@ -16,16 +16,16 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print it as one 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PluginWarning)
         ids = list_envs()
-    broken = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
+    break_ = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
     entries = [describe(name) for name in ids]
     if as_json:
-        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": broken})
+        say_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": break_})
         return
     for entry in entries:
         say(entry.id, style="bold")
         for line in _lines(entry):
             say(f"    {line}")
-    for problem in broken:
+    for problem in break_:
         complain(problem)
 
 

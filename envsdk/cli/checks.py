@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..env import Env
+from ..authoring.env import Env
 from ..registry import get_renderer
 from ..testing import Check, check_env, check_renderer
 from ..testing.environments import EnvCheck

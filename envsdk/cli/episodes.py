@@ -11,14 +11,14 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 
-from ..catalogue import describe
+from ..authoring.catalog import describe
 from ..errors import ConfigError
-from ..records import read_jsonl
 from ..registry import list_envs
-from ..report import Report, conversation, summary, table
 from ..rollouts import gather
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..trajectories.records import read_jsonl
+from ..trajectories.report import Report, conversation, summary, table
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import complain, complain_of, errors, say, say_json, show_table, writable, write

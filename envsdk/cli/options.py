@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..env import Env
+from ..authoring.env import Env
 from ..errors import ConfigError, PluginError
 from ..registry import make
 from ..specifications import specification as specification

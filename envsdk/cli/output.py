@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..records import write_jsonl
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..trajectories.records import write_jsonl
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line, visible
 
 console = Console()

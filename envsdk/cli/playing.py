@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..action import Action, Break
-from ..context import Context
-from ..env import Env
+from ..authoring.env import Env
+from ..contexts.context import Context
+from ..contexts.protocol import Action, Break
 from ..errors import EnvsdkError
 from ..messages import Message, ToolSchema
 from ..rollouts import ReplyPolicy
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import say, writable, write
 from .typed import HELP, TypingError, read_reply, signatures
@@ -99,11 +99,11 @@ class Game:
     def _show(self, info: dict[str, Any]) -> None:
         """Show what is new, and what the reply begins with."""
         agent = self._env.episode.agent
-        broken: Break | None = info.get("break")
-        if broken is not None and broken.kind == "rewrite":
-            detail = f" ({broken.detail})" if broken.detail else ""
+        break_: Break | None = info.get("break")
+        if break_ is not None and break_.kind == "rewrite":
+            detail = f" ({break_.detail})" if break_.detail else ""
             say(
-                f"-- {broken.reason}{detail}: of what was said so far, {broken.kept} tokens stay and {broken.dropped} "
+                f"-- {break_.reason}{detail}: of what was said so far, {break_.kept} tokens stay and {break_.dropped} "
                 "are dropped or written anew; :prompt shows all of it",
                 style="yellow",
             )
@@ -195,7 +195,7 @@ def _show_outcome(reward: float, info: dict[str, Any], *, is_cut: bool) -> None:
 
 
 def _show_end(trajectory: Trajectory) -> None:
-    breaks = ", ".join(broken.reason for broken in trajectory.breaks) or "none"
+    breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
     earned = f"reward {trajectory.reward:g} in {len(trajectory.steps)} steps"
     say(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
     for name, log in trajectory.contexts.items():

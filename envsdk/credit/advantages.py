@@ -10,7 +10,7 @@ import numpy as np
 from ..diagnostics.given import sound_samples
 from ..diagnostics.logprobs import paired
 from ..errors import ConfigError, InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .baselines import Baseline, over_group
 from .values import Values, finite
 

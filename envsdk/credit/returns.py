@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ..errors import ConfigError
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 from .values import Values, finite
 
 if TYPE_CHECKING:

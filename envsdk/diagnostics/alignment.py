@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .given import token_ids
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class TokenMatch:
     same: int
     """Those of them that the other log has at the same position."""
     records: int
-    broken: int
+    break_: int
     """How many records have a sampled token that is another, or is missing."""
     first: tuple[int, int] | None
     """The first difference: the record's index and the position in it; None if there is none."""
@@ -44,7 +44,7 @@ class TokenMatch:
         where = "" if self.first is None else f"; the first at position {self.first[1]} of record {self.first[0]}"
         return (
             f"{self.share:.1%} of the sampled tokens are the same at the same position ({self.same:,} of "
-            f"{self.sampled:,}); {self.broken} of {self.records} records differ{where}"
+            f"{self.sampled:,}); {self.break_} of {self.records} records differ{where}"
         )
 
 
@@ -61,15 +61,15 @@ def token_match(sampled: Sequence[Tokens], trained: Sequence[Tokens]) -> TokenMa
     records = [_listed("sampled", sampled), _listed("trained", trained)]
     if len(records[0]) != len(records[1]):
         raise InvalidSample(f"there are {len(records[0])} sampled records and {len(records[1])} trained ones")
-    count = same = broken = 0
+    count = same = break_ = 0
     first: tuple[int, int] | None = None
     for index, (left, right) in enumerate(zip(*records, strict=True)):
         positions, is_same = _compare(index, left, right)
         count, same = count + len(positions), same + int(is_same.sum())
         if not is_same.all():
-            broken += 1
+            break_ += 1
             first = first or (index, int(positions[int(np.argmin(is_same))]))
-    return TokenMatch(count, same, len(records[0]), broken, first)
+    return TokenMatch(count, same, len(records[0]), break_, first)
 
 
 def _compare(index: int, left: Tokens, right: Tokens) -> "tuple[NDArray[np.intp], NDArray[np.bool_]]":

@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ConfigError
-from ..trajectory import Step, Trajectory
+from ..trajectories.steps import Step
+from ..trajectories.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,9 @@ def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:
     costs: dict[str, BreakCost] = {}
     for trajectory in trajectories:
         for step in _own_steps(trajectory):
-            if step.broken is not None:
-                met = BreakCost(1, step.broken.dropped, step.keep, step.action_start - step.start)
-                _add(costs, step.broken.reason, met)
+            if step.break_ is not None:
+                met = BreakCost(1, step.break_.dropped, step.keep, step.action_start - step.start)
+                _add(costs, step.break_.reason, met)
         if trajectory.final_break is not None:  # what was handed out there, nobody has read
             _add(costs, trajectory.final_break.reason, BreakCost(1, trajectory.final_break.dropped))
     return costs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import ConfigError
-from ..tokenizers import Tokenizer
+from ..rendering.tokenizers import Tokenizer
 from .causes import Cause, Texts, cause_of
 from .given import token_ids
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .given import sound_samples
 
 if TYPE_CHECKING:

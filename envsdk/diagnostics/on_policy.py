@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from ..errors import ConfigError
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .logprobs import Pair, paired
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..contexts.history_policy import History as History
+from ..contexts.history_policy import HistoryPolicy as HistoryPolicy
+from ..contexts.history_policy import Rewrite as Rewrite
+from ..contexts.history_policy import SummaryRequest as SummaryRequest
 from ..errors import ConfigError, unknown_name, what_is_invalid
 from ..specifications import specification
-from .base import History as History
-from .base import HistoryPolicy as HistoryPolicy
-from .base import Rewrite as Rewrite
-from .base import SummaryRequest as SummaryRequest
 from .budget import DROPPED_RESULT as DROPPED_RESULT
 from .budget import Budget as Budget
 from .summarize import Summarize as Summarize

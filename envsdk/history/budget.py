@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..errors import ContextFull
 from ..messages import Message
-from .base import History, HistoryPolicy, Rewrite
 
 Stage: TypeAlias = Literal["thinking", "tool_results", "oldest"]
 DROPPED_RESULT = "[This result was dropped to save space.]"

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from ..contexts.history_policy import History, HistoryPolicy, Rewrite, SummaryRequest, Writer
 from ..messages import Message
-from .base import History, HistoryPolicy, Rewrite, SummaryRequest, Writer
 
 INSTRUCTION = (
     "Stop here for a moment. Write a summary of everything above for yourself: the task, what was done, what came out "

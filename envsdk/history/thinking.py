@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..action import RewriteReason
-from .base import History, HistoryPolicy, Rewrite
+from ..contexts.history_policy import History, HistoryPolicy, Rewrite
+from ..contexts.protocol import RewriteReason
 
 
 class Keep(HistoryPolicy):

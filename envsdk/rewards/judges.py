@@ -10,13 +10,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ..env import Env
+from ..authoring.env import Env
+from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..messages import Message, to_messages
-from ..renderer import Renderer
+from ..policies.vocabularies import check_tokenizer
+from ..rendering.renderer import Renderer
 from ..rollouts import arollout
-from ..rollouts.vocabularies import check_tokenizer
-from ..turn import Turn
 from .scorer import check_count, check_score
 
 YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}

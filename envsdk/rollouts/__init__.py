@@ -1,8 +1,8 @@
 """Rolling out episodes: one, or many side by side."""
 
+from ..policies.builtin import Policy, RandomPolicy, ReplyPolicy
+from ..policies.transformers import TransformersPolicy
 from .many import agather, gather
-from .policies import Policy, RandomPolicy, ReplyPolicy
 from .simple import arollout, rollout
-from .transformers_policy import TransformersPolicy
 
 __all__ = ["Policy", "RandomPolicy", "ReplyPolicy", "TransformersPolicy", "agather", "arollout", "gather", "rollout"]

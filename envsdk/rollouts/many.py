@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ..env import Env, check_seed, is_being_cancelled
+from ..authoring.env import Env, check_seed, is_being_cancelled
+from ..authoring.tools import is_async
+from ..episodes.event_loops import run
 from ..errors import ConfigError, TokenizerMismatch
-from ..event_loops import run
+from ..policies.builtin import PolicyLike, find_policy
 from ..registry import make
-from ..tools import is_async
-from ..trajectory import Trajectory
-from .policies import PolicyLike, find_policy
+from ..trajectories.trajectory import Trajectory
 from .simple import arollout, refuse_no_env
 
 _log = logging.getLogger(__name__)

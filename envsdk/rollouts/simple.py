@@ -6,16 +6,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..action import Action, Observation
-from ..agent import Agent
-from ..env import Env, driver_of
-from ..episode import Result
+from ..authoring.env import Env, driver_of
+from ..contexts.protocol import Action, Observation
+from ..episodes.agent import Agent
+from ..episodes.episode import Result
+from ..episodes.event_loops import run
+from ..episodes.handoff import HandoffResult
 from ..errors import ConfigError, PolicyError
-from ..event_loops import run
-from ..handoff import HandoffResult
+from ..policies.builtin import PolicyLike, check_policy, find_policy, request_of
 from ..registry import make
-from ..trajectory import Trajectory
-from .policies import PolicyLike, check_policy, find_policy, request_of
+from ..trajectories.trajectory import Trajectory
 
 
 def refuse_no_env(env: object, function: str) -> None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..emission import Span
 from ..errors import ConfigError, RenderError
 from ..messages import Message
-from ..renderer import Renderer
-from ..samples import Sample
+from ..rendering.emission import Span
+from ..rendering.renderer import Renderer
+from ..trajectories.samples import Sample
 from .script import Script, ScriptedReply
 
 if TYPE_CHECKING:

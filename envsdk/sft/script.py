@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..action import Action
-from ..env import Env, driver_of
+from ..authoring.env import Env, driver_of
+from ..contexts.protocol import Action
+from ..episodes.turn import Turn
 from ..errors import RenderError
 from ..history import HistoryPolicy
 from ..messages import Message, ToolSchema
-from ..renderer import Renderer
-from ..samples import Sample
-from ..turn import Turn
+from ..rendering.renderer import Renderer
+from ..trajectories.samples import Sample
 from .conversation import replies_of
 
 if TYPE_CHECKING:

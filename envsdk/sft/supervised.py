@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..authoring.tools import Tool
+from ..episodes.turn import Turn
 from ..errors import ConfigError, RenderError, TurnError
 from ..history import HistoryPolicy, Strip, get_history
 from ..messages import Message, ToolSchema
-from ..renderer import Renderer
-from ..samples import Sample
-from ..tools import Tool
-from ..turn import Turn
+from ..rendering.renderer import Renderer
+from ..trajectories.samples import Sample
 from .conversation import TrainOn, chosen, read_conversation
 from .masks import with_masks
 from .script import Script

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable
 
 import numpy as np
 
-from ..action import Action
-from ..env import Env
+from ..authoring.env import Env
+from ..contexts.protocol import Action
 from ..errors import RenderError
 from .env_differences import told
 from .env_plays import Plays, closed, refuse_failed, sampler, step_on

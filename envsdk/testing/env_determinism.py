@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from ..env import Env
-from ..trajectory import Trajectory
+from ..authoring.env import Env
+from ..trajectories.trajectory import Trajectory
 from .env_differences import difference, transcript
 from .env_plays import NONDETERMINISTIC, UNSTEADY, Plays, closed, ended, roll_out, step_on
 from .env_process import RAISES, play_elsewhere

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from ..messages import Message
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 
 
 def transcript(trajectory: Trajectory) -> list[str]:

@@ -4,7 +4,7 @@ import warnings
 
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
-from ..env import Env
+from ..authoring.env import Env
 from ..errors import EpisodeError
 from .env_plays import Plays, closed, ended, step_on
 from .reports import Failure

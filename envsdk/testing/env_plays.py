@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..action import Action
-from ..env import Env
-from ..event_loops import run
+from ..authoring.env import Env
+from ..contexts.protocol import Action
+from ..episodes.event_loops import run
 from ..limits import STEPS_WITHOUT_LIMIT
+from ..policies.builtin import find_policy, request_of
+from ..policies.vocabularies import Layer
 from ..rollouts import arollout
-from ..rollouts.policies import find_policy, request_of
-from ..rollouts.vocabularies import Layer
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 from .env_differences import cause_of, told
 from .env_subject import Subject
 from .env_time import Overtime, time_limit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..env import Env
+from ..authoring.env import Env
 from .env_differences import told
 from .env_plays import closed, roll_out
 from .reports import Failure, NotPossible

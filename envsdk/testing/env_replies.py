@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..action import Action, FinishReason
+from ..contexts.protocol import Action, FinishReason
 from ..messages import Message, ToolCall, ToolSchema
-from ..renderer import Renderer
+from ..rendering.renderer import Renderer
 from .env_arguments import name_of, parameters_of, properties_of, right_arguments, texts_in
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..env import Env, driver_of
+from ..authoring.env import Env, driver_of
 from ..errors import EnvsdkError
 from ..history import get_history
-from ..trajectory import Trajectory
+from ..trajectories.trajectory import Trajectory
 from .env_plays import MAX_REPLIES, NoEnd, Plays, closed, ended, sampler
 from .env_rewards import declared
 from .reports import Failure, NotPossible

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from ..env import Env
+from ..authoring.env import Env
 from ..errors import ConfigError, PluginError, unknown_name
 from ..registry import list_envs
 from .reports import NotPossible

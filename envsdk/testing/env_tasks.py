@@ -3,8 +3,8 @@
 import json
 from typing import Any, get_args
 
-from ..env import Env
-from ..trajectory import Trajectory
+from ..authoring.env import Env
+from ..trajectories.trajectory import Trajectory
 from .env_differences import transcript
 from .env_plays import Plays, closed, roll_out
 from .reports import Failure, NotPossible
@@ -62,7 +62,7 @@ def splits(plays: Plays) -> str:
             if other != split:
                 raise Failure(
                     f"the task of split={split!r} is the task of seed {at} with split={other!r}: draw "
-                    "tasks with envsdk.tasks.draw_in_split",
+                    "tasks with envsdk.authoring.tasks.draw_in_split",
                     seed,
                 )
     return f"{len(found)} tasks in {', '.join(map(repr, names))}"

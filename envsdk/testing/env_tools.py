@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..authoring.tool_env import ToolEnv
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
-from ..tool_env import ToolEnv
 from .env_arguments import ODD_VALUES, name_of, parameters_of, properties_of, right_arguments
 from .env_differences import told
 from .env_plays import PlayFailed, Plays, closed, step_on

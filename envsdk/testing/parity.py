@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
-from ..renderer import Renderer
+from ..rendering.renderer import Renderer
 
 _DATE = "2025-01-01"
 _CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
-from ..renderer import Renderer
+from ..rendering.renderer import Renderer
 from . import parity
 from .reports import Check, CheckReport, Failure, Verdict
 

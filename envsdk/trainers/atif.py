@@ -15,7 +15,8 @@ import numpy as np
 
 from ..errors import InvalidRecord
 from ..messages import Message
-from ..trajectory import Prompt, Trajectory
+from ..trajectories.replay import Prompt
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import checked
 
@@ -163,7 +164,7 @@ class _Writer:
             finish_reason=step.finish_reason,
             temperatures=[part.temperature for part in step.parts],
             policy_versions=[part.policy_version for part in step.parts if part.policy_version is not None],
-            **{"break": step.broken and asdict(step.broken)},
+            **{"break": step.break_ and asdict(step.break_)},
         )
         marks = {"is_copied_context": True} if self._trajectory.is_copied(step) else {}
         return {"metrics": metrics, "llm_call_count": len(step.parts), "extra": extra, **marks}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError, InvalidSample
-from ..rollouts.vocabularies import Layer
-from ..samples import Sample
-from ..tokenizers import Tokenizer
+from ..policies.vocabularies import Layer
+from ..rendering.tokenizers import Tokenizer
+from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
-    from ..rollouts.policies import PolicyLike
+    from ..policies.builtin import PolicyLike
 
 _HARMLESS = {"seed"}
 """What an environment may ask of the sampler without changing the distribution that it samples from."""

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..action import Action, Break, CheckedAction, check_action
-from ..arrays import LARGEST, Growing
+from ..contexts.arrays import LARGEST, Growing
+from ..contexts.protocol import Action, Break
+from ..episodes.actions import CheckedAction, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord
-from ..trajectory import ContextLog, Part, Status, Step, Trajectory
+from ..trajectories.steps import ContextLog, Part, Step
+from ..trajectories.trajectory import Status, Trajectory
 from .open_prompts import OpenPrompts, Place
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ class _Writer:
         self._names.append(name)
         return Break("switch", UNDECLARED, name, base or name, place.shared, 0, detail)
 
-    def _add(self, logged: _Logged, broken: Break | None) -> None:
+    def _add(self, logged: _Logged, break_: Break | None) -> None:
         place, action, name = logged.place, logged.action, self._names[logged.place.chain]
         tokens, logprobs = self._logs.setdefault(name, (Growing(np.int32), Growing(np.float32)))
         start = len(tokens)
@@ -188,14 +190,14 @@ class _Writer:
         self.steps.append(
             Step(
                 context=name,
-                base=name if broken is None else broken.base,
+                base=name if break_ is None else break_.base,
                 keep=place.shared,
                 extends=not place.is_new,
                 start=start,
                 action_start=start + len(logged.observed),
                 parts=(Part(len(tokens), action.temperature, action.policy_version),),
                 reward=logged.reward,
-                broken=broken if self.steps else None,
+                break_=break_ if self.steps else None,
             )
         )
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..action import Action, FinishReason
-from ..env import Env
+from ..authoring.env import Env
+from ..contexts.protocol import Action, FinishReason
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyError
 from ..messages import ToolSchema
-from ..rollouts.vocabularies import check_tokenizer
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..policies.vocabularies import check_tokenizer
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling, checked
 from .packages import load

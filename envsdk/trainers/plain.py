@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import checked
 from .rows import advantages, temperatures

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import checked
 from .rows import advantages, logprobs, temperatures

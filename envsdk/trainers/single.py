@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from ..errors import ConfigError, SingleSampleOnly
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 
 OnBreak: TypeAlias = Literal["raise", "last_segment", "drop"]
 """What a trainer of one sample per rollout does with a rollout of several: raise `SingleSampleOnly`; train the last

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple, TypedDict
 
 from ..errors import InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import checked
 from .rows import by_rollout, logprobs, response_start

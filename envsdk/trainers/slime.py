@@ -11,7 +11,7 @@ import numpy as np
 from ..credit.baselines import mean, normalised
 from ..credit.values import finite
 from ..errors import ConfigError, InvalidSample
-from ..samples import Sample
+from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import checked
 from .rows import by_rollout, logprobs, response_start

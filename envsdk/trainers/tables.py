@@ -11,9 +11,9 @@ import orjson
 
 from ..errors import InvalidRecord, InvalidSample
 from ..packages import load
-from ..records import SCHEMA_VERSION, check_version, fragment, storing, whole_file
-from ..samples import Sample
-from ..stored import pack
+from ..trajectories.records import SCHEMA_VERSION, check_version, fragment, storing, whole_file
+from ..trajectories.samples import Sample
+from ..trajectories.stored import pack
 from .capability import Capability
 from .checks import checked
 

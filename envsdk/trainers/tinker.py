@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..action import Action
-from ..env import Env
+from ..authoring.env import Env
+from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample
 from ..limits import StopReason
+from ..policies.vocabularies import check_tokenizer
 from ..registry import make
-from ..rollouts.vocabularies import check_tokenizer
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling, checked
 from .packages import load, load_if_installed

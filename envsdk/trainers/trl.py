@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from ..env import Env
+from ..authoring.env import Env
+from ..episodes.event_loops import run
 from ..errors import ConfigError, EpisodeError
-from ..event_loops import run
+from ..policies.builtin import PolicyLike
+from ..policies.transformers import TransformersPolicy
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts.many import agather
-from ..rollouts.policies import PolicyLike
-from ..rollouts.transformers_policy import TransformersPolicy
-from ..samples import Sample
-from ..tokenizers import Tokenizer, load_tokenizer
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import checked, guarded
 from .packages import load

@@ -24,16 +24,16 @@ from typing import Any
 
 import numpy as np
 
+from ..authoring.env import Env
 from ..credit import Baseline, group_advantages
 from ..credit.baselines import check_baseline
-from ..env import Env
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
+from ..policies.transformers import TransformersPolicy
+from ..policies.vocabularies import Layer
 from ..rollouts.background import Background
 from ..rollouts.many import agather
-from ..rollouts.transformers_policy import TransformersPolicy
-from ..rollouts.vocabularies import Layer
-from ..samples import Sample
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling, checked
 from .packages import load

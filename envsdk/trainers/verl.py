@@ -9,14 +9,14 @@ from functools import lru_cache
 from typing import Any, cast
 from uuid import uuid4
 
-from ..action import Action
+from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample
 from ..registry import get_renderer, make
-from ..renderer import Renderer
+from ..rendering.renderer import Renderer
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts import arollout
-from ..samples import Sample
-from ..tokenizers import Tokenizer, load_tokenizer
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling, checked
 from .packages import load, load_if_installed

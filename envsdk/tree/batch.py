@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from ..errors import InvalidSample, TreeTooLarge, unknown_name
-from ..samples import LossRule, Sample
-from ..trajectory import Trajectory
+from ..trajectories.samples import Sample
+from ..trajectories.segments import LossRule
+from ..trajectories.trajectory import Trajectory
 from .builder import TRAINING, TreeBuilder, TreeSample
 from .masks import MAX_DENSE_TOKENS, block_mask, dense_mask, model_inputs
 

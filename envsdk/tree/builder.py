@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidSample
-from ..samples import LossRule, Sample, trained_steps
-from ..trajectory import Step, Trajectory
+from ..trajectories.replay import replay
+from ..trajectories.samples import Sample
+from ..trajectories.segments import LossRule, trained_steps
+from ..trajectories.steps import Step
+from ..trajectories.trajectory import Trajectory
 from .prefix_tree import NO_TOKEN, PrefixTree
 
 if TYPE_CHECKING:
@@ -90,20 +93,21 @@ class TreeBuilder:
         """
         if trajectory.status == "error" and not include_failed:
             return
-        trains = trained_steps(trajectory, loss, include_failed=include_failed)
+        steps, contexts, origins = trajectory.steps, trajectory.contexts, trajectory.origins
+        is_trained = trained_steps(steps, contexts, origins, loss, include_failed=include_failed)
         tree = self._tree
         ends: dict[str, int] = {}  # the last token of each context
         current: dict[str, _Segment] = {}
         segments: list[_Segment] = []
-        for _, step in trajectory.walk():
-            name = step.context
-            if name not in ends or step.base != name or step.keep < tree.length(ends[name]):
+        for replayed in replay(steps, contexts):
+            step, name = replayed.step, replayed.step.context
+            if replayed.starts_segment:
                 current[name] = _Segment(name)
                 segments.append(current[name])
             last = tree.ancestor(ends.get(step.base, NO_TOKEN), step.keep)
             observed = trajectory.contexts[name].tokens[step.start : step.action_start]
             last = _end(tree.add(observed, last, is_trained=False), last)
-            ends[name] = self._act(trajectory, step, last, current[name], trains(step))
+            ends[name] = self._act(trajectory, step, last, current[name], is_trained(step))
         self._close(trajectory, [segment for segment in segments if segment.trained])
 
     def _act(self, trajectory: Trajectory, step: Step, last: int, segment: _Segment, is_trained: bool) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..arrays import Growing
+from ..contexts.arrays import Growing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

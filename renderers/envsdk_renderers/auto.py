@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from envsdk.errors import EnvsdkError, RenderError, TokenizerError
 from envsdk.messages import Message
 from envsdk.registry import get_renderer, list_renderers
-from envsdk.renderer import Renderer
+from envsdk.rendering.renderer import Renderer
+from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.testing.parity import CONVERSATIONS, TOOL_NAME
-from envsdk.tokenizers import Tokenizer
 
 from .templates import FIXED_DATE, ChatTemplate, Dialect, TemplateFailed
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from envsdk.emission import Emission
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
-from envsdk.renderer import Renderer, TokenIds
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.renderer import Renderer, TokenIds
 
 from .hermes import HermesReply, parse_call
 

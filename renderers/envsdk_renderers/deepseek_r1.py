@@ -7,10 +7,10 @@ closes a list of calls only from the second call on, and drops the calls of a me
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from envsdk.emission import Emission
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .chatml import ChatML
 from .thinking import ThinkingChatML

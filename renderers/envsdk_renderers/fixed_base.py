@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolSchema
-from envsdk.renderer import EmittedDelta, Rendered, Renderer, TokenIds
-from envsdk.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
+from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from .reply_formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
 from .reply_probe import ReplyProbe

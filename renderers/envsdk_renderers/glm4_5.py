@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from envsdk.emission import Emission
 from envsdk.messages import Message, ToolCall, ToolSchema
-from envsdk.renderer import TokenIds
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.renderer import TokenIds
 
 from .argument_types import ArgumentTypes
 from .chatml import json_text

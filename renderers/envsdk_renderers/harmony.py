@@ -23,11 +23,11 @@ from openai_harmony import (
 )
 from openai_harmony import Message as HarmonyMessage
 
-from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema, with_unique_keys
-from envsdk.renderer import NOT_ENDED, Renderer, TokenIds
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.renderer import NOT_ENDED, Renderer, TokenIds
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .harmony_vocabulary import load_encoding
 from .open_calls import OpenCalls

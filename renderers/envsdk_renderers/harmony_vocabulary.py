@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envsdk.errors import TokenizerError
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from envsdk.messages import Message, ToolCall, with_unique_keys
-from envsdk.renderer import NOT_ENDED
+from envsdk.rendering.renderer import NOT_ENDED
 
 from .spelled import hide
 

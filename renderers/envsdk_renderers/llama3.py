@@ -7,8 +7,8 @@ stands behind a header with its role.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from envsdk.emission import Emission
 from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.emission import Emission
 
 from .chatml import ChatML
 

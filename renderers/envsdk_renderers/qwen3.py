@@ -6,7 +6,7 @@ Qwen/Qwen3-4B-Instruct-2507 and of Qwen/Qwen3-4B-Thinking-2507 (the same for the
 
 from typing import ClassVar
 
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .chatml import ToolChatML
 from .thinking import ThinkingChatML

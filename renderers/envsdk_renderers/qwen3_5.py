@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from envsdk.emission import Emission
 from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from .chatml import json_text

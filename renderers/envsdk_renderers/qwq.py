@@ -7,10 +7,10 @@ and `</think>` around it, and drops it from every message but the last.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from envsdk.emission import Emission
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .thinking import ThinkingChatML
 

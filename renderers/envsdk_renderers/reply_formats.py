@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from envsdk.errors import unknown_name
 from envsdk.messages import Message, ToolCall, ToolSchema
-from envsdk.renderer import NOT_ENDED, Segment, SplitReply
+from envsdk.rendering.renderer import NOT_ENDED, Segment, SplitReply
 
 from . import glm_calls, json_calls, xml_calls
 from .argument_types import PYTHON_WORDS, ArgumentTypes

@@ -6,7 +6,7 @@ What it finds is handed on between `<think>` tags, which is how the formats of `
 import re
 from collections.abc import Sequence
 
-from envsdk.renderer import Segment
+from envsdk.rendering.renderer import Segment
 
 from .reply_probe import Thinking
 from .templates import Mask

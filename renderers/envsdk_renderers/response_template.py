@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolCall
-from envsdk.renderer import NOT_ENDED, Segment, SplitReply
+from envsdk.rendering.renderer import NOT_ENDED, Segment, SplitReply
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 

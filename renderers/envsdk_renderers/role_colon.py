@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envsdk.emission import Emission
 from envsdk.errors import RenderError, TokenizerError
 from envsdk.messages import Message, ToolSchema
-from envsdk.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
+from envsdk.rendering.tokenizers import Tokenizer
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>", "<eos>", "<|im_end|>")
 _NEXT = "\n\nUser:"

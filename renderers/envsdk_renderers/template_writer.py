@@ -6,7 +6,7 @@ What was hidden from the template is shown again here, as content.
 import re
 from collections.abc import Mapping
 
-from envsdk.emission import Emission
+from envsdk.rendering.emission import Emission
 
 from .templates import Mask, has_stem
 

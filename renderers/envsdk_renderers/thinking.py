@@ -6,10 +6,10 @@ How the block is written, what of it the generation prompt holds already, and wh
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from envsdk.emission import Emission
 from envsdk.errors import ConfigError
 from envsdk.messages import Message
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
 
 from .chatml import ToolChatML
 

@@ -13,9 +13,10 @@ import pytest
 from adapters import scoring
 
 import envsdk
-from envsdk import Env, Message, Trajectory, event_loops
+from envsdk import Env, Message, Trajectory
 from envsdk.adapters.dataset import Dataset
-from envsdk.env import driver_of
+from envsdk.authoring.env import driver_of
+from envsdk.episodes import event_loops
 from envsdk.errors import ConfigError, TaskError, TurnError
 from envsdk.rollouts import ReplyPolicy, gather
 

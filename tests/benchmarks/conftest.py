@@ -17,7 +17,7 @@ import real_models
 
 from envsdk import Action, Env, Message, ToolCall, Trajectory, Turn, load_tokenizer
 from envsdk.messages import ToolSchema
-from envsdk.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import DATA, Tokenizer
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]?")
 PERIOD = 90  # step n and step n + 90 say the same

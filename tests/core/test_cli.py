@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Sample, Trajectory, errors
 from envsdk.cli import app
-from envsdk.records import read_jsonl
+from envsdk.trajectories.records import read_jsonl
 
 
 def run(*arguments: object) -> str:

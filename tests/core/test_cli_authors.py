@@ -24,9 +24,9 @@ from envsdk.cli import app, checks
 from envsdk.cli.checks import _Shown
 from envsdk.cli.options import options_of
 from envsdk.cli.typed import TypingError, read_reply, signatures
-from envsdk.records import read_jsonl
 from envsdk.scaffold import create
 from envsdk.testing.environments import EnvCheck
+from envsdk.trajectories.records import read_jsonl
 
 
 def run(*arguments: object, typed: str | None = None, status: int = 0) -> str:
@@ -370,7 +370,7 @@ def test_check_takes_options_and_prints_for_machines() -> None:
 def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
     name = "envsdk_environments.guess_number:GuessNumber"
     assert "0 of 1" in run("check", name, "--only", "same bytes", "--seeds", 2)
-    printed = run("check", "envsdk.env:Env", "--only", "reward range", "--seeds", 1, status=1)
+    printed = run("check", "envsdk.authoring.env:Env", "--only", "reward range", "--seeds", 1, status=1)
     assert "FAIL" in printed
 
 
@@ -379,8 +379,8 @@ def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
     [
         ("envsdk/Nothing-v0", "No environment"),
         ("no_such_module:Env", "cannot be imported"),
-        ("envsdk.env:Nothing", "cannot be imported"),
-        ("envsdk.turn:Turn", "no subclass of envsdk.Env"),
+        ("envsdk.authoring.env:Nothing", "cannot be imported"),
+        ("envsdk.episodes.turn:Turn", "no subclass of envsdk.Env"),
         (":Env", "cannot be imported"),
     ],
 )

@@ -25,7 +25,7 @@ from envsdk.credit import (
 )
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.rollouts import gather
-from envsdk.trajectory import ContextLog, Part, Step
+from envsdk.trajectories.steps import ContextLog, Part, Step
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 NAN, INF = float("nan"), float("inf")

@@ -19,8 +19,8 @@ from trainers.episodes import delegated, kept, stripped, truncated
 
 from envsdk import Sample, Trajectory, rollout
 from envsdk.errors import InvalidRecord
-from envsdk.records import read_jsonl
 from envsdk.rollouts import ReplyPolicy
+from envsdk.trajectories.records import read_jsonl
 
 Record = Trajectory | Sample
 
@@ -248,9 +248,9 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, 0.5), "contexts.main.logprobs.* is 0.5"),
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, None), "for some tokens of an action"),
         (lambda r: r["contexts"]["main"]["messages"][1].pop("content"), "contexts.main.messages.1: .*see content"),
-        (lambda r: r["steps"][1]["broken"].update(dropped=1), "step 1 has the break .*; expected"),
-        (lambda r: r["steps"][1]["broken"].update(reason="handoff"), "for the reason 'handoff'"),
-        (lambda r: r["steps"][1].update(broken=None), "no break declares it"),
+        (lambda r: r["steps"][1]["break_"].update(dropped=1), "step 1 has the break .*; expected"),
+        (lambda r: r["steps"][1]["break_"].update(reason="handoff"), "for the reason 'handoff'"),
+        (lambda r: r["steps"][1].update(break_=None), "no break declares it"),
         (lambda r: r.pop("seed"), "seed: Field required"),
         (lambda r: r.update(sead=1), "sead: Extra inputs are not permitted"),
     ],

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from envsdk import Env, Handoff, HandoffResult, Message, Renderer, Sample, Trajectory, Turn, get_renderer, make, rollout
 from envsdk.diagnostics import Estimate, cost, explain_break, kl, token_match
 from envsdk.errors import ConfigError, InvalidSample
+from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.rollouts import RandomPolicy, gather
-from envsdk.tokenizers import Tokenizer
 
 NAN, INF = float("nan"), float("inf")
 
@@ -200,7 +200,7 @@ def test_sampled_tokens_are_compared_at_their_positions():
     one = two_steps()
     assert token_match([one], [one]).share == 1.0
     found = token_match([one, one], [[0, 1, 9, 3, 4], one])  # token 2 is another, token 5 is missing
-    assert (found.sampled, found.same, found.broken, found.first) == (8, 6, 1, (0, 2))
+    assert (found.sampled, found.same, found.break_, found.first) == (8, 6, 1, (0, 2))
     assert token_match([one], [[9, 1, 2, 9, 4, 5]]).share == 1.0  # what was not sampled does not count
     assert token_match([[1, 2, 3]], [[1, 2]]).share == pytest.approx(2 / 3)
     assert token_match([], []).share == token_match([[]], [[]]).share == 1.0

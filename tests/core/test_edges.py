@@ -16,11 +16,11 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
-from envsdk.action import Break
+from envsdk.contexts.protocol import Break
 from envsdk.history import History, Rewrite
-from envsdk.records import read_jsonl, write_jsonl
 from envsdk.rollouts import agather, gather
-from envsdk.trajectory import ContextLog, Part, Step
+from envsdk.trajectories.records import read_jsonl, write_jsonl
+from envsdk.trajectories.steps import ContextLog, Part, Step
 
 
 class Talks(Env):
@@ -383,7 +383,7 @@ def with_base(keep: int) -> Trajectory:
     logs = {"main": log("main", None, [1, 2, 3, 4], [0, 0, -1, -1]), "child": log("child", "main", [5, 6], [0, -1])}
     steps = [
         Step("main", "main", 0, False, 0, 2, (Part(4),)),
-        Step("child", "main", keep, False, 0, 1, (Part(2),), broken=None),
+        Step("child", "main", keep, False, 0, 1, (Part(2),), break_=None),
     ]
     return Trajectory("t", "e", 0, "terminated", "terminated", logs, steps, vocab_size=10)
 

@@ -1,7 +1,7 @@
 """What an encoder remembers of the scaffold: it changes nothing, and it is bounded."""
 
 from envsdk import load_tokenizer
-from envsdk.emission import MAX_REMEMBERED, Emission, Encoder
+from envsdk.rendering.emission import MAX_REMEMBERED, Emission, Encoder
 
 
 def written(encoder: Encoder, text: str) -> list[int]:

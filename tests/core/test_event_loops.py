@@ -18,7 +18,8 @@ import pytest
 from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
-from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, event_loops, tool
+from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
+from envsdk.episodes import event_loops
 from envsdk.rollouts import gather
 
 

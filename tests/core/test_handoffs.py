@@ -179,7 +179,7 @@ def test_full_history_is_a_prompt_that_starts_with_the_parents() -> None:
     parent = prompts["main"][1]
     assert step.base == "main" and step.keep == len(parent)
     assert child[: len(parent)].tolist() == parent.tolist()
-    assert step.broken is not None and (step.broken.base, step.broken.kept) == ("main", len(parent))
+    assert step.break_ is not None and (step.break_.base, step.break_.kept) == ("main", len(parent))
     assert trajectory.tree_size(include_failed=True) < sum(len(sample) for sample in trajectory.samples())
 
 
@@ -604,7 +604,7 @@ def test_an_episode_may_begin_with_a_handoff(is_list: bool) -> None:
     assert list(trajectory.contexts) == ["main", *workers]
     assert [step.context for step in trajectory.steps] == [*workers, "main"]
     assert {trajectory.contexts[name].parent for name in workers} == {"main"}
-    assert trajectory.steps[-1].broken is None and not trajectory.steps[-1].extends
+    assert trajectory.steps[-1].break_ is None and not trajectory.steps[-1].extends
     assert [sample.context for sample in trajectory.samples()] == [*workers, "main"]
     assert trajectory.reward == 0.25 * len(workers) + 1.0
 

@@ -40,12 +40,12 @@ from envsdk import (
     Trajectory,
     Turn,
 )
-from envsdk.action import RewriteReason
+from envsdk.contexts.protocol import RewriteReason
 from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
 from envsdk.messages import check_calls
-from envsdk.renderer import NOT_ENDED
-from envsdk.tokenizers import load_tokenizer
+from envsdk.rendering.renderer import NOT_ENDED
+from envsdk.rendering.tokenizers import load_tokenizer
 
 _UNIQUE = itertools.count()
 
@@ -728,13 +728,13 @@ def a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights(run: 
 def observations_extend_unless_they_are_the_first_or_a_declared_break(run: Run) -> None:
     length = 0
     for index, ask in enumerate(run.asks):
-        o, broken = ask.observation, ask.info.get("break")
-        assert o.extends == (index > 0 and broken is None)
-        assert o.keep == length or broken is not None
-        if broken is not None:
-            assert (broken.kind, broken.context, broken.base) == ("rewrite", o.context, o.base)
-            assert (broken.kept, broken.dropped) == (o.keep, length - o.keep)
-            assert broken.dropped > 0
+        o, break_ = ask.observation, ask.info.get("break")
+        assert o.extends == (index > 0 and break_ is None)
+        assert o.keep == length or break_ is not None
+        if break_ is not None:
+            assert (break_.kind, break_.context, break_.base) == ("rewrite", o.context, o.base)
+            assert (break_.kept, break_.dropped) == (o.keep, length - o.keep)
+            assert break_.dropped > 0
         length = o.keep + len(o.tokens) + len(ask.tokens)
     assert run.last.extends == ("break" not in run.last_info and bool(run.asks))
     infos = [*(ask.info for ask in run.asks), run.last_info]

@@ -23,10 +23,10 @@ from envsdk import (
     Turn,
     get_renderer,
 )
-from envsdk.env import Result
+from envsdk.authoring.env import Result
 from envsdk.errors import ConfigError, NoEndWarning, TurnError
-from envsdk.renderer import NOT_ENDED
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.renderer import NOT_ENDED
+from envsdk.rendering.tokenizers import Tokenizer
 
 ROOM = 100
 CUT, FULL, CONTEXT = StopReason.CUT, StopReason.CONTEXT_FULL, StopReason.MAX_CONTEXT_TOKENS

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.env import EnvConfig
+from envsdk.authoring.env import EnvConfig
+from envsdk.authoring.tool_env import ToolEnvConfig
 from envsdk.rollouts import agather, gather
-from envsdk.tool_env import ToolEnvConfig
 
 
 class Says(Env):

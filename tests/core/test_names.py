@@ -10,10 +10,10 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
-from envsdk.env import Driver
+from envsdk.authoring.env import Driver
+from envsdk.authoring.reserved import DECLARATIONS, METHODS
+from envsdk.authoring.tool_env import ToolDriver
 from envsdk.errors import ReservedName
-from envsdk.reserved import DECLARATIONS, METHODS
-from envsdk.tool_env import ToolDriver
 
 POPULAR = re.findall(
     r"\w+",

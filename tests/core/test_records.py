@@ -12,8 +12,8 @@ from trainers.episodes import delegated, kept, played, stripped
 from envsdk import Trajectory, UndeclaredBreak, tree_batch
 from envsdk.diagnostics import cost
 from envsdk.errors import ConfigError, InvalidRecord, StorageError, UnknownName
-from envsdk.records import read_jsonl, write_jsonl
 from envsdk.trainers.atif import to_atif
+from envsdk.trajectories.records import read_jsonl, write_jsonl
 
 READERS: dict[str, Callable[[Trajectory], Any]] = {
     "samples": Trajectory.samples,

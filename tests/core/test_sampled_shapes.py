@@ -10,7 +10,7 @@ import pytest
 import real_models
 
 from envsdk import Action, Env, Limits, Message, Renderer, Turn, load_tokenizer
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
 STOP = "<|im_end|>"
 EMPTY_BLOCK = "<think>\n\n</think>\n\n"

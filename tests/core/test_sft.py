@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from envsdk import Action, Env, Message, Renderer, Sample, Trajectory, Turn, get_renderer
 from envsdk.errors import ConfigError, RenderError, UnknownName
 from envsdk.history import Budget, History, HistoryPolicy, Rewrite
+from envsdk.rendering.tokenizers import DATA
 from envsdk.sft import sft_samples
-from envsdk.tokenizers import DATA
 from envsdk.tree import tree_batch
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": {"type": "object"}}}

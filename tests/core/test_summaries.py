@@ -69,7 +69,7 @@ def test_the_model_writes_a_summary_in_a_context_that_starts_with_this_one(rende
     assert summaries[0] == "main/summary-1"
     for name in summaries:
         first = next(step for step in trajectory.steps if step.context == name)
-        assert (first.base, first.broken.reason) == ("main", "handoff") and first.keep > 300  # type: ignore[union-attr]
+        assert (first.base, first.break_.reason) == ("main", "handoff") and first.keep > 300  # type: ignore[union-attr]
         assert trajectory.contexts[name].role == "main" and trajectory.contexts[name].parent == "main"
         assert trajectory.contexts[name].error is None
     rewrites = [broken for broken in trajectory.breaks if broken.kind == "rewrite"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk import errors
-from envsdk.tasks import draw_in_split, pick, split_of
+from envsdk.authoring.tasks import draw_in_split, pick, split_of
 
 
 @given(key=st.text())

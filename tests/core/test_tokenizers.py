@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.errors import TokenizerError
-from envsdk.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load, load_tokenizer
-from envsdk.tokenizers.byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load, load_tokenizer
+from envsdk.rendering.tokenizers.byte_level import BYTE_OF_CHAR
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["embedded", str(real_models.qwen3_folder())]
@@ -187,8 +187,8 @@ def test_control_tokens_decode_to_their_names(fast: Tokenizer, slow: Tokenizer) 
 
 def test_ids_without_a_name_decode_to_a_replacement(fast: Tokenizer, slow: Tokenizer) -> None:
     for tokenizer in (fast, slow):
-        assert tokenizer.decode([10**6]) == envsdk.tokenizers.UNNAMED
-        assert tokenizer.decode([-1, 5]).startswith(envsdk.tokenizers.UNNAMED)
+        assert tokenizer.decode([10**6]) == envsdk.rendering.tokenizers.UNNAMED
+        assert tokenizer.decode([-1, 5]).startswith(envsdk.rendering.tokenizers.UNNAMED)
 
 
 def test_an_unknown_control_token_suggests_near_names(fast: Tokenizer) -> None:

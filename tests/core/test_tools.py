@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field
 from pydantic_core import PydanticSerializationError
 
 import envsdk
-from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool, tool_env
+from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
+from envsdk.authoring import tool_env
 from envsdk.rollouts import gather
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from envsdk import Break, Handoff, Limits, Sample, Trajectory, get_renderer, load_tokenizer, rollout
 from envsdk.errors import ConfigError, EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported, UnknownName
 from envsdk.rollouts import RandomPolicy
-from envsdk.trajectory import ContextLog, Part, Step
+from envsdk.trajectories.steps import ContextLog, Part, Step
 from envsdk.tree import TreeBatch, check_model, tree_batch
 
 # Random trajectories.
@@ -66,7 +66,7 @@ def random_trajectory(rng: Random, number: int = 0, pasts: Mapping[str, Sequence
         steps.append(
             Step(name, base, keep, not is_new and not drops, start, action_start, tuple(parts), "stop", None, reward)
         )
-        steps[-1].broken = broken
+        steps[-1].break_ = broken
         lengths[name] = keep + len(observed) + len(sampled)
     contexts = {
         name: ContextLog(
@@ -301,7 +301,7 @@ def record(*steps: tuple[Any, ...], id: str = "a", tokenizer: str = "t", status:
         start, action_start = len(log), len(log) + len(observed)
         log += [*observed, *sampled]
         parts = (Part(len(log)),)
-        made.append(Step("main", "main", keep, bool(made) and not drops, start, action_start, parts, broken=broken))
+        made.append(Step("main", "main", keep, bool(made) and not drops, start, action_start, parts, break_=broken))
         length = keep + len(observed) + len(sampled)
     logs = ContextLog("main", None, np.array(log, np.int32), np.full(len(log), -0.5, np.float32), [])
     return Trajectory(id, "e", 0, status, "end", {"main": logs}, made, tokenizer=tokenizer, group_id="g")

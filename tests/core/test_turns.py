@@ -25,8 +25,8 @@ from envsdk import (
     load_tokenizer,
 )
 from envsdk.history import DROPPED_RESULT
-from envsdk.renderer import NOT_ENDED, Renderer
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.renderer import NOT_ENDED, Renderer
+from envsdk.rendering.tokenizers import Tokenizer
 
 ASKED = "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
 EMPTY = "<think>\n\n</think>\n\n"
@@ -162,7 +162,7 @@ class Play:
 
     @property
     def breaks(self) -> list[tuple[str, int, int] | None]:
-        return [seen.broken for seen in self.seen]
+        return [seen.break_ for seen in self.seen]
 
     def samples(self) -> list[str]:
         """The samples as texts, with « and » around what is trained; they are sound, and so is the record."""

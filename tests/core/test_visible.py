@@ -23,9 +23,9 @@ from envsdk.cli import output
 from envsdk.cli.checks import print_check, print_end
 from envsdk.cli.episodes import print_trajectory
 from envsdk.cli.playing import Game
-from envsdk.report import Report, table
 from envsdk.testing.environments import EnvCheck, EnvReport
-from envsdk.trajectory import Trajectory
+from envsdk.trajectories.report import Report, table
+from envsdk.trajectories.trajectory import Trajectory
 from envsdk.visible import on_one_line, visible
 
 ATTACKS = [

@@ -20,8 +20,8 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, ToolCall, errors
+from envsdk.authoring.tasks import pick
 from envsdk.rollouts import gather
-from envsdk.tasks import pick
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 SPLITS = ["train", "test"]

@@ -13,7 +13,7 @@ from envsdk.rollouts import gather
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> envsdk.tokenizers.Tokenizer:
+def tokenizer() -> envsdk.rendering.tokenizers.Tokenizer:
     return envsdk.load_tokenizer(real_models.qwen3_folder())
 
 

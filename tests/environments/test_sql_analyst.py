@@ -18,8 +18,8 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, ToolCall, errors
+from envsdk.authoring.tasks import split_of
 from envsdk.rollouts import gather
-from envsdk.tasks import split_of
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 LIMITS = QueryLimits(500_000, 1_000)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from envsdk import Message, Renderer, load_tokenizer
 from envsdk.cli import app
-from envsdk.emission import Emission
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import ChatTemplateSource
 from envsdk.testing import check_renderer
-from envsdk.tokenizers import ChatTemplateSource
 
 RENDERERS = {
     "qwen3": lambda: Qwen3(load_tokenizer(real_models.qwen3_folder())),

@@ -31,8 +31,8 @@ from transformers import PreTrainedTokenizerFast
 from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, get_renderer
 from envsdk.errors import ConfigError, RenderError, TokenizerError
 from envsdk.messages import ToolSchema
+from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 from envsdk.testing import check_renderer
-from envsdk.tokenizers import ChatTemplateSource, Tokenizer
 
 CONVERSATIONS = 620
 COMPARED_AT_LEAST = 500

@@ -31,7 +31,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from envsdk import Message, ToolCall, get_renderer
 from envsdk.errors import ConfigError, RenderError
-from envsdk.renderer import EmittedDelta
+from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
 CONVERSATIONS = 48

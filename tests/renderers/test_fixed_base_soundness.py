@@ -17,7 +17,7 @@ from template_conversations import TOOLS, handed_out, result, said, turns_of, us
 
 from envsdk import Message, ToolCall, load_tokenizer
 from envsdk.errors import RenderError
-from envsdk.renderer import EmittedDelta
+from envsdk.rendering.renderer import EmittedDelta
 
 START = "{%- for m in messages %}"
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}

@@ -17,7 +17,7 @@ from jinja2.ext import loopcontrols
 
 import envsdk
 from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, errors
-from envsdk.tokenizers import TiktokenTokenizer
+from envsdk.rendering.tokenizers import TiktokenTokenizer
 
 CONVERSATIONS = 500
 DATE = "2025-08-05"

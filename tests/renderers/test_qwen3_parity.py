@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, ToolCall, get_renderer
 from envsdk.errors import RenderError
-from envsdk.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import DATA, Tokenizer
 
 CONVERSATIONS = 600
 GENERATED = [random_conversation(rng) for rng in [Random(2507)] for _ in range(CONVERSATIONS)]

@@ -11,7 +11,7 @@ from envsdk_renderers.reply_formats import FORMATS, choose_format, register_form
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError
-from envsdk.tokenizers import DATA
+from envsdk.rendering.tokenizers import DATA
 
 PLAIN = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}

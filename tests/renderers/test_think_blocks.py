@@ -8,7 +8,7 @@ from envsdk_renderers.fixed_base import FixedBase
 from families import FAMILIES, vocabulary
 
 from envsdk import Message
-from envsdk.renderer import NOT_ENDED
+from envsdk.rendering.renderer import NOT_ENDED
 
 PLAIN = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}

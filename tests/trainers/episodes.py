@@ -14,7 +14,7 @@ from envsdk_environments.guess_number import GuessNumber
 from envsdk_environments.kuhn_poker import KuhnPoker
 
 from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
-from envsdk.action import Break
+from envsdk.contexts.protocol import Break
 from envsdk.errors import InvalidSample
 from envsdk.rollouts import ReplyPolicy
 

@@ -128,7 +128,7 @@ def test_the_longest_open_context_is_extended_and_of_equal_ones_the_latest():
 
 def test_a_prompt_that_drops_tokens_is_an_undeclared_rewrite_of_the_context_that_it_is_nearest_to():
     trajectory = built(A, ([1, 2, 10, 20], [30]), ([1, 2, 10, 20, 30, 40], [50]))
-    broken = trajectory.steps[1].broken
+    broken = trajectory.steps[1].break_
     assert broken is not None
     assert (broken.kind, broken.reason, broken.context) == ("rewrite", "undeclared", "main")
     assert (broken.kept, broken.dropped, broken.detail) == (2, 3, "step 1 of the log, which does not say why")
@@ -139,7 +139,7 @@ def test_a_prompt_that_drops_tokens_is_an_undeclared_rewrite_of_the_context_that
 def test_a_context_that_goes_on_later_is_not_rewritten_by_what_begins_in_it():
     trajectory = built(A, ([1, 2, 7], [8]), A_LATER)
     assert list(trajectory.contexts) == ["main", "main-2"]
-    broken = trajectory.steps[1].broken
+    broken = trajectory.steps[1].break_
     assert broken is not None
     assert (broken.kind, broken.base, broken.kept, broken.dropped) == ("switch", "main", 2, 0)
     assert len(tree_batch(trajectory)) == 7 + 2

@@ -13,8 +13,8 @@ from trainers.episodes import copy_of, kept
 
 from envsdk import Sample
 from envsdk.errors import InvalidRecord, InvalidSample
-from envsdk.records import write_jsonl
 from envsdk.trainers.tables import read_parquet, to_dataset, write_parquet
+from envsdk.trajectories.records import write_jsonl
 
 
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -26,7 +26,7 @@ from envsdk.errors import (
     SingleSampleOnly,
     TokenizerMismatch,
 )
-from envsdk.tokenizers import DATA
+from envsdk.rendering.tokenizers import DATA
 from envsdk.trainers.trl import RolloutFunc, prompt_of, read_prompt, reward_func, scored, to_batch, to_row
 from envsdk.trainers.trl_async import LocalWeights, RolloutWorker, group_metrics, to_fields
 

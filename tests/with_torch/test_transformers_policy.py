@@ -17,9 +17,9 @@ from torch_models import logprobs_separate, tiny_gpt_oss, tiny_qwen3
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Trajectory, Turn, rollouts
 from envsdk.errors import ConfigError, UnknownName
+from envsdk.policies.sampling import Sampling, draw
+from envsdk.policies.transformers import Statistics
 from envsdk.rollouts import TransformersPolicy
-from envsdk.rollouts.sampling import Sampling, draw
-from envsdk.rollouts.transformers_policy import Statistics
 
 pytestmark = pytest.mark.filterwarnings("default")
 

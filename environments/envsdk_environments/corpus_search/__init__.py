@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.authoring.tasks import Split
 from envsdk.errors import TaskError, ToolError
-from envsdk.tasks import Split
 
 from .index import FullTextSearchUnavailable, Index, Page, check_full_text_search, get_index
 from .questions import CorpusSearchTask, Difficulty, get_questions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from envsdk.tasks import Split, split_of
+from envsdk.authoring.tasks import Split, split_of
 
 from .world import World, get_world
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.authoring.tasks import Split
 from envsdk.sandbox import Isolation, SandboxLimits, arun_python, check_isolation
-from envsdk.tasks import Split
 
 from .problems import Difficulty, Problem, random_problem
 

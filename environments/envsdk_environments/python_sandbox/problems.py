@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from envsdk.tasks import Split, draw_in_split
+from envsdk.authoring.tasks import Split, draw_in_split
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 Arguments: TypeAlias = dict[str, Any]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from envsdk import tool
+from envsdk.authoring.tools import Tool
 from envsdk.errors import ToolError
-from envsdk.tools import Tool
 
 from .policy import Policy
 from .records import Address, Customer, Database, Item, Order, Payment, Reason, Ticket, Topic, money

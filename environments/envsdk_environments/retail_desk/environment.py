@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn
-from envsdk.tasks import Split
-from envsdk.tools import Tool
+from envsdk.authoring.tasks import Split
+from envsdk.authoring.tools import Tool
 
 from .briefing import EMPTY, END, GREETING, briefing, is_end
 from .customer import ScriptedCustomer

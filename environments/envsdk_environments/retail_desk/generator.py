@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from envsdk.tasks import Split, split_of
+from envsdk.authoring.tasks import Split, split_of
 
 from .forms import Builder
 from .records import Customer

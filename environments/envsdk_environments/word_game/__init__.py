@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
-from envsdk.tasks import Split, split_of
+from envsdk.authoring.tasks import Split, split_of
 
 Mark: TypeAlias = Literal["right", "elsewhere", "absent"]
 

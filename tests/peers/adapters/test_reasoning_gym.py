@@ -25,9 +25,9 @@ from envsdk import Message
 from envsdk.adapters import reasoning_gym as adapter
 from envsdk.adapters.reasoning_gym import ReasoningGym
 from envsdk.adapters.reasoning_gym_scorers import may_be_asked
+from envsdk.authoring.tasks import split_of
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.rollouts import gather
-from envsdk.tasks import split_of
 
 NAMES = sorted(DATASETS.keys() - {"composite"})
 NOT_SUPPORTED = {"composite": "its options are no JSON; make an environment of each data set that it has"}

@@ -14,8 +14,8 @@ import transformers
 
 import envsdk
 from envsdk.errors import TokenizerMismatch
+from envsdk.rendering.tokenizers import HuggingFaceTokenizer, Tokenizer
 from envsdk.rollouts import TransformersPolicy
-from envsdk.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 import renderers
 from envsdk import Message, Renderer, ToolCall, load_tokenizer
-from envsdk.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 CONVERSATIONS = 300

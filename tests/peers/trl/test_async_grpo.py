@@ -17,7 +17,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async
 
 from envsdk import Env, Limits, Message, Sample, Trajectory, Turn
 from envsdk.errors import ConfigError, EpisodeError
-from envsdk.rollouts.transformers_policy import TransformersPolicy
+from envsdk.policies.transformers import TransformersPolicy
 from envsdk.trainers.trl import dataset
 from envsdk.trainers.trl_async import LocalWeights, RolloutWorker
 

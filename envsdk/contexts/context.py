@@ -1,0 +1,406 @@
+"""A context: the token sequence that one agent sees, and how it grows.
+
+A context only truncates and appends. Its log holds every token that was ever handed out or sampled, once, in the order
+in which it came; its view is the prompt as it is now. Tokens of a reply are never decoded and encoded again.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
+
+import numpy as np
+
+from ..errors import ContextFull, UndeclaredBreak, encodable
+from ..limits import StopReason
+from ..messages import Message, ToolSchema
+from ..rendering.renderer import Renderer
+from .arrays import Growing
+from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
+from .protocol import Break, RewriteReason
+from .view import View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Delta(NamedTuple):
+    """How a context changes: keep its first tokens, then append."""
+
+    tokens: "NDArray[np.int32]"
+    keep: int
+    break_: Break | None = None
+    closed_reply: bool = False
+    """Whether the reply had to be closed, because its turn did not end."""
+    full: StopReason | None = None
+    """Why nothing more can be sampled in this context, if so; there is no generation prompt then."""
+    is_first: bool = False
+    """Whether it is the first of its context, though that had messages before: in an episode that was forked."""
+
+
+class Context:
+    """One context of an episode.
+
+    Args:
+        name: Its name, such as `main`.
+        role: Whose context it is.
+        renderer: Writes its messages.
+        policy: Decides what of its past stays visible.
+        parent: The context that opened this one, or None.
+    """
+
+    def __init__(
+        self, name: str, role: str, renderer: Renderer, policy: HistoryPolicy, *, parent: str | None = None
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.parent = parent
+        self.renderer = renderer
+        self.policy = policy
+        self.messages: list[Message] = []
+        """Everything that was said, in order: the record. Rewrites change the view, never the record."""
+        self.steps = 0
+        self.inherited = 0
+        """How many of the messages are another context's, which this one began with."""
+        self.reward: float | None = None
+        """What it earned by itself; None if it shares the episode's reward."""
+        self.log_tokens = Growing(np.int32)
+        self.log_logprobs = Growing(np.float32)
+        self._view = View(renderer)
+        self._seen = 0  # how many messages of the view the policy has seen, ...
+        self._seen_before = 0  # ... and how many before what it saw last
+        self._opening = 0
+        self._state: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._view.tokens)
+
+    def earn(self, reward: float) -> None:
+        """Add to what it earned by itself."""
+        self.reward = (self.reward or 0.0) + reward
+
+    def prompt(self) -> "NDArray[np.int32]":
+        """The context as it is now, int32 of shape (n,): a copy."""
+        return self._view.tokens.copy()
+
+    @property
+    def view(self) -> Sequence[Message]:
+        """What the model sees now."""
+        return self._view.messages
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """The tools that the model may call."""
+        return self._view.tools
+
+    # The model speaks.
+
+    def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
+        """Append sampled tokens, verbatim; log-probabilities that are not known are NaN in the log."""
+        self._view.tokens.append(tokens)
+        self.log_tokens.append(tokens)
+        self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
+
+    def parse_reply(self) -> Message:
+        """Read what was sampled since the generation prompt, as a message."""
+        view, tokens = self._view, self._view.tokens.view
+        return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
+
+    def add_reply(self, message: Message) -> None:
+        """Take the reply into the record and the view."""
+        self.messages.append(message)
+        self._view.add_reply(message)
+        self.steps += 1
+
+    def new_text(self, count: int) -> "SampledText":
+        """The text of the last `count` tokens of the log, which the model sampled."""
+        length = len(self.log_tokens)
+        return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+
+    def check_end(self) -> None:
+        """Let the renderer look at what was handed out, when nothing more will be."""
+        if self.renderer.renders_whole:
+            self.renderer.check_episode(self._view.messages, self._view.handed_out(), self._view.tools)
+
+    # The environment speaks.
+
+    def open(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+    ) -> Delta:
+        """Render the first messages; see `observe`."""
+        self.renderer.check_tools(tools)
+        self._view.tools = tuple(tools)
+        self._opening = len(messages)
+        out = self.renderer.emission()
+        self.renderer.emit_conversation(out, messages, tools=tools)
+        self.renderer.emit_generation_prompt(out, len(messages), prefill)
+        tokens, starts = out.tokens()
+        self._view.append(tokens, messages, starts, self._prefill(prefill))
+        self.messages.extend(messages)
+        return self._hand_out(self._rewrite(Delta(tokens, 0)), max_tokens)
+
+    def open_on(
+        self,
+        base: "Context",
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+    ) -> Delta:
+        """Begin with all of another context, behind its last reply; see `observe`."""
+        self._view = base._view.copy()
+        self.messages, self.inherited = list(base.messages), len(base.messages)
+        self._opening = len(self.view) + len(messages)
+        view, length = self._view, len(self)
+        reply = view.tokens.view[view.body :]
+        closed_reply = not self.renderer.is_closed(reply)
+        cut = self.renderer.rewritten_end(reply, messages)
+        view.tokens.truncate(length - cut)
+        rendered = self.renderer.extension(
+            reply[: len(reply) - cut], messages, history=view.messages, tools=view.tools, prefill=prefill
+        )
+        view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
+        self.messages.extend(messages)
+        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
+        return self._hand_out(self._rewrite(delta), max_tokens)
+
+    def observe(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_final: bool = False,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+        system: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        summary: str | None = None,
+    ) -> Delta:
+        """Render what the environment says after a reply.
+
+        Args:
+            messages: What it says.
+            is_final: Whether nobody will be asked again: then there is no generation prompt, and nothing is rewritten.
+            max_tokens: How long the context may become, the next reply included.
+            prefill: What the next reply begins with.
+            system: Another system message from now on, ...
+            tools: ... and other tools; what is another than before is a declared `edit`.
+            summary: The summary that the history policy asked for.
+
+        Raises:
+            RenderError: If the model family cannot express one of the messages; the context is then as it was.
+        """
+        view, length = self._view, len(self)
+        reply = view.tokens.view[view.body :]
+        closed_reply = not self.renderer.is_closed(reply)
+        cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)
+        reply = reply[: len(reply) - cut]
+        rendered = self.renderer.extension(
+            reply,
+            messages,
+            history=view.messages,
+            tools=view.tools,
+            generation_prompt=not is_final,
+            prefill=prefill,
+        )
+        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
+        if cut:
+            view.tokens.truncate(length - cut)
+            delta = delta._replace(break_=self._break("template", length - cut, length, "the end of the reply"))
+        before = view.mark()
+        view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
+        if is_final:
+            self.messages.extend(messages)
+            return self._hand_out(delta)
+        edited = delta
+        try:
+            edited = self._edit(delta, system, tools)
+            delta = self._rewrite(edited, summary)
+        except Exception:
+            if edited.break_ is None:
+                view.go_back(before)
+            raise
+        self.messages.extend(messages)
+        return self._hand_out(delta, max_tokens)
+
+    def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
+        """Put something inside the last reply, which then goes on. A stop token in it is dropped, a declared `edit`.
+
+        Args:
+            addition: What `Renderer.continuation` takes.
+            max_tokens: How long the context may become, the rest of the reply included.
+
+        Raises:
+            RenderError: If it does not fit the reply; the context is then as it was.
+        """
+        view, length = self._view, len(self)
+        body = view.bodies[-1]
+        kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
+        dropped = view.tokens.copy(body + kept)
+        reply = self.messages.pop()
+        view.reopen_reply(kept, tokens)
+        self.steps -= 1
+        self._seen = self._seen_before
+        delta = Delta(tokens, body + kept)
+        if len(dropped):
+            delta = delta._replace(break_=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
+        rewritten = self._rewrite(delta)
+        full = rewritten.full or self._is_full(max_tokens)
+        if full is None:
+            return self._hand_out(rewritten)
+        view.tokens.truncate(view.body + kept)
+        view.tokens.append(dropped)
+        self.add_reply(reply)
+        is_rewritten = rewritten.break_ is not delta.break_
+        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length)
+        sampled = view.tokens.view[view.body :]
+        closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
+        closed_reply = not self.renderer.is_closed(sampled)
+        view.append(closing.tokens, [], closing.starts)
+        return self._hand_out(ended._replace(closed_reply=closed_reply, full=full))
+
+    def _prefill(self, prefill: str | Message | None) -> "NDArray[np.int32] | None":
+        return None if prefill is None else self.renderer.prefill(prefill)
+
+    def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
+        """Begin with another system message or other tools, if they are others."""
+        view, first = self._view, self._view.messages[0]
+        if system is not None and first.role == "system" and first.content == system:
+            system = None
+        if tools is not None and list(tools) == list(view.tools):
+            tools = None
+        changed = [name for name, value in (("system", system), ("tools", tools)) if value is not None]
+        if not changed:
+            return delta
+        count = len(view.messages)
+        view.reopen(system, None if tools is None else tuple(tools))
+        if system is not None:
+            self.messages.append(view.messages[0])
+        self._opening += len(view.messages) - count
+        self._seen += len(view.messages) - count
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+
+    def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
+        """Let the policy rewrite the view; the break is that of whoever keeps less."""
+        try:
+            rewrite = self._ask_policy(summary)
+        except ContextFull:
+            return delta._replace(full=StopReason.CONTEXT_FULL)
+        if rewrite is None:
+            return delta
+        keep = self._view.rewrite(rewrite)
+        if keep >= delta.keep:
+            return delta
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        break_ = self._break(rewrite.reason, keep, length, rewrite.detail)
+        return Delta(delta.tokens, keep, break_, delta.closed_reply)
+
+    def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
+        return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+
+    def request(self) -> SummaryRequest | None:
+        """The summary that the history policy asks for before anything more is said, if it does."""
+        return self.policy.request(self._history())
+
+    def rejects(self, summary: str) -> str | None:
+        """Why the history policy does not take a summary, if it does not."""
+        return self.policy.rejects(self._history(), summary)
+
+    def _history(self, summary: str | None = None) -> History:
+        """What the history policy sees."""
+        view = self._view
+        return History(
+            messages=ReadOnly(view.messages),
+            new=self._seen,
+            opening=self._opening,
+            steps=self.steps,
+            length=len(view.tokens),
+            renderer=self.renderer,
+            state=self._state,
+            tokens=view.count,
+            measure=view.measure,
+            summary=summary,
+        )
+
+    def _ask_policy(self, summary: str | None) -> Rewrite | None:
+        """What the history policy says of the view.
+
+        Raises:
+            UndeclaredBreak: If it returns anything but None and a legal rewrite.
+        """
+        view = self._view
+        rewrite = self.policy.view(self._history(summary))
+        if rewrite is not None and not _is_legal(rewrite, len(view.messages)):
+            raise UndeclaredBreak(
+                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
+                f"message, and has one of the reasons {get_args(RewriteReason)}, and as its detail a text of Unicode"
+            )
+        return rewrite
+
+    def _is_full(self, max_tokens: int | None) -> StopReason | None:
+        return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
+
+    def _hand_out(self, delta: Delta, max_tokens: int | None = None) -> Delta:
+        """Log the tokens behind those that are kept, and give them out."""
+        view = self._view
+        self._seen_before, self._seen = self._seen, len(view.messages)
+        full = delta.full or self._is_full(max_tokens)
+        if full is not None:
+            view.drop_generation_prompt()
+        tokens = view.tokens.copy(delta.keep)
+        self.log_tokens.append(tokens)
+        self.log_logprobs.extend(len(tokens), 0.0)
+        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full)
+
+
+class SampledText:
+    """The text of sampled tokens, decoded when it is asked for."""
+
+    __slots__ = ("_renderer", "_tokens")
+
+    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
+        self._renderer = renderer
+        self._tokens = tokens
+
+    def __str__(self) -> str:
+        tokens = self._tokens
+        is_ended = len(tokens) and int(tokens[-1]) in self._renderer.stop_token_ids
+        return self._renderer.tokenizer.decode(tokens[:-1] if is_ended else tokens)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+class ReadOnly(Sequence[Message]):
+    """Messages to read, without a copy of them all."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+
+def _is_legal(rewrite: object, length: int) -> bool:
+    return (
+        isinstance(rewrite, Rewrite)
+        and rewrite.reason in get_args(RewriteReason)
+        and 0 <= rewrite.start <= length
+        and bool(rewrite.start or rewrite.messages)
+        and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and rewrite.detail == encodable(rewrite.detail)
+    )

@@ -1,0 +1,349 @@
+"""What a model sees of a conversation: messages, their tokens, and how a rewrite of the past changes them.
+
+A rewrite writes as little as it can. Messages that stay are copied, token for token; of a reply that lost its reasoning
+the rest is copied, if it can be cut at a token boundary; only what is left is written again.
+"""
+
+import operator
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..messages import Message, ToolSchema
+from ..rendering.renderer import EmittedDelta, Renderer
+from .arrays import Growing
+from .history_policy import Rewrite
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Mark(NamedTuple):
+    """A state of a view to which it can go back, as long as it was only appended to."""
+
+    messages: int
+    tokens: int
+    end: int
+    body: int
+
+
+class View:
+    """The messages that a model sees, and their tokens."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.tools: Sequence[ToolSchema] = ()
+        self.tokens = Growing(np.int32)
+        self.messages: list[Message] = []
+        self.starts: list[int] = []
+        """The position of each message's first token."""
+        self.bodies: list[int] = []
+        """The position where the sampled part of each message begins; -1 if the model did not write it."""
+        self.end = 0
+        """The position behind the last message; the generation prompt stands there."""
+        self.body = 0
+        """The position behind the generation prompt, where the next reply begins; there may be a part of it already."""
+
+    def append(
+        self,
+        tokens: "NDArray[np.int32]",
+        messages: Sequence[Message],
+        starts: Sequence[int],
+        prefill: "NDArray[np.int32] | None" = None,
+    ) -> None:
+        """Take rendered messages; the generation prompt, if any, begins at the last of `starts`, before the prefill."""
+        before = len(self.tokens)
+        self.tokens.append(tokens)
+        for message, start in zip(messages, starts, strict=False):
+            self._add(message, before + start)
+        self.end = before + starts[len(messages)] if len(starts) > len(messages) else len(self.tokens)
+        self.body = len(self.tokens)
+        if prefill is not None:
+            self.tokens.append(prefill)
+
+    def add_reply(self, message: Message) -> None:
+        """Take the reply whose tokens stand behind the generation prompt."""
+        self._add(message, self.end, self.body)
+
+    def reopen_reply(self, kept: int, tokens: "NDArray[np.int32]") -> None:
+        """The last message, a reply, goes on: with its first `kept` tokens, and `tokens` behind them."""
+        del self.messages[-1]
+        self.end, self.body = self.starts.pop(), self.bodies.pop()
+        self.tokens.truncate(self.body + kept)
+        self.tokens.append(tokens)
+
+    def copy(self) -> "View":
+        """A view that goes its own way from here on."""
+        view = View(self.renderer)
+        view.tools, view.end, view.body = self.tools, self.end, self.body
+        view.tokens.append(self.tokens.view)
+        view.messages, view.starts, view.bodies = list(self.messages), list(self.starts), list(self.bodies)
+        return view
+
+    def mark(self) -> Mark:
+        """The state to go back to."""
+        return Mark(len(self.messages), len(self.tokens), self.end, self.body)
+
+    def go_back(self, mark: Mark) -> None:
+        """Forget what was appended since."""
+        self.tokens.truncate(mark.tokens)
+        del self.messages[mark.messages :], self.starts[mark.messages :], self.bodies[mark.messages :]
+        self.end, self.body = mark.end, mark.body
+
+    def drop_generation_prompt(self) -> None:
+        """End with the last message: nobody will be asked."""
+        self.tokens.truncate(self.end)
+        self.body = self.end
+
+    def rewrite(self, rewrite: Rewrite) -> int:
+        """Replace the messages from `rewrite.start` on.
+
+        Returns:
+            How many tokens stay: those before the first message that is another, or is written in another way.
+        """
+        if self.renderer.renders_whole:
+            whole = [*self.messages[: rewrite.start], *rewrite.messages]
+            return self._replace_whole(whole, as_template=rewrite.as_template)
+        first, messages = self._first_changed(rewrite)
+        is_same = first == len(self.messages) and not messages
+        return len(self.tokens) if is_same else self._replace(first, messages)
+
+    def reopen(self, system: str | None, tools: Sequence[ToolSchema] | None) -> None:
+        """Begin with another system message or other tools; None leaves what there is."""
+        messages = list(self.messages)
+        if system is not None:
+            has_system = messages[0].role == "system"
+            messages = [Message(role="system", content=system), *messages[1 if has_system else 0 :]]
+        before = self.tools
+        self.tools = before if tools is None else tools
+        try:
+            if self.renderer.renders_whole:
+                self._replace_whole(messages, as_template=False)
+            else:
+                self._replace(0, messages)
+        except Exception:
+            self.tools = before
+            raise
+
+    def _replace(self, first: int, messages: Sequence[Message]) -> int:
+        """The messages from `first` on become others; returns how many tokens stay."""
+        past = _Past(self, first)
+        view = [*self.messages[self._start_of_round(first) : first], *messages]  # with the neighbors before them
+        before = len(view) - len(messages)
+        written = [self._write(view, before + i, past) for i in range(len(messages))]
+        prompt, asks = self.tokens.copy(self.end), self.body - self.end
+        del self.messages[first:], self.starts[first:], self.bodies[first:]
+        self.tokens.truncate(past.start)
+        for message, (tokens, body) in zip(messages, written, strict=True):
+            start = len(self.tokens)
+            self._add(message, start, start + body if body >= 0 else -1)
+            self.tokens.append(tokens)
+        self.end = len(self.tokens)
+        self.tokens.append(prompt)
+        self.body = self.end + asks
+        return past.start
+
+    def _replace_whole(self, messages: Sequence[Message], *, as_template: bool) -> int:
+        """All messages become others, by a renderer of whole conversations; returns how many tokens stay.
+
+        Those stay that say the same, up to the last control token at which both begin to differ.
+        """
+        if not as_template and _are_same(self.messages, messages):
+            return len(self.tokens)
+        history = "template" if as_template else "keep"
+        rendered = self.renderer.render(messages, tools=self.tools, history=history)
+        old, new = self.tokens.copy(0, self.end), rendered.tokens
+        keep, same = self._shared(old, new)
+        if keep == len(old) and same == len(new):
+            self.messages[:] = messages
+            return len(self.tokens)
+        prompt, asks = self.tokens.copy(self.end), self.body - self.end
+        starts, bodies = self.starts, self.bodies
+        self.messages, self.starts, self.bodies = [], [], []
+        for index, (message, start) in enumerate(zip(messages, rendered.starts, strict=False)):
+            if start < same and index < len(starts) and starts[index] < keep:
+                is_kept = index + 1 < len(starts) and starts[index + 1] <= keep
+                self._add(message, starts[index], bodies[index] if is_kept else -1)
+            else:
+                self._add(message, keep + start - same)
+        self.tokens.truncate(keep)
+        self.tokens.append(new[same:])
+        self.end = len(self.tokens)
+        self.tokens.append(prompt)
+        self.body = self.end + asks
+        return keep
+
+    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]") -> tuple[int, int]:
+        """How many tokens of each say the same at the start, cut where a control token begins, if one does."""
+        old_text, old_offsets = self._offsets(old)
+        new_text, new_offsets = self._offsets(new)
+        shorter = min(len(old_text), len(new_text))
+        differs = old_text[:shorter] != new_text[:shorter]
+        length = int(np.argmax(differs)) if differs.any() else shorter
+        both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
+        both = both[both <= length]
+        kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
+        controls = np.fromiter(self.renderer.tokenizer.control_tokens.values(), np.int32)
+        begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), controls)
+        at = int(np.flatnonzero(begins_control)[-1]) if begins_control.any() else -1
+        left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
+        return int(left[at]), int(kept[at])
+
+    def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
+        """The bytes that the tokens stand for, and where each token begins in them, and the last one ends."""
+        pieces = self.renderer.tokenizer.token_bytes(tokens)
+        return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+    def handed_out(self) -> list[EmittedDelta]:
+        """What was handed out behind each reply that was sampled, and stands here as it was."""
+        replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
+        turns: list[EmittedDelta] = []
+        for reply, following in pairwise([*replies, len(self.messages)]):
+            is_last = following == len(self.messages)
+            stop = self.body if is_last else self.bodies[following]
+            if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
+                tokens = self.tokens.copy(self.starts[reply + 1], stop)
+                turns.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
+        return turns
+
+    def count(self, index: int) -> int:
+        """How many tokens message `index` has."""
+        following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
+        return following - self.starts[index]
+
+    def measure(self, index: int, message: Message) -> int:
+        """How many tokens a message would have in the place of message `index`."""
+        if self.renderer.renders_whole:  # about so many
+            return max(0, self.count(index) + self._size(message) - self._size(self.messages[index]))
+        start = self._start_of_round(index)
+        view = [*self.messages[start:index], message, *self.messages[index + 1 : index + 2]]
+        return len(self._write_again(view, index - start, self._sampled(index))[0])
+
+    def _start_of_round(self, index: int) -> int:
+        """The first message that the tokens of message `index` may depend on: a tool's result answers a reply."""
+        start = max(index - 1, 0)
+        while start > 0 and self.messages[start].role == "tool":
+            start -= 1
+        return start
+
+    def _size(self, message: Message) -> int:
+        return len(self.renderer.tokenizer.encode(message.content + (message.reasoning or "")))
+
+    def _add(self, message: Message, start: int, body: int = -1) -> None:
+        self.messages.append(message)
+        self.starts.append(start)
+        self.bodies.append(body)
+
+    def _first_changed(self, rewrite: Rewrite) -> tuple[int, Sequence[Message]]:
+        """The first message that has to be written again, and all messages from there on."""
+        first, offset = rewrite.start, 0
+        while offset < len(rewrite.messages) and first < len(self.messages):
+            if rewrite.messages[offset] is not self.messages[first]:
+                break
+            first, offset = first + 1, offset + 1
+        messages = rewrite.messages[offset:]
+        if first:
+            before, old, new = self.messages[first - 1], _at(self.messages, first), _at(messages, 0)
+            if self.renderer.seam(before, old) != self.renderer.seam(before, new):
+                return first - 1, [before, *messages]  # its neighbour is another now: it is written in another way
+        return first, messages
+
+    def _sampled(self, index: int) -> "NDArray[np.int32] | None":
+        """What was sampled of message `index`, with what closes it."""
+        body = self.bodies[index]
+        return self.tokens.view[body : self.starts[index] + self.count(index)] if body >= 0 else None
+
+    def _write(self, view: Sequence[Message], at: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
+        """The tokens of `view[at]`, and where its sampled part begins in them, or -1."""
+        source = past.find(view[at])
+        if source is None:
+            return self._write_again(view, at, None)
+        # The first message's tokens hold the tools, so they are no copy for any other place.
+        is_same = past.messages[source] is view[at] and at and not past.is_opening(source)
+        if is_same and self._has_same_neighbours(view, at, past, source):
+            return past.tokens(source), past.body(source)
+        return self._write_again(view, at, past.sampled(source))
+
+    def _write_again(
+        self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None"
+    ) -> "tuple[NDArray[np.int32], int]":
+        """As `_write`, by the renderer, but with the sampled tokens of the old message where they say the same."""
+        out = self.renderer.emission()
+        self.renderer.emit_conversation(out, view, tools=self.tools, first=at, stop=at + 1)
+        opening = self.renderer.opening_tokens
+        tail = None if sampled is None else self._tail(sampled, out.text().removeprefix(self.renderer.opening))
+        return (out.tokens()[0], -1) if tail is None else (np.concatenate([opening, tail]), len(opening))
+
+    def _has_same_neighbours(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
+        seam, message = self.renderer.seam, view[at]
+        return all(
+            seam(message, _at(view, at + side)) == seam(message, _at(past.messages, source + side)) for side in (-1, 1)
+        )
+
+    def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
+        """The end of `sampled` that says exactly `text`, or None if no token begins there."""
+        pieces = self.renderer.tokenizer.token_bytes(sampled)
+        wanted = text.encode()
+        left, position = len(wanted), len(pieces)
+        while left > 0 and position > 0:
+            position -= 1
+            left -= len(pieces[position])
+        is_said = left == 0 and b"".join(pieces[position:]) == wanted
+        return sampled[position:] if is_said else None
+
+
+class _Past:
+    """The messages of a view from `first` on, with the one before them, as they are before a rewrite."""
+
+    def __init__(self, view: View, first: int) -> None:
+        lead = min(first, 1)
+        bounds = [*view.starts[first:], view.end]
+        self.start = bounds[0]
+        self.messages = view.messages[first - lead :]
+        self._has_opening = not first
+        self._tokens = view.tokens.copy(self.start, view.end)
+        self._bounds = [0] * lead + [bound - self.start for bound in bounds]
+        self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in view.bodies[first:]]
+        self._same = {id(message): index for index, message in enumerate(self.messages) if index >= lead}
+        self._next = lead
+
+    def find(self, message: Message) -> int | None:
+        """Which message this one is, or which reply it is that lost its reasoning; they come in order."""
+        index = self._same.get(id(message))
+        if index is None and message.role == "assistant":
+            later = range(self._next, len(self.messages))
+            index = next((i for i in later if self._bodies[i] >= 0 and _says(self.messages[i], message)), None)
+        if index is not None:
+            self._next = index + 1
+        return index
+
+    def is_opening(self, index: int) -> bool:
+        """Whether this is the conversation's first message."""
+        return self._has_opening and index == 0
+
+    def tokens(self, index: int) -> "NDArray[np.int32]":
+        """The tokens of message `index`."""
+        return self._tokens[self._bounds[index] : self._bounds[index + 1]]
+
+    def sampled(self, index: int) -> "NDArray[np.int32] | None":
+        """Its tokens from the first sampled one on, with those that close it; None if the model did not write it."""
+        return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
+
+    def body(self, index: int) -> int:
+        """Where the sampled part begins in its tokens, or -1."""
+        return self._bodies[index] - self._bounds[index] if self._bodies[index] >= 0 else -1
+
+
+def _at(messages: Sequence[Message], index: int) -> Message | None:
+    return messages[index] if 0 <= index < len(messages) else None
+
+
+def _are_same(first: Sequence[Message], second: Sequence[Message]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _says(old: Message, message: Message) -> bool:
+    """Whether a reply says the same behind its reasoning."""
+    return old.content == message.content and old.tool_calls == message.tool_calls

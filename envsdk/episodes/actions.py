@@ -1,0 +1,141 @@
+"""Checks an action where it enters the episode."""
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+
+import numpy as np
+
+from ..contexts.arrays import LARGEST
+from ..contexts.protocol import Action, FinishReason
+from ..errors import ActionError
+from ..messages import check_text
+from ..trajectories.records import fragment
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class CheckedAction(NamedTuple):
+    """An action whose arrays are sound and its own."""
+
+    tokens: "NDArray[np.int32]"
+    logprobs: "NDArray[np.float32] | None"
+    finish_reason: FinishReason
+    temperature: float
+    policy_version: int | None
+    extra: Mapping[str, Any]
+
+
+_FINISH_REASONS = get_args(FinishReason)
+
+
+def check_action(action: object, vocab_size: int) -> CheckedAction:
+    """Check an action at the edge and copy its arrays.
+
+    Args:
+        action: An `Action`, or its tokens alone: an integer array or a sequence of int.
+        vocab_size: Ids must be below it.
+
+    Raises:
+        ActionError: For ids that are no integers or out of range, and for log-probabilities of another length,
+            positive, or not finite; it names the position.
+    """
+    if not isinstance(action, Action):
+        action = Action(action)  # pyright: ignore[reportArgumentType]
+    if action.finish_reason not in _FINISH_REASONS:
+        raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
+    _check_sampling(action)
+    tokens = _check_tokens(action.tokens, vocab_size)
+    for key, value in action.extra.items():
+        if isinstance(value, np.ndarray):
+            _check_aligned(key, cast("NDArray[Any]", value), len(tokens))
+        try:
+            check_text(key)
+            if not isinstance(value, np.ndarray):
+                fragment(value)
+        except ValueError as error:
+            raise ActionError(f"extra[{key!r:.80}] cannot be recorded: {error}") from error
+    logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
+    version = None if action.policy_version is None else int(action.policy_version)
+    return CheckedAction(
+        tokens,
+        logprobs,
+        action.finish_reason,
+        float(action.temperature),
+        version,
+        copy.deepcopy(dict(action.extra)) if action.extra else {},
+    )
+
+
+def _check_sampling(action: Action) -> None:
+    temperature: Any = action.temperature
+    if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature <= LARGEST:
+        raise ActionError(f"temperature is {temperature!r}; expected a finite number of float32, of at least 0")
+    version: Any = action.policy_version
+    if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
+        raise ActionError(f"policy_version is {version!r}; expected None or an integer from 0 to 2**31 - 1")
+    extra: Any = action.extra
+    if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
+        raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
+
+
+def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
+    if array.shape[:1] != (length,):
+        raise ActionError(
+            f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens: an array has a row for "
+            "each token. What belongs to the action as a whole is given as a list or another value"
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise ActionError(
+            f"extra[{key!r}] is a masked array; expected a plain one, with -1 or NaN where nothing is known"
+        )
+    if array.dtype.kind not in "if" or array.dtype.itemsize > 8:
+        raise ActionError(
+            f"extra[{key!r}] is an array of {array.dtype}; expected signed integers or floats of at most 64 bits. "
+            "Samples hold -1 or NaN on all other tokens, which booleans and unsigned integers cannot: "
+            f"give extra[{key!r}].astype(np.int32)"
+        )
+
+
+def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
+    try:
+        array: NDArray[Any] = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise ActionError(f"tokens must be a flat sequence of int: {error}") from error
+    if array.ndim != 1:
+        raise ActionError(
+            f"tokens must have shape (n,), got {array.shape} from a {type(values).__name__}: give an Action, an int32 "
+            "array or a list of int"
+        )
+    if not array.size:
+        return np.empty(0, dtype=np.int32)
+    if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large, too
+        tokens = array.astype(np.int32)
+        if tokens.view(np.uint32).max() < vocab_size:
+            return tokens
+    if array.dtype.kind not in "iu":
+        raise ActionError(f"tokens must be integers, got dtype {array.dtype}, such as {array[0]!r}")
+    if array.min() < 0 or array.max() >= vocab_size:
+        position = int(np.argmax((array < 0) | (array >= vocab_size)))
+        raise ActionError(
+            f"token {array[position]} at position {position} is out of range: the tokenizer has the ids 0 to "
+            f"{vocab_size - 1}. If the model has more, load it with load_tokenizer(..., vocab_size=...)"
+        )
+    return array.astype(np.int32)
+
+
+def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
+    try:
+        array = np.array(values, dtype=np.float32)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
+    if array.shape != (length,):
+        raise ActionError(f"logprobs have shape {array.shape}, but there are {length} tokens: one for each, in order")
+    if array.size and not (array.max() <= 0 and array.min() > -np.inf):  # NaN fails the first
+        position = int(np.argmin((array <= 0) & (array > -np.inf)))
+        raise ActionError(
+            f"logprob {array[position]} at position {position}: a log-probability is finite and at most 0 "
+            "(of the token under the distribution that it was sampled from)"
+        )
+    return array

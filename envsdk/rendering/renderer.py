@@ -1,0 +1,539 @@
+"""The base class of renderers: messages to tokens, and sampled tokens back to a message, for one model family.
+
+A family specifies once how a message is written. The full rendering, the delta after a reply, the generation prompt,
+the masks and the attribution all come from that one path. Knows nothing about environments and history policies.
+"""
+
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..errors import ConfigError, RenderError, TokenizerError
+from ..messages import Message, ToolSchema
+from .emission import Emission, Encoder, Span
+from .tokenizers import ChatTemplateSource, Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
+"""Token ids, shape (n,)."""
+
+NOT_ENDED = "the turn was not ended: there is no stop token"
+"""The error of a reply without a stop token."""
+_PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
+
+
+def overrun_error(text: str) -> str:
+    """Return the error of a reply with text after its first stop token."""
+    return f"there is text after the end of the turn: {text[:40]!r}"
+
+
+class Rendered:
+    """A rendered conversation."""
+
+    __slots__ = ("_emission", "starts", "tokens")
+
+    def __init__(self, emission: Emission) -> None:
+        self._emission = emission
+        self.tokens: NDArray[np.int32]
+        """The token ids, shape (n,)."""
+        self.starts: list[int]
+        """The index of each message's first token; with a generation prompt, also the index of its first token."""
+        self.tokens, self.starts = emission.tokens()
+
+    @property
+    def spans(self) -> list[Span]:
+        """Runs of tokens with their message, role, and whether they are sampled and content (computed on request)."""
+        return self._emission.spans()
+
+
+class Segment(NamedTuple):
+    """A part of a reply: a control token (an empty string at the start of the reply) and the text after it."""
+
+    control: str
+    text: str
+
+
+class SplitReply(NamedTuple):
+    """A reply cut at the control tokens of its family."""
+
+    segments: list[Segment]
+    is_ended: bool
+    """Whether there is a stop token."""
+    overrun: str
+    """The text after the first stop token."""
+
+
+class EmittedDelta(NamedTuple):
+    """The tokens that were emitted after a reply."""
+
+    reply: int
+    """The index of the reply among the messages. The delta holds the messages between it and the next reply."""
+    tokens: "NDArray[np.int32]"
+    """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
+    generation_prompt: bool
+    """Whether the delta ends with a generation prompt."""
+
+
+class Renderer(ABC):
+    """Converts messages to tokens and sampled tokens back to a message, for one model family.
+
+    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles`
+    and `parse`. Messages begin and end at control tokens, so the tokens of a message depend only on the message and on
+    the properties of its neighbors that `seam` returns.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
+            or a tool can then forge a turn.
+
+    Raises:
+        TokenizerError: If the tokenizer lacks a control token of the family.
+    """
+
+    name: ClassVar[str]
+    """The name in the registry."""
+    roles: ClassVar[frozenset[str]]
+    """The roles that the family can express."""
+    stop_tokens: ClassVar[tuple[str, ...]]
+    """The tokens that end a reply; the first is the one that the family's history shows."""
+    after_turn: ClassVar[str]
+    """The scaffold between the end of an assistant's turn and the next message; never sampled."""
+    opening: ClassVar[str]
+    """The scaffold that begins an assistant's message; never sampled."""
+    blocks: ClassVar[Mapping[str, str]]
+    """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
+    structure: ClassVar[tuple[str, ...]]
+    """The other control tokens that `parse` distinguishes from text."""
+    chosen_because: str = ""
+    """Why `renderer="auto"` chose it, if it did."""
+    known_differences: ClassVar[Mapping[str, str]] = {}
+    """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
+    stop_strings: ClassVar[tuple[str, ...]] = ()
+    """Texts that also end a reply, for models without a stop token; the policy receives them through `info`."""
+    knows_history: ClassVar[bool] = True
+    """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
+    renders_whole: ClassVar[bool] = False
+    """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"unsafe_content is {unsafe_content!r}; expected True or False")
+        names = [*self.stop_tokens, *self.blocks, *self.structure]
+        missing = [name for name in names if name not in tokenizer.control_tokens]
+        if missing:
+            raise TokenizerError(
+                f"the tokenizer {tokenizer.name!r} lacks control tokens that the renderer {self.name!r} needs: "
+                f"{', '.join(missing)}. Use a tokenizer of that model family, or another renderer"
+            )
+        self.tokenizer = tokenizer
+        self.unsafe_content = unsafe_content
+        self._encoder = Encoder(tokenizer, unsafe_content=unsafe_content)
+        self._marks = names
+        self._mark_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
+        for mark, name in enumerate(names, start=1):
+            self._mark_of_token[tokenizer.token_id(name)] = mark
+
+    def __repr__(self) -> str:
+        options = {name: value for name, value in self.specification().items() if name != "name"}
+        given = "".join(f", {name}={reprlib.repr(value)}" for name, value in options.items())
+        return f"<{type(self).__name__} renderer, tokenizer {self.tokenizer.name!r}{given}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
+        return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
+
+    # What a family specifies.
+
+    @abstractmethod
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write the start of a conversation: its first message if that is a system message, and the tools."""
+
+    @abstractmethod
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a message that is not the assistant's; it may depend on its neighbors only as `seam` specifies."""
+
+    @abstractmethod
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """Write what an assistant samples: from the end of the generation prompt to the end of its turn."""
+
+    @abstractmethod
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Return `messages[settled:]` as the official chat template shows them.
+
+        Args:
+            messages: A conversation.
+            settled: The number of messages at its start that are known to stay as they are. If it is not 0, one of them
+                `settles` the messages before it, or no message before `messages[settled]` settles anything.
+
+        Returns:
+            As many messages as `messages[settled:]` has; an unchanged message is the same object.
+        """
+
+    @abstractmethod
+    def settles(self, message: Message) -> bool:
+        """Return whether no earlier message can change any more once this one is shown (Qwen3: a user query)."""
+
+    @abstractmethod
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
+        """Parse a reply. Any tokens are accepted; `Message.errors` reports what is wrong with them.
+
+        Args:
+            tokens: The sampled tokens, shape (n,).
+            prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is parsed
+                as the beginning of the reply.
+            tools: JSON schemas of the tools that the model has. A family that writes the values of a call as bare text
+                parses each of them by the type of its parameter; without a schema, they are text.
+        """
+
+    def emit_past_reply(self, out: Emission, message: Message) -> None:
+        """Write an assistant's message as the past shows it, which is mostly as it was sampled."""
+        self.emit_reply(out, message)
+
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
+        """Return how many tokens at the end of a reply are dropped if `messages` come next, a `template` break.
+
+        They are what the family's own history writes differently, or a sampled opener of another message (GLM).
+        """
+        return 0
+
+    @property
+    def chat_template(self) -> ChatTemplateSource | None:
+        """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
+        return self.tokenizer.chat_template
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold after which a model samples a reply."""
+        return self.opening
+
+    def specification(self) -> dict[str, Any]:
+        """Return the renderer as JSON: its name and the options that differ from their defaults."""
+        return {"name": self.name, **({"unsafe_content": True} if self.unsafe_content else {})}
+
+    def end_of_turn(self, following: Message | None) -> str:
+        """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
+        return self.after_turn
+
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:  # noqa: B027 - most families refuse none
+        """Refuse tools that the family cannot express, before an episode begins.
+
+        Raises:
+            RenderError: If the family has no place for them.
+        """
+
+    def check_episode(  # noqa: B027 - see above
+        self, messages: Sequence[Message], deltas: "Sequence[EmittedDelta]", tools: Sequence[ToolSchema]
+    ) -> None:
+        """Validate an episode when it has ended; only `fixed_base` has something to prove.
+
+        Args:
+            messages: The messages that the model saw.
+            deltas: The tokens that were emitted after its replies.
+            tools: The tools that the model had.
+
+        Raises:
+            TemplateUnsupported: If a delta is not what the template would have written.
+        """
+
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """Return the properties of a neighbor that the tokens of a message depend on.
+
+        Two neighbors with equal properties give the same tokens.
+        """
+        return None if neighbor is None else neighbor.role
+
+    # What follows from that.
+
+    @cached_property
+    def opening_tokens(self) -> "NDArray[np.int32]":
+        """The tokens of `opening`, int32 of shape (n,)."""
+        out = self.emission()
+        out.scaffold(self.opening)
+        return out.tokens()[0]
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a reply."""
+        return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = False,
+        history: Literal["template", "keep"] = "template",
+    ) -> Rendered:
+        """Render a whole conversation.
+
+        Args:
+            messages: The conversation, at least one message.
+            tools: JSON schemas of the tools that the model may call.
+            generation_prompt: Whether to end with the generation prompt.
+            history: `"template"` renders as the model's official chat template does, which may drop earlier reasoning;
+                `"keep"` renders the messages as they are.
+
+        Raises:
+            RenderError: If there is no message, or the family cannot express one.
+        """
+        if not messages:
+            raise RenderError("there is no message to render")
+        if history not in ("template", "keep"):
+            raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
+        out = self.emission()
+        self.emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages))
+        return Rendered(out)
+
+    def extend(
+        self, reply: TokenIds, messages: Sequence[Message], *, generation_prompt: bool = True
+    ) -> "NDArray[np.int32]":
+        """Return the tokens to append after a finished or cut reply: the rest of its turn, then the messages.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            messages: The messages that the environment returns next.
+            generation_prompt: Whether to end with the generation prompt.
+
+        Returns:
+            int32 of shape (m,). None of these tokens was sampled.
+        """
+        return self.extension(reply, messages, generation_prompt=generation_prompt).tokens
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+    ) -> Rendered:
+        """Do the same as `extend`, and also return where each message starts.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            messages: The messages that the environment returns next.
+            history: The conversation so far, which ends with the reply. A family reads only its last message.
+            tools: The tools that the model has; only `fixed_base` reads them.
+            generation_prompt: Whether to end with the generation prompt.
+            prefill: The beginning of the next reply.
+        """
+        out = self.emission()
+        out.scaffold(self.closing(reply, messages[0] if messages else None))
+        self.emit_conversation(out, [history[-1] if history else _REPLY, *messages], first=1)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages) + 1, prefill)
+        return Rendered(out)
+
+    def reply(self, message: Message) -> "NDArray[np.int32]":
+        """Return the tokens that a model would sample for `message`: int32, shape (n,), with the stop token."""
+        out = self.emission()
+        self.emit_reply(out, message)
+        return out.tokens()[0]
+
+    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        """Return the tokens that begin an assistant's message before the model continues it.
+
+        Args:
+            start: A text, which follows the generation prompt verbatim. Or an assistant's message: if its `content` is
+                not set, the model continues its reasoning, else its content (`content=""` closes the reasoning and
+                leaves the content to the model).
+
+        Returns:
+            int32 of shape (n,); they follow the generation prompt that `emit_generation_prompt` writes for them.
+        """
+        out = self.emission()
+        if isinstance(start, str):
+            out.content(start)
+            return out.tokens()[0]
+        part = "content" if sets_content(start) else "reasoning"
+        self.emit_reply(out, start.model_copy(update={part: (getattr(start, part) or "") + _PREFILL_END}))
+        out.cut_at(_PREFILL_END)
+        return out.tokens()[0]
+
+    def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
+        """Return the tokens to append inside a reply that the model continues.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            addition: A text, which is appended verbatim. Or an assistant's message: its reasoning is appended to the
+                open think block; if its `content` is set, the block is closed and the content follows.
+
+        Returns:
+            The number of the reply's tokens that stay, which are those before its first stop token, and the tokens to
+            append to them: int32 of shape (m,).
+
+        Raises:
+            RenderError: If `addition` has reasoning, but no think block is open.
+        """
+        tokens = np.asarray(reply, dtype=np.int32)
+        stops = np.isin(tokens, self.stop_token_ids)
+        kept = int(np.argmax(stops)) if stops.any() else len(tokens)
+        out = self.emission()
+        if isinstance(addition, str):
+            out.content(addition)
+            return kept, out.tokens()[0]
+        closing = self._close_open_block(tokens[:kept])
+        if addition.reasoning and closing != next(iter(self.blocks.values()), None):
+            raise RenderError("the reply cannot be continued with reasoning: it has no open think block")
+        out.content(addition.reasoning or "")
+        if sets_content(addition):
+            out.scaffold(closing)
+            out.content(addition.content)
+        return kept, out.tokens()[0]
+
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
+        """Return the scaffold that closes a reply: the end of an open block, of the turn, and the text after a turn.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            following: The message that comes next, if any; the end of a turn may depend on it (GLM).
+        """
+        if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
+            return self.after_turn
+        return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Return whether the reply ended its turn itself, as the family's history shows it."""
+        return self.closing(reply) == self.after_turn
+
+    def emission(self) -> Emission:
+        """Return an empty emission for this renderer."""
+        return Emission(self._encoder)
+
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Write `messages[first:stop]`; the others only serve as their neighbors. Message 0 brings the tools.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+        for index in range(first, len(messages) if stop is None else stop):
+            message = messages[index]
+            if message.role not in self.roles:
+                raise RenderError(
+                    f"message {index} has the role {message.role!r}, which {self.name!r} cannot express: its roles are "
+                    f"{', '.join(sorted(self.roles))}"
+                )
+            if index == 0:
+                is_system = message.role == "system"
+                out.begin(0 if is_system else -1, "system")
+                self.emit_start(out, message if is_system else None, tools)
+                if is_system:
+                    continue
+                out.attribute(0, message.role)
+            else:
+                out.begin(index, message.role)
+            self._emit(out, messages, index)
+
+    def emit_history(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        history: Literal["template", "keep"],
+        *,
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation for `render`, without its generation prompt; the arguments are those of `render`.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+        self.emit_conversation(out, self.visible(messages) if history == "template" else messages, tools=tools)
+
+    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
+        out.begin(index, "assistant")
+        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
+        out.scaffold(self.opening if has_block else self.generation_prompt)
+
+    def _emit(self, out: Emission, messages: Sequence[Message], index: int) -> None:
+        message = messages[index]
+        if message.role != "assistant":
+            previous = messages[index - 1] if index else None
+            following = messages[index + 1] if index + 1 < len(messages) else None
+            self.emit_message(out, message, previous, following)
+            return
+        out.scaffold(self.opening)
+        out.attribute(index, message.role, is_sampled=True)
+        self.emit_past_reply(out, message)
+        out.attribute(index, message.role)
+        out.scaffold(self.end_of_turn(messages[index + 1] if index + 1 < len(messages) else None))
+
+    def split(self, tokens: TokenIds) -> SplitReply:
+        """Cut a reply at the control tokens of the family, up to its first stop token."""
+        array = np.asarray(tokens, dtype=np.int32)
+        marks = self._marks_in(array)
+        pieces = self.tokenizer.token_bytes(array)
+        segments: list[Segment] = []
+        control, start = "", 0
+        for position in marks.nonzero()[0].tolist():
+            name = self._marks[int(marks[position]) - 1]
+            segments.append(Segment(control, _text(pieces[start:position])))
+            control, start = name, position + 1
+            if name in self.stop_tokens:
+                return SplitReply(segments, True, _text(pieces[start:]))
+        segments.append(Segment(control, _text(pieces[start:])))
+        return SplitReply(segments, False, "")
+
+    def _close_open_block(self, reply: TokenIds) -> str:
+        """Return the scaffold that closes the block that is open at the end of a reply, or an empty string.
+
+        A block that the generation prompt opened has to be closed by the reply.
+        """
+        marks = self._marks_in(np.asarray(reply, dtype=np.int32))
+        opened = self._open_at_start
+        for mark in marks[marks > 0].tolist():
+            control = self._marks[int(mark) - 1]
+            if control in opened:
+                opened = ""
+            elif not opened:
+                opened = self.blocks.get(control, "")
+        return opened
+
+    @cached_property
+    def _open_at_start(self) -> str:
+        """The scaffold that closes the block that the generation prompt opens; empty if it opens none."""
+        controls = [piece.text for piece in self._encoder.scaffold(self.generation_prompt) if piece.control >= 0]
+        last = controls[-1] if controls else ""
+        return self.blocks.get(last, "")
+
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
+        count = len(self.opening_tokens)
+        has_opening = len(prompt_tail) >= count and np.array_equal(prompt_tail[:count], self.opening_tokens)
+        return prompt_tail[count:] if has_opening else prompt_tail
+
+    def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
+        """Return the number of each token among the family's control tokens, counted from 1, or 0 for other tokens."""
+        return self._mark_of_token.take(tokens, mode="clip")
+
+
+def sets_content(start: Message) -> bool:
+    """Return whether a prefill or an addition sets the content, so that its reasoning is complete."""
+    return start.reasoning is None or "content" in start.model_fields_set
+
+
+def _text(pieces: list[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+_REPLY = Message(role="assistant")

@@ -1,0 +1,179 @@
+"""Finds and loads tokenizers."""
+
+import copy
+import difflib
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ...errors import TokenizerError, unknown_name
+from .byte_level import as_encoding
+from .chat_template import template_in_files, template_of_object
+from .files import VOCABULARY, ModelFiles, cached_snapshot, snapshot
+from .kinds import HuggingFaceTokenizer, TiktokenTokenizer, is_failure
+from .protocol import Tokenizer
+
+_log = logging.getLogger(__name__)
+DATA = Path(__file__).parent / "data"
+
+
+def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        source: `"embedded"` (a small vocabulary of our own that needs no network), a folder with a `tokenizer.json`,
+            such a file, the name of a tiktoken encoding (`"o200k_base"`), a Hugging Face id (`"Qwen/Qwen3-8B"`), or an
+            object: a `tiktoken.Encoding`, a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a `Tokenizer`
+            of envsdk. None is the embedded vocabulary as a default, which no model knows: only the policies `random`,
+            `reference` and `null` may sample from it.
+        vocab_size: The number of ids of the model. By default, the number in a `config.json` in the same folder, else
+            the number of named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below
+            it is legal in an action.
+
+    Returns:
+        The tokenizer. Loading the same folder again returns the same object as long as none of its files has changed.
+        A Hugging Face id means the folder of its snapshot: in the hub's cache, or downloaded unless `HF_HUB_OFFLINE`
+        is set. A transformers tokenizer that was loaded from a folder, or from an id in the cache, takes the size of
+        its vocabulary and its end tokens from that folder; its vocabulary and chat template are those of the object.
+
+    Raises:
+        TokenizerError: If there is no such tokenizer, or its file cannot be read.
+    """
+    if source is None:
+        return _default(vocab_size)
+    if isinstance(source, Tokenizer):
+        if vocab_size not in (None, source.vocab_size):
+            raise TokenizerError(f"{source!r} is already loaded; give vocab_size={vocab_size} when loading it")
+        return source
+    if isinstance(source, (str, Path)):
+        if str(source) == "embedded":
+            return _load_file(DATA / "embedded.json", "embedded", vocab_size)
+        path = Path(source)
+        file = path / VOCABULARY if path.is_dir() else path
+        return _load_file(file, str(source), vocab_size) if file.is_file() else _load_by_name(str(source), vocab_size)
+    return _load_object(source, vocab_size)
+
+
+@lru_cache(maxsize=32)
+def _default(vocab_size: int | None) -> Tokenizer:
+    """Return the embedded tokenizer as a separate object that is marked as the default."""
+    tokenizer = copy.copy(load_tokenizer("embedded", vocab_size=vocab_size))
+    tokenizer.is_default = True  # pyright: ignore[reportAttributeAccessIssue] - of our own classes, not of the protocol
+    return tokenizer
+
+
+def _load_file(file: Path, name: str, vocab_size: int | None) -> Tokenizer:
+    return _load_files(ModelFiles.of_vocabulary(file), name, vocab_size)
+
+
+@lru_cache(maxsize=32)
+def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokenizer:
+    """Load a tokenizer; all that the result depends on is an argument, so the cache never returns outdated objects."""
+    try:
+        specification = orjson.loads(Path(files.vocabulary).read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise TokenizerError(f"{files.vocabulary} cannot be read as a tokenizer.json: {error}") from error
+    tokenizer = _fastest(name, specification, vocab_size or files.vocab_size)
+    tokenizer.chat_template = template_in_files(files, tokenizer.control_tokens)
+    return tokenizer
+
+
+def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
+    import tiktoken
+
+    if name in tiktoken.list_encoding_names():
+        return TiktokenTokenizer(name, tiktoken.get_encoding(name), nfc=False, vocab_size=vocab_size)
+    known = ["embedded", *tiktoken.list_encoding_names()]
+    if difflib.get_close_matches(name, known, cutoff=0.8):
+        # No model has such a name; a request to the hub would only take time.
+        raise TokenizerError(str(unknown_name("tokenizer", name, known)))
+    try:
+        file = snapshot(name) / VOCABULARY
+    except TokenizerError as error:
+        raise TokenizerError(
+            f"No tokenizer {name!r}: it is not 'embedded', not a folder or file with a tokenizer.json, not a tiktoken "
+            f"encoding, and as a Hugging Face id it does not load: {error}"
+        ) from error
+    if not file.is_file():
+        raise TokenizerError(
+            f"The Hugging Face model {name!r} has no tokenizer.json. Load it with transformers, and give the object: "
+            f"load_tokenizer(AutoTokenizer.from_pretrained({name!r}))"
+        )
+    return _load_file(file, name, vocab_size)
+
+
+def local_tokenizer(origin: str) -> Tokenizer | None:
+    """Load the tokenizer of a model that was loaded from a folder or a Hugging Face id, if this machine has it.
+
+    Raises:
+        TokenizerError: If its file cannot be read.
+    """
+    if not origin:
+        return None
+    folder = Path(origin) if Path(origin).is_dir() else cached_snapshot(origin)
+    file = None if folder is None else folder / VOCABULARY
+    return None if file is None or not file.is_file() else _load_file(file, origin, None)
+
+
+def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
+    import tiktoken
+    import tokenizers
+
+    if isinstance(source, tiktoken.Encoding):
+        return TiktokenTokenizer(source.name, source, nfc=False, vocab_size=vocab_size)
+    backend = getattr(source, "backend_tokenizer", source)
+    if isinstance(backend, tokenizers.Tokenizer):
+        origin = str(getattr(source, "name_or_path", "") or "")
+        name = origin or type(source).__name__
+        files = _files_of(origin) if origin else None
+        specification = orjson.loads(backend.to_str())
+        size = vocab_size or (None if files is None else _size_if_it_fits(files, backend))
+        tokenizer = _fastest(name, specification, size)
+        tokenizer.chat_template = template_of_object(source, files, tokenizer.control_tokens)
+        return tokenizer
+    raise TokenizerError(
+        f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object "
+        "of tiktoken, tokenizers or transformers (a fast one)"
+    )
+
+
+def _files_of(origin: str) -> ModelFiles | None:
+    """Return the files of the model that an object was loaded from, if they are on this machine."""
+    path = Path(origin)
+    folder = path if path.is_dir() else path.parent if path.is_file() else cached_snapshot(origin)
+    return None if folder is None else ModelFiles.of_folder(folder)
+
+
+def _size_if_it_fits(files: ModelFiles, backend: Any) -> int | None:
+    """Return the size of the model's vocabulary, or None if more tokens were added to the object."""
+    size = files.vocab_size
+    named = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return size if size is not None and size >= named else None
+
+
+def _fastest(name: str, specification: Mapping[str, Any], vocab_size: int | None) -> Tokenizer:
+    """Return a tiktoken encoding if it gives the same ids for a corpus, else one of the `tokenizers` library."""
+    if not isinstance(specification, Mapping) or not {"model", "added_tokens"} <= specification.keys():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TokenizerError(f"{name}: not the content of a tokenizer.json (no `model` or no `added_tokens` in it)")
+    slow = HuggingFaceTokenizer(name, specification, vocab_size=vocab_size)
+    try:
+        fast = _fast(name, specification, vocab_size)
+        corpus = (DATA / "corpus.txt").read_bytes().decode()
+        is_same = fast is not None and np.array_equal(fast.encode(corpus), slow.encode(corpus))
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        _log.info("%s stays with the `tokenizers` library: tiktoken fails with %s: %s", name, type(error), error)
+        return slow
+    return fast if fast is not None and is_same else slow
+
+
+def _fast(name: str, specification: Mapping[str, Any], vocab_size: int | None) -> TiktokenTokenizer | None:
+    encoding = as_encoding(name, specification)
+    nfc = specification.get("normalizer") is not None
+    return None if encoding is None else TiktokenTokenizer(name, encoding, nfc=nfc, vocab_size=vocab_size)

@@ -1,0 +1,73 @@
+"""Checks that what a record holds fits together, where its types are right already."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from ..contexts.protocol import Break, RewriteReason
+from ..errors import InvalidRecord
+from .steps import ContextLog, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_REASONS: Mapping[str, frozenset[str]] = {
+    "rewrite": frozenset((*get_args(RewriteReason), "undeclared")),
+    "switch": frozenset(("handoff", "return", "undeclared")),
+}
+
+
+def check_break(break_: Any) -> None:
+    """Refuse what is no `Break`, and one that contradicts itself.
+
+    Raises:
+        InvalidRecord: It says what is wrong.
+    """
+    if not isinstance(break_, Break):
+        raise InvalidRecord(f"is a {type(break_).__name__}: {break_!r:.80}; expected a Break")
+    counts: tuple[Any, ...] = (break_.kept, break_.dropped)
+    texts: tuple[Any, ...] = (break_.context, break_.base, break_.detail)
+    if not all(type(count) is int and count >= 0 for count in counts) or not all(isinstance(t, str) for t in texts):
+        raise InvalidRecord(f"is {break_!r:.200}; expected counts of tokens, and names of contexts")
+    if break_.reason not in _REASONS.get(break_.kind, ()) or (break_.kind == "rewrite") != (break_.dropped > 0):
+        raise InvalidRecord(
+            f"is a {break_.kind!r} for the reason {break_.reason!r} that drops {break_.dropped} tokens; expected a "
+            f"rewrite that drops tokens, for one of {sorted(_REASONS['rewrite'])}, or a switch that drops none, for "
+            f"one of {sorted(_REASONS['switch'])}"
+        )
+
+
+def check_parts(index: int, step: Step, log: ContextLog) -> None:
+    """What an action was sampled with fits its tokens and its message."""
+    start = step.action_start
+    for part in step.parts:
+        logprobs = log.logprobs[start : part.stop]
+        unknown = np.isnan(logprobs)
+        if unknown.any() and not unknown.all():
+            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action, and for others none")
+        for key, value in part.extra.items():
+            if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
+                raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
+        start = part.stop
+    if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
+        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is no assistant's message of its context")
+    if (log.logprobs[step.start : step.action_start] != 0).any():
+        raise InvalidRecord(f"step {index} has log-probabilities on its observation; expected 0.0")
+
+
+def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
+    """A log holds the tokens of its steps, and each is a token with a log-probability."""
+    if not end == len(log.tokens) == len(log.logprobs):
+        raise InvalidRecord(
+            f"context {name!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs, and steps up to {end}"
+        )
+    size = vocab_size or np.iinfo(np.int32).max
+    _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
+    _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+
+
+def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InvalidRecord(f"{field}.{at} is {array[at]}; expected {expected}")

@@ -1,0 +1,253 @@
+"""Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import InvalidRecord, StorageError, what_is_invalid
+from .stored import Stored
+
+SCHEMA_VERSION = 2
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class Record(Protocol):
+    """What can be written: trajectories and samples."""
+
+    def to_json(self) -> bytes:
+        """One line."""
+        ...
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> "Record":
+        """Read such a line."""
+        ...
+
+
+R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=Stored)
+
+
+def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Write fields as one line, without the line end. Arrays become lists, NaN null.
+
+    Raises:
+        InvalidRecord: If a field holds something that is no JSON, such as an object in a tool's schema.
+    """
+    try:
+        return orjson.dumps({"schema": SCHEMA_VERSION, "kind": kind, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InvalidRecord(f"the record cannot be written: {error}") from error
+
+
+def fragment(value: Any) -> orjson.Fragment:
+    """JSON as it comes: integers of any length, numpy's values as plain ones, and what is no JSON as its `repr`.
+
+    Raises:
+        InvalidRecord: For keys that are no texts, values that hold themselves, and texts that are no Unicode.
+    """
+    try:
+        try:
+            text = _as_json(value)
+        except ValueError:  # NaN and the infinities are no JSON
+            text = _as_json(_finite(value))
+        return orjson.Fragment(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return cast("Any", value).tolist()
+    return repr(value)
+
+
+def _finite(value: Any) -> Any:
+    """A value with each number that is not finite as its `repr`."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else repr(float(value))
+        case dict():
+            return {key: _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_finite(item) for item in cast("list[Any]", value)]
+        case np.ndarray() | np.generic():
+            return _finite(cast("Any", value).tolist())
+        case _:
+            return value
+
+
+def load(line: bytes | str, kind: str) -> dict[str, Any]:
+    """Read the fields of a line.
+
+    Raises:
+        InvalidRecord: If it is no JSON object, has a key twice, is of another kind, or of another schema version.
+    """
+    try:
+        text = line.decode() if isinstance(line, bytes) else line
+        # orjson would round long integers, and take the last of two values with the same key.
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):  # half of a pair is no Unicode
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRecord(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRecord("not a record: it is no JSON object")
+    fields = cast("dict[str, Any]", value)
+    check_version(fields.pop("schema", None))
+    found = fields.pop("kind", None)
+    if found != kind:
+        raise InvalidRecord(f"the record is a {found!r:.80}, not a {kind!r}")
+    return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return fields
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def build(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """Make an object of the fields of a record, each of which is checked.
+
+    Raises:
+        InvalidRecord: If one is missing, unknown, or not of its type; it names the fields.
+    """
+    try:
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise InvalidRecord(f"the {kind.__name__.lower()} is damaged: {what_is_invalid(error)}") from error
+
+
+def check_version(version: object) -> None:
+    """Refuse another schema version than ours.
+
+    Raises:
+        InvalidRecord: It names both.
+    """
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
+
+
+@contextmanager
+def storing(path: Path | str, unfinished: Path | None = None, count: int = 0) -> Generator[None]:
+    """Raise an error of the file system as what it means for a file of records.
+
+    Args:
+        path: The file.
+        unfinished: Where its first records are.
+        count: How many those are.
+
+    Raises:
+        StorageError: For every `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        kept = f" The first {count} records are in {str(unfinished)!r}." if count else ""
+        why = error.strerror or str(error)
+        raise StorageError(
+            error.errno, f"{str(path)!r} cannot be written: {why}.{kept} Free space there, or choose another place"
+        ) from error
+
+
+@contextmanager
+def whole_file(path: Path | str) -> Generator[Path]:
+    """A place to write a file in: it becomes `path` when it is finished, and is gone after an error.
+
+    Raises:
+        StorageError: If it cannot become `path`.
+    """
+    unfinished = Path(f"{path}.unfinished")
+    try:
+        yield unfinished
+        with storing(path):
+            unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
+    """Write records, one a line; returns how many. The file is there whole, or as it was.
+
+    Raises:
+        InvalidRecord: If a record holds what cannot be written; it names which.
+        StorageError: If the file cannot be written. What was written so far stays in a file next to it, which the
+            message names.
+    """
+    unfinished, count = Path(f"{path}.unfinished"), 0
+    with storing(path):
+        file = unfinished.open("wb", buffering=0)
+    try:
+        for record in records:
+            try:
+                line = record.to_json() + b"\n"
+            except InvalidRecord as error:
+                raise InvalidRecord(f"record {count}: {error}") from error
+            with storing(path, unfinished, count):
+                _append(file, line)
+            count += 1
+        with storing(path, unfinished, count):
+            os.fsync(file.fileno())
+            unfinished.replace(path)
+    except StorageError:
+        raise
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    finally:
+        file.close()
+    return count
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Write all of a line, or nothing of it."""
+    start, left = file.tell(), memoryview(line)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):  # a device cannot be cut
+            file.truncate(start)
+        raise
+
+
+def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
+    """Read records of a kind, `Trajectory` or `Sample`.
+
+    Raises:
+        InvalidRecord: For a line that is none; it names the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield cast("R", kind.from_json(line))
+            except InvalidRecord as error:
+                raise InvalidRecord(f"{path}, line {number}: {error}") from error

@@ -1,0 +1,233 @@
+"""The replay of deltas: which tokens each context holds before and after a step.
+
+`contexts[context] = contexts[base][:keep] + tokens`. Prompts, samples, the tree of an episode and its size are all
+derived from what this module yields. It finds no tokens: a step says which ranges of which log it adds.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..contexts.protocol import Break
+from ..errors import InvalidRecord, UndeclaredBreak
+from .checks import check_break
+from .steps import ContextLog, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+OBSERVATION = -1
+"""The part of a piece that was observed, not sampled."""
+
+
+class ReplayedStep(NamedTuple):
+    """A step whose range and delta were checked against the steps before it."""
+
+    index: int
+    """The index of the step in the trajectory."""
+    step: Step
+    is_new: bool
+    """Whether the step is the first of its context."""
+    starts_segment: bool
+    """Whether the step is the first of its context, or drops tokens of it."""
+
+
+class Prompt(NamedTuple):
+    """What a policy saw at one step, and what it answered."""
+
+    step: Step
+    prompt: "NDArray[np.int32]"
+    """The whole prompt: int32, shape (n,)."""
+    action: "NDArray[np.int32]"
+    """The sampled tokens: int32, shape (m,)."""
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
+
+    context: str
+    start: int
+    stop: int
+    step: int
+    """The index of the step that added them."""
+    part: int
+    """The index of the reply's part that they were sampled in, or `OBSERVATION`."""
+
+
+class Path:
+    """The tokens that a context holds, as pieces of logs. A path only truncates and appends."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._starts: list[int] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, piece: Piece) -> None:
+        """Add a piece at the end."""
+        self.pieces.append(piece)
+        self._starts.append(self._length)
+        self._length += piece.stop - piece.start
+
+    def truncate(self, keep: int) -> None:
+        """Keep the first `keep` tokens."""
+        if keep == self._length:
+            return
+        count = bisect_right(self._starts, keep - 1)
+        del self.pieces[count:], self._starts[count:]
+        if count:
+            last = self.pieces[-1]
+            self.pieces[-1] = last._replace(stop=last.start + keep - self._starts[-1])
+        self._length = keep
+
+    def branch(self, keep: int) -> "Path":
+        """Return a path of its own that begins with the first `keep` tokens."""
+        other = Path()
+        other.pieces, other._starts, other._length = list(self.pieces), list(self._starts), self._length
+        other.truncate(keep)
+        return other
+
+    def tokens(self, contexts: Mapping[str, ContextLog]) -> "NDArray[np.int32]":
+        """Gather the tokens of the path: int32, shape (len(path),)."""
+        pieces = [contexts[piece.context].tokens[piece.start : piece.stop] for piece in self.pieces]
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+
+
+class Paths:
+    """The paths of all contexts, step by step."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Path] = {}
+
+    def __getitem__(self, context: str) -> Path:
+        return self._paths[context]
+
+    def observe(self, replayed: ReplayedStep) -> Path:
+        """Apply a step's observation; return the path of its prompt."""
+        index, step = replayed.index, replayed.step
+        if not replayed.is_new:
+            self._paths[step.context].truncate(step.keep)
+        elif step.base != step.context:
+            self._paths[step.context] = self._paths[step.base].branch(step.keep)
+        else:
+            self._paths[step.context] = Path()
+        path = self._paths[step.context]
+        path.append(Piece(step.context, step.start, step.action_start, index, OBSERVATION))
+        return path
+
+    def act(self, replayed: ReplayedStep) -> None:
+        """Apply a step's action: one piece for each of its parts."""
+        step, start = replayed.step, replayed.step.action_start
+        for number, part in enumerate(step.parts):
+            self._paths[step.context].append(Piece(step.context, start, part.stop, replayed.index, number))
+            start = part.stop
+
+
+def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[ReplayedStep]:
+    """Yield the steps in order, each checked against the log of its context and the steps before it.
+
+    Raises:
+        UndeclaredBreak: If a step drops tokens and no break declares it.
+        InvalidRecord: If a step is in no context, points outside its log, keeps tokens that do not exist, or has
+            another `extends` than it must; or if a context's parent does not come before it.
+    """
+    _check_lineage(contexts)
+    lengths: dict[str, int] = {}
+    ends = dict.fromkeys(contexts, 0)
+    for index, step in enumerate(steps):
+        try:
+            _check_range(index, step, ends, contexts)
+            is_new, length = step.context not in lengths, lengths.get(step.context, 0)
+            _check_step(index, step, is_new, length, lengths.get(step.base, 0))
+        except (TypeError, AttributeError) as error:
+            raise InvalidRecord(f"step {index} is damaged: {type(error).__name__}: {error}") from error
+        lengths[step.context] = step.keep + step.stop - step.start
+        yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
+
+
+def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[Prompt]:
+    """Yield for each step the prompt that the policy saw, and its action; see `replay`. O(context) a step."""
+    paths = Paths()
+    for replayed in replay(steps, contexts):
+        step, log = replayed.step, contexts[replayed.step.context].tokens
+        prompt = paths.observe(replayed).tokens(contexts)
+        paths.act(replayed)
+        yield Prompt(step, prompt, log[step.action_start : step.stop])
+
+
+def tree_size(steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]) -> int:
+    """Return how many tokens the prefix tree of the samples has; see `Trajectory.tree_size`."""
+    size = 0
+    needed: dict[str, int] = {}  # of each context, how many tokens precede one that is trained later
+    for replayed in reversed(list(replay(steps, contexts))):
+        step = replayed.step
+        has_trained = step.stop > step.action_start and is_trained(step)
+        until = step.keep + step.stop - step.start if has_trained else needed.get(step.context, 0)
+        size += max(0, until - step.keep)
+        needed[step.context] = 0
+        needed[step.base] = max(needed.get(step.base, 0), min(until, step.keep))
+    return size
+
+
+def _check_lineage(contexts: Mapping[str, ContextLog]) -> None:
+    """Refuse a context whose parent does not come before it, so that none is its own ancestor."""
+    known: set[str] = set()
+    for name, log in contexts.items():
+        if log.parent is not None and log.parent not in known:
+            why = "is not in the record"
+            if log.parent in contexts:
+                why = "is itself" if log.parent == name else "comes after it"
+            raise InvalidRecord(
+                f"context {name!r} has the parent {log.parent!r}, which {why}; expected one before it, or None"
+            )
+        known.add(name)
+
+
+def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping[str, ContextLog]) -> None:
+    """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
+    if step.context not in ends or step.base not in ends:
+        name = step.base if step.context in ends else step.context
+        raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
+    log = contexts[step.context]
+    stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
+    if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
+        raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
+    if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
+        raise InvalidRecord(
+            f"step {index} points outside the log of its context {step.context!r}: it has the tokens {step.start} to "
+            f"{stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
+        )
+    if len(log.tokens) != len(log.logprobs):
+        raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
+    ends[step.context] = stops[-1]
+
+
+def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
+    drops = step.base == step.context and step.keep < length
+    if drops and (step.break_ is None or step.break_.kind != "rewrite"):
+        raise UndeclaredBreak(
+            f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
+            "history policy declares what it drops; if you changed the record, record a Break with it"
+        )
+    if step.base != step.context and not is_new:
+        raise InvalidRecord(f"step {index} starts {step.context!r} from {step.base!r}, but it has begun before")
+    if not 0 <= step.keep <= base_length:
+        raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
+    if step.extends != (not is_new and step.break_ is None):
+        raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.break_}")
+    if step.break_ is not None:
+        _check_break(index, step, step.break_, length if drops else step.keep)
+
+
+def _check_break(index: int, step: Step, break_: Break, length: int) -> None:
+    """A break is what its step does: `length` is how many tokens there were of what it drops."""
+    kind = "rewrite" if step.keep < length else "switch"
+    expected = (kind, step.context, step.base, step.keep, length - step.keep)
+    found = (break_.kind, break_.context, break_.base, break_.kept, break_.dropped)
+    if found != expected:
+        raise InvalidRecord(f"step {index} has the break {found}; expected {expected}, which is what it does")
+    check_break(break_)

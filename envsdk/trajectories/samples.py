@@ -1,0 +1,263 @@
+"""Training samples: one append-only token sequence with mask and log-probabilities for each segment.
+
+A segment is a context between two rewrites. What it kept of the segment before is its prefix, with mask 0: so every
+sampled token is trained in exactly one sample.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import numpy as np
+
+from ..contexts.arrays import LARGEST
+from ..contexts.protocol import Break, Count
+from ..errors import InvalidRecord, InvalidSample
+from .checks import check_break
+from .records import build, dump, fragment, load
+from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ARRAYS: Mapping[str, Any] = {
+    "tokens": np.int32,
+    "mask": np.bool_,
+    "logprobs": np.float32,
+    "step_ids": np.int32,
+    "step_rewards": np.float32,
+    "advantage": np.float32,
+    "temperature": np.float32,
+    "policy_version": np.int32,
+    "part_ids": np.int32,
+}
+_OPTIONAL = ("logprobs", "advantage")  # of the arrays
+_ANY_ID = int(np.iinfo(np.int32).max)
+_METADATA: Mapping[str, tuple[Any, str]] = {
+    "vocab_size": (Integral, "an integer"),
+    "tokenizer": (str, "a text"),
+    "steps": (list, "a list of indices"),
+    "is_scored": (bool, "True or False"),
+}
+_SCALARS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("context", "role", "trajectory_id", "stop_reason"), (str, "a text")),
+    **dict.fromkeys(("parent", "group_id"), ((str, type(None)), "a text or None")),
+    **dict.fromkeys(("segment_index", "n_segments"), (int, "an integer")),
+    "truncated": (bool, "True or False"),
+    "breaks": (list, "a list"),
+    "extra": ((dict, Mapping), "a mapping"),  # the first is the faster one
+    "metadata": ((dict, Mapping), "a mapping"),
+}
+
+
+@dataclass(slots=True)
+class Sample(Stored):
+    """A training record: one append-only token sequence."""
+
+    tokens: Int32s
+    """Shape (L,)."""
+    mask: Bools
+    """Shape (L,): True on the tokens that are trained. The loss of token i is predicted from the tokens before it."""
+    logprobs: Float32s | None
+    """Shape (L,): the sampler's log-probabilities; 0.0 where mask is False. None if the policy gave none at all."""
+    step_ids: Int32s
+    """Shape (L,): the sample's step that a token was sampled in, as an index of `step_rewards`; -1 elsewhere."""
+    reward: Number
+    """The context's own reward; where it has none, the trajectory's."""
+    step_rewards: Float32s
+    """Shape (n_steps,): the reward of each step in this sample; 0.0 for one that was not scored."""
+    temperature: Float32s
+    """Shape (n_parts,): the sampling temperature of each part."""
+    policy_version: Int32s
+    """Shape (n_parts,): which weights sampled each part; -1 if unknown."""
+    part_ids: Int32s
+    """Shape (L,): the part that a token was sampled in, as an index of `temperature`; -1 elsewhere."""
+    context: str
+    role: str
+    parent: str | None
+    trajectory_id: str
+    segment_index: Count
+    """Which of the context's samples this is, counted from 0."""
+    n_segments: Count
+    """How many samples the context has."""
+    loss_weight: Number
+    """Trained tokens of this sample / trained tokens of the trajectory: for trainers that average per sample."""
+    stop_reason: str
+    truncated: bool
+    breaks: list[StoredBreak] = field(default_factory=list[Break])
+    """The breaks of the context up to this sample's end."""
+    group_id: str | None = None
+    advantage: Number | Float32s | None = None
+    extra: "Annotated[dict[str, list[Any] | NDArray[Any]], Packed]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    """For each key of `Action.extra`: an array of shape (L, ...), with `fill_value(dtype)` (-1, or NaN for floats)
+    where nothing was sampled in this sample; or, for what belongs to actions as a whole, a list of the parts' values,
+    None for a part without."""
+    metadata: JsonObject = field(default_factory=dict[str, Any])
+    """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory), `is_scored`."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether anybody said what it earned, by its metadata; see `Trajectory.is_scored`."""
+        return bool(self.metadata.get("is_scored", True))
+
+    def validate(self) -> "Sample":
+        """Refuse a sample that is not sound. Nothing is padded or repaired.
+
+        Returns:
+            The sample itself.
+
+        Raises:
+            InvalidSample: It names the field and the position.
+        """
+        self._check_scalars()
+        self._check_arrays()
+        if not self.mask.any():
+            raise InvalidSample("mask is False everywhere: no token is trained")
+        if self.mask[0]:
+            raise InvalidSample("mask[0] is True, but nothing comes before that token to predict it")
+        vocab_size = self._vocab_size()
+        self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
+        self._check_ids()
+        if self.logprobs is not None:
+            unknown = np.isnan(self.logprobs)
+            self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
+            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
+            self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
+        for name in ("step_rewards", "temperature"):
+            self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
+        self._refuse("temperature", self.temperature < 0, "is negative")
+        self._refuse("policy_version", self.policy_version < -1, "is below -1, which is an unknown version")
+        if self.loss_weight < 0:
+            raise InvalidSample(f"loss_weight is {self.loss_weight}; expected at least 0")
+        if isinstance(self.advantage, np.ndarray):
+            self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
+        return self
+
+    def _check_ids(self) -> None:
+        """Which step and which part each token belongs to."""
+        for name, count, of in (
+            ("step_ids", len(self.step_rewards), "step_rewards"),
+            ("part_ids", len(self.temperature), "temperature"),
+        ):
+            ids: NDArray[np.int32] = getattr(self, name)
+            self._refuse(name, self.mask & (ids < 0), f"is no {name[:4]}, but mask is True")
+            self._refuse(name, ids < -1, f"is below -1, which is no {name[:4]}")
+            self._refuse(name, ids >= count, f"has no entry in {of}")
+        self._refuse("part_ids", (self.part_ids < 0) != (self.step_ids < 0), "does not fit step_ids: one of them is -1")
+
+    def _check_scalars(self) -> None:
+        for name, (kind, expected) in _SCALARS.items():
+            value: Any = getattr(self, name)
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise InvalidSample(f"{name} is {value!r:.80}; expected {expected}")
+        for name in ("reward", "loss_weight"):
+            if not _is_finite(getattr(self, name)):
+                raise InvalidSample(f"{name} is {getattr(self, name)!r:.80}; expected a finite number of float32")
+        advantage: Any = self.advantage
+        if isinstance(advantage, (float, Real)) and not _is_finite(advantage):
+            raise InvalidSample(f"advantage is {advantage!r:.80}; expected a finite number of float32")
+        if not 0 <= self.segment_index < self.n_segments:
+            raise InvalidSample(
+                f"segment_index is {self.segment_index} of n_segments {self.n_segments}; expected one of 0 to "
+                "n_segments - 1"
+            )
+        for index, break_ in enumerate(self.breaks):
+            try:
+                check_break(break_)
+            except InvalidRecord as error:
+                raise InvalidSample(f"breaks[{index}] {error}") from error
+
+    def _vocab_size(self) -> int:
+        """The size of the vocabulary, from the metadata, whose entries are checked as far as something reads them."""
+        for name, (kind, expected) in _METADATA.items():
+            value: Any = self.metadata.get(name)
+            if value is not None and (not isinstance(value, kind) or (kind is Integral and isinstance(value, bool))):
+                raise InvalidSample(f"metadata[{name!r}] is {value!r:.80}; expected {expected}")
+        steps: Any = self.metadata.get("steps")
+        if steps is not None and any(type(step) is not int or step < 0 for step in steps):
+            raise InvalidSample(f"metadata['steps'] is {steps!r:.80}; expected indices of steps")
+        size = int(self.metadata.get("vocab_size") or 0)
+        if not 0 <= size <= _ANY_ID:
+            raise InvalidSample(f"metadata['vocab_size'] is {size!r:.80}; expected 0 to 2**31 - 1")
+        return size or _ANY_ID
+
+    def _check_arrays(self) -> None:
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, dtype in _ARRAYS.items():
+            array: Any = getattr(self, name)
+            if name in _OPTIONAL and (array is None or (name == "advantage" and isinstance(array, (float, Real)))):
+                continue
+            kind: Any = getattr(array, "dtype", type(array).__name__)
+            if isinstance(array, np.ma.MaskedArray):
+                raise InvalidSample(f"{name} is a masked array, whose mask would be lost; expected a plain one")
+            if not isinstance(array, np.ndarray) or kind != dtype:
+                raise InvalidSample(f"{name} is {kind}; expected an array of {np.dtype(dtype)}")
+            arrays[name] = array
+        parts, tokens = arrays["temperature"].shape[:1], arrays["tokens"].shape[:1]
+        shapes = {"step_rewards": arrays["step_rewards"].shape[:1], "temperature": parts, "policy_version": parts}
+        for name, array in arrays.items():
+            expected = shapes.get(name, tokens)
+            if array.shape != expected or array.ndim != 1:
+                raise InvalidSample(f"{name} has shape {array.shape}, but {expected} is what fits the others")
+        for name, value in self.extra.items():
+            self._check_extra(name, value)
+
+    def _check_extra(self, name: Any, value: Any) -> None:
+        if not isinstance(name, str):
+            raise InvalidSample(f"extra has the key {name!r:.80}; expected texts")
+        if isinstance(value, np.ndarray):
+            array = cast("NDArray[Any]", value)
+            if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                raise InvalidSample(f"extra[{name!r}] is a {type(array).__name__} of {array.dtype}; expected numbers")
+            if array.shape[:1] != self.tokens.shape:
+                raise InvalidSample(f"extra[{name!r}] has shape {array.shape}, but there are {len(self)} tokens")
+        elif not isinstance(value, list):
+            raise InvalidSample(f"extra[{name!r}] is {value!r:.80}; expected an array, or a list of the parts' values")
+        elif len(cast("list[Any]", value)) != len(self.temperature):
+            count = len(cast("list[Any]", value))
+            raise InvalidSample(f"extra[{name!r}] has {count} values, but there are {len(self.temperature)} parts")
+
+    def _refuse(self, name: str, wrong: "NDArray[np.bool_]", why: str) -> None:
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise InvalidSample(f"{name}[{position}] = {getattr(self, name)[position]} {why}")
+
+    def to_json(self) -> bytes:
+        """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return dump("sample", {**record, "extra": fragment(pack(self.extra)), "metadata": fragment(self.metadata)})
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> "Sample":
+        """Read what `to_json` wrote. Nothing is filled in, and nothing is read as another type than it is.
+
+        Raises:
+            InvalidRecord: If it is no sample, of another schema version, damaged, or not sound; it names the field.
+        """
+        try:
+            return cls.from_fields(load(line, "sample")).validate()
+        except InvalidSample as error:
+            raise InvalidRecord(f"the sample is not sound: {error}") from error
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Sample":
+        """Make a sample of its stored fields: lists where it has arrays, `breaks` and `extra` as JSON has them.
+
+        Raises:
+            InvalidRecord: If they are not those of a sample, or damaged; it names the fields.
+        """
+        return build(cls, fields)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that float32 holds, as which trainers take it."""
+    if not isinstance(value, (float, int, Real)) or isinstance(value, bool):
+        return False
+    try:
+        return abs(float(value)) <= LARGEST
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -1,0 +1,211 @@
+"""The segments of a trajectory in which a token is trained: what its samples are made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+
+from ..contexts.arrays import fill_value
+from ..contexts.protocol import Break
+from ..errors import ConfigError, InvalidSample, unknown_name
+from .replay import OBSERVATION, Path, Paths, ReplayedStep, replay
+from .steps import ContextLog, Origin, Part, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LossRule: TypeAlias = Literal["all", "last_step", "without_errors"] | Callable[[Step], bool]
+_LOSSES: tuple[str, ...] = get_args(get_args(LossRule)[0])
+_NONE = -1
+
+
+@dataclass(slots=True)
+class Segment:
+    """A context between two rewrites, with the steps that were taken in it."""
+
+    context: str
+    steps: list[ReplayedStep]
+    breaks: list[Break]
+    """The breaks of the context up to the segment's end."""
+    tokens: "NDArray[np.int32]"
+    """Shape (L,): what the context holds at the segment's end, up to the last trained token."""
+    mask: "NDArray[np.bool_]"
+    """Shape (L,): True on tokens that are trained."""
+    logprobs: "NDArray[np.float32]"
+    """Shape (L,): 0.0 where mask is False, NaN where the policy gave none."""
+    step_ids: "NDArray[np.int32]"
+    """Shape (L,): the index in `steps`; -1 on tokens that were not sampled in this segment."""
+    part_ids: "NDArray[np.int32]"
+    """Shape (L,): the index in `parts`; -1 on tokens that were not sampled in this segment."""
+    parts: list[Part]
+    """The parts of the replies, in order."""
+    positions: list[int]
+    """The position of the first token of each part."""
+
+    @property
+    def first(self) -> int:
+        """The index in the trajectory of the segment's first step."""
+        return self.steps[0].index
+
+    def extra(self, key: str) -> "list[Any] | NDArray[Any]":
+        """Return the values of `Action.extra[key]`: an array with a row for each token, or a list, one for each part.
+
+        Raises:
+            InvalidSample: If there is an array for some actions and not for others.
+        """
+        values: list[Any] = [part.extra.get(key) for part in self.parts]
+        arrays: list[NDArray[Any]] = [v for v in values if isinstance(v, np.ndarray) and np.size(cast("Any", v))]
+        return _aligned(key, values, arrays[0], self) if arrays else values
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    steps: list[ReplayedStep] = field(default_factory=list[ReplayedStep])
+    breaks: list[Break] = field(default_factory=list[Break])
+
+
+def segments(
+    steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]
+) -> list[Segment]:
+    """Return the segments in which a token is trained, in the order in which they began; see `replay`.
+
+    Args:
+        steps: The steps of a trajectory.
+        contexts: Its contexts, by name.
+        is_trained: Whether the reply of a step is trained.
+    """
+    paths, opened, found = Paths(), dict[str, _OpenSegment](), list[Segment]()
+
+    def close(name: str) -> None:
+        segment = _close(name, opened[name], paths[name], contexts, is_trained)
+        if segment is not None:
+            found.append(segment)
+
+    for replayed in replay(steps, contexts):
+        name = replayed.step.context
+        if replayed.is_new:
+            opened[name] = _OpenSegment()
+        elif replayed.starts_segment:
+            close(name)
+            opened[name].steps = []
+        paths.observe(replayed)
+        paths.act(replayed)
+        opened[name].steps.append(replayed)
+        if replayed.step.break_ is not None:
+            opened[name].breaks.append(replayed.step.break_)
+    for name in opened:
+        close(name)
+    return sorted(found, key=lambda segment: segment.first)
+
+
+def _close(
+    name: str,
+    opened: _OpenSegment,
+    path: Path,
+    contexts: Mapping[str, ContextLog],
+    is_trained: Callable[[Step], bool],
+) -> Segment | None:
+    """Gather the arrays of a segment; None if no token is trained in it."""
+    own = {replayed.index: number for number, replayed in enumerate(opened.steps)}
+    trained = {replayed.index for replayed in opened.steps if is_trained(replayed.step)}
+    sampled = [piece.part != OBSERVATION and piece.step in own for piece in path.pieces]
+    lengths = np.array([piece.stop - piece.start for piece in path.pieces])
+    is_masked = [is_own and piece.step in trained for is_own, piece in zip(sampled, path.pieces, strict=True)]
+    mask = np.repeat(np.array(is_masked, dtype=np.bool_), lengths)
+    if not mask.any():
+        return None
+    length = int(mask.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
+    steps = [own[piece.step] if is_own else _NONE for is_own, piece in zip(sampled, path.pieces, strict=True)]
+    parts = np.where(sampled, np.cumsum(sampled) - 1, _NONE)
+    known = [contexts[piece.context].logprobs[piece.start : piece.stop] for piece in path.pieces]
+    positions = np.cumsum(lengths) - lengths
+    return Segment(
+        context=name,
+        steps=opened.steps,
+        breaks=list(opened.breaks),
+        tokens=path.tokens(contexts)[:length],
+        mask=mask[:length],
+        logprobs=np.where(mask, np.concatenate(known), np.float32(0.0))[:length],
+        step_ids=np.repeat(np.array(steps, dtype=np.int32), lengths)[:length],
+        part_ids=np.repeat(parts.astype(np.int32), lengths)[:length],
+        parts=[part for replayed in opened.steps for part in replayed.step.parts],
+        positions=positions[np.array(sampled)].tolist(),
+    )
+
+
+def trained_steps(
+    steps: Sequence[Step],
+    contexts: Mapping[str, ContextLog],
+    origins: Sequence[Origin],
+    loss: LossRule,
+    *,
+    include_failed: bool = False,
+) -> Callable[[Step], bool]:
+    """Return a function that returns whether a step is trained.
+
+    It is if it was answered in this episode, not before a fork, if its sub-agent did not fail, and if `loss` chooses
+    it.
+
+    Raises:
+        ConfigError: If `loss` is neither a rule's name nor a function.
+        UnknownName: If there is no rule of that name.
+    """
+    chosen, failed = _rule(steps, contexts, loss), {name for name, log in contexts.items() if log.error}
+
+    def is_trained(step: Step) -> bool:
+        return not is_copied(step, origins) and (include_failed or step.context not in failed) and chosen(step)
+
+    return is_trained
+
+
+def is_copied(step: Step, origins: Sequence[Origin]) -> bool:
+    """Return whether a step was answered before the episode was forked: it is trained in the original's samples."""
+    return bool(origins and step.parts) and step.stop <= origins[-1].tokens.get(step.context, 0)
+
+
+def _rule(steps: Sequence[Step], contexts: Mapping[str, ContextLog], loss: LossRule) -> Callable[[Step], bool]:
+    if callable(loss):
+        return loss
+    if not isinstance(loss, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
+    if loss == "all":
+        return lambda step: True
+    if loss == "last_step":
+        last = {step.context: id(step) for step in steps}
+        return lambda step: last[step.context] == id(step)
+    if loss == "without_errors":
+        return lambda step: step.reply is None or not contexts[step.context].messages[step.reply].errors
+    raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
+
+
+def _aligned(key: str, values: list[Any], first: "NDArray[Any]", segment: Segment) -> "NDArray[Any]":
+    """Return an array with each part's rows at the positions of its tokens."""
+    length = len(segment.tokens)
+    try:
+        aligned = np.full((length, *first.shape[1:]), fill_value(first.dtype), dtype=first.dtype)
+    except ValueError as error:
+        raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
+    counts = [stop - start for replayed in segment.steps for start, stop in _bounds(replayed.step)]
+    for position, count, value in zip(segment.positions, counts, values, strict=True):
+        if not count:
+            continue
+        if not _is_like(value, first):
+            raise InvalidSample(
+                f"extra[{key!r}] is an array of {first.dtype} with rows of shape {first.shape[1:]} for one action, and "
+                f"{value!r:.80} for another: a policy gives it for all actions of an episode alike, or for none"
+            )
+        aligned[position : position + count] = value[: max(0, length - position)]
+    return aligned
+
+
+def _bounds(step: Step) -> list[tuple[int, int]]:
+    stops = [part.stop for part in step.parts]
+    return list(zip([step.action_start, *stops], stops, strict=False))
+
+
+def _is_like(value: Any, first: "NDArray[Any]") -> bool:
+    if not isinstance(value, np.ndarray):
+        return False
+    array = cast("NDArray[Any]", value)
+    return array.shape[1:] == first.shape[1:] and array.dtype == first.dtype

@@ -1,0 +1,249 @@
+"""What a stored record may hold: exactly the fields of its dataclass, each of its type; nothing is filled in.
+
+A dataclass that is stored derives from `Stored`: its annotations are the format of the file, and pydantic checks them.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
+
+import numpy as np
+from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from ..contexts.arrays import LARGEST
+from ..contexts.protocol import Break
+from ..errors import what_is_invalid
+from ..messages import Message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_LARGEST_INTEGER = 2**63 - 1  # what orjson writes
+
+
+class Stored:
+    """A dataclass that is stored as an object of JSON: with all its fields, and no others."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _record_schema(cls, handler)
+
+
+def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the schema of an object of JSON that has exactly the fields of a dataclass."""
+    from numpy.typing import NDArray
+
+    hints = get_type_hints(cls, localns={"NDArray": NDArray}, include_extras=True)
+    names = [field.name for field in fields(cast("Any", cls))]
+    members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
+    record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
+    return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
+
+
+def _number(value: Any) -> Any:
+    kind = cast("type[object]", type(value))  # of integers, True is another type
+    if not (kind is float and abs(value) <= LARGEST) and not (kind is int and abs(value) <= _LARGEST_INTEGER):
+        raise ValueError("expected a number that is finite in float32, and an integer of at most 63 bits")
+    return value
+
+
+def _at_least_0(value: Any) -> Any:
+    if _number(value) < 0:
+        raise ValueError("expected a number of at least 0")
+    return value
+
+
+def _check_json(value: Any) -> Any:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be written as JSON: {error}") from error
+    return value
+
+
+Number: TypeAlias = Annotated[float, PlainValidator(_number)]
+Temperature: TypeAlias = Annotated[float, PlainValidator(_at_least_0)]
+Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
+"""Any value of JSON."""
+JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array of one dimension, stored as a list; NaN is null."""
+
+    dtype: type[np.generic]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def read(self, values: Any) -> "NDArray[Any]":
+        """Read a list of such values; never others than those.
+
+        Raises:
+            ValueError: It names the position.
+        """
+        if type(values) is not list:
+            raise ValueError(f"expected a list, got a {type(values).__name__}")
+        return _array(cast("list[Any]", values), np.dtype(self.dtype), missing=True)
+
+
+_KINDS: Mapping[str, frozenset[type]] = {
+    "b": frozenset((bool,)),
+    "i": frozenset((int,)),
+    "u": frozenset((int,)),
+    "f": frozenset((float, int)),
+}
+_NONE = frozenset((type(None),))
+
+
+def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) -> "NDArray[Any]":
+    allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
+    if not set(map(type, values)) <= allowed:
+        at = next(index for index, value in enumerate(values) if type(value) not in allowed)
+        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected values of {dtype}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype=dtype)
+    except OverflowError as error:
+        raise ValueError(f"it holds a value that is no {dtype}: {error}") from error
+    if dtype.kind == "f" and np.isinf(array).any():
+        at = int(np.argmax(np.isinf(array)))
+        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected a number that is finite in {dtype}")
+    return array
+
+
+Int32s: TypeAlias = Annotated["NDArray[np.int32]", Array(np.int32)]
+Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
+Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """A chat message, stored with all its fields."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_message)
+
+
+def _message(value: Any) -> Message:
+    try:
+        message = Message.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(what_is_invalid(error)) from error
+    written = message.model_dump(mode="json")
+    if written != value:  # something was left out, or read in another form than it would be written
+        wrong = [name for name in {**written, **value} if written.get(name, ...) != value.get(name, ...)]
+        raise ValueError(f"expected a whole message, with all its fields as they are stored; see {', '.join(wrong)}")
+    return message
+
+
+StoredMessage: TypeAlias = Annotated[Message, _Messages()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Breaks:
+    """A break, stored with all its fields."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _record_schema(Break, handler)
+
+
+StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
+
+
+# Data besides tokens.
+
+_DTYPES = frozenset(
+    np.dtype(kind).name
+    for kind in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+)
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def pack(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Data besides tokens as values of JSON, from which `unpack` makes arrays of the same dtype again."""
+    if not extra:
+        return {}
+    arrays = {key: _packed(cast("Any", value)) for key, value in extra.items() if isinstance(value, np.ndarray)}
+    return {"arrays": arrays, "values": {key: extra[key] for key in extra if key not in arrays}}
+
+
+def unpack(packed: Any) -> dict[str, Any]:
+    """Read what `pack` wrote.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    _has_keys(packed, ("arrays", "values") if packed else ())
+    if not packed:
+        return {}
+    arrays, values = packed["arrays"], _check_json(packed["values"])
+    if type(arrays) is not dict or type(values) is not dict:
+        raise ValueError(f"its arrays and values are {arrays!r:.80} and {values!r:.80}; expected two objects")
+    read = {key: _unpacked(key, array) for key, array in cast("dict[str, Any]", arrays).items()}
+    if shared := read.keys() & cast("dict[str, Any]", values).keys():
+        raise ValueError(f"{min(shared)!r:.80} is an array and a value")
+    return {**values, **read}
+
+
+def _has_keys(value: Any, names: tuple[str, ...]) -> None:
+    if type(value) is not dict or cast("dict[str, Any]", value).keys() != set(names):
+        raise ValueError(f"it is {value!r:.80}; expected an object with {', '.join(names) or 'nothing in it'}")
+
+
+def _packed(array: "NDArray[Any]") -> dict[str, Any]:
+    values: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        names = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        values = [value if math.isfinite(value) else names.get(value, "NaN") for value in values]
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "values": values}
+
+
+def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
+    """An array, whose header is checked before anything is allocated for it."""
+    try:
+        _has_keys(packed, ("dtype", "shape", "values"))
+        name, shape, values = packed["dtype"], packed["shape"], packed["values"]
+        if not isinstance(name, str) or name not in _DTYPES:
+            raise ValueError(f"its dtype is {name!r:.80}; expected one of {', '.join(sorted(_DTYPES))}")
+        if type(values) is not list or type(shape) is not list:
+            raise ValueError("its shape and its values are no lists")
+        if (
+            not all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
+            or not 1 <= len(cast("list[Any]", shape)) <= 32
+        ):
+            raise ValueError(f"its shape is {shape!r:.80}; expected 1 to 32 sizes")
+        if math.prod(cast("list[int]", shape)) != len(cast("list[Any]", values)):
+            raise ValueError(f"its shape is {shape}, but it has {len(cast('list[Any]', values))} values")
+        return _values(cast("list[Any]", values), np.dtype(name)).reshape(cast("list[int]", shape))
+    except ValueError as error:
+        raise ValueError(f"of the array {key!r:.80}, {error}") from error
+
+
+def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
+    if dtype.kind != "f" or str not in set(map(type, values)):
+        return _array(values, dtype)
+    named = {at: _NOT_FINITE[value] for at, value in enumerate(values) if type(value) is str and value in _NOT_FINITE}
+    array = _array([0.0 if at in named else value for at, value in enumerate(values)], dtype)
+    array[list(named)] = list(named.values())
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(unpack)
+
+
+Packed = _Packed()
+"""Marks a mapping that is stored as `pack` writes it."""

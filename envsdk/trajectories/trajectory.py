@@ -1,0 +1,257 @@
+"""One finished episode: its contexts, its steps, its rewards and breaks, and how it ended."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..contexts.protocol import Break, Count
+from ..errors import InvalidRecord, UndeclaredBreak
+from ..limits import StopReason
+from .checks import check_break, check_log, check_parts
+from .records import build, dump, fragment, load
+from .replay import Prompt, prompts, replay, tree_size
+from .samples import Sample
+from .segments import LossRule, Segment, is_copied, segments, trained_steps
+from .steps import ContextLog, KnownStopReason, Origin, Step
+from .stored import Json, JsonObject, Stored, StoredBreak, pack
+
+Status: TypeAlias = Literal["terminated", "truncated", "error"]
+
+
+@dataclass(slots=True, repr=False)
+class Trajectory(Stored):
+    """One episode, finished or failed."""
+
+    id: str
+    env: str
+    seed: int | None
+    status: Status
+    """`terminated`: the task is over. `truncated`: a limit. `error`: something failed; what came before is kept."""
+    stop_reason: KnownStopReason
+    contexts: dict[str, ContextLog]
+    steps: list[Step]
+    renderer: JsonObject = field(default_factory=dict[str, Any])
+    """The renderer and its options."""
+    tokenizer: str = ""
+    """The tokenizer's fingerprint."""
+    vocab_size: Count = 0
+    history: JsonObject = field(default_factory=dict[str, Any])
+    """The history policy and its options."""
+    limits: JsonObject = field(default_factory=dict[str, Any])
+    config: JsonObject = field(default_factory=dict[str, Any])
+    """The environment's own options."""
+    task: Json = None
+    """The task; what of it is no JSON is stored as its `repr`."""
+    group_id: str | None = None
+    """What episodes of the same task share, for group baselines."""
+    origins: list[Origin] = field(default_factory=list[Origin])
+    """The episode that this one is a fork of, behind those that that one is a fork of."""
+    final_break: StoredBreak | None = None
+    """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
+    error: str | None = None
+
+    def __repr__(self) -> str:
+        # Short: where an event loop ends, asyncio writes what its task returned.
+        return f"<Trajectory {self.id!r}: {self.status}, {len(self.steps)} steps, reward {self.reward:g}>"
+
+    @property
+    def reward(self) -> float:
+        """The sum of the steps' rewards."""
+        return math.fsum(step.reward or 0.0 for step in self.steps)
+
+    @property
+    def breaks(self) -> list[Break]:
+        """All declared breaks, in order."""
+        breaks = [step.break_ for step in self.steps if step.break_ is not None]
+        return breaks if self.final_break is None else [*breaks, self.final_break]
+
+    def is_copied(self, step: Step) -> bool:
+        """Return whether a step was answered before the episode was forked: the original's samples train it."""
+        return is_copied(step, self.origins)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled, in a fork those before it included."""
+        return sum(step.stop - step.action_start for step in self.steps)
+
+    @property
+    def observed_tokens(self) -> int:
+        """How many tokens were handed out."""
+        return sum(step.action_start - step.start for step in self.steps)
+
+    def prompts(self) -> Iterator[Prompt]:
+        """Replay the deltas: yield for each step the prompt that the policy saw, and its action. O(context) a step.
+
+        Raises:
+            UndeclaredBreak: If a step drops tokens and no break declares it.
+            InvalidRecord: If the steps do not fit the logs.
+        """
+        return prompts(self.steps, self.contexts)
+
+    def reward_of(self, context: str) -> float:
+        """What a context earned: its own reward, or that of the nearest parent that has one, or the episode's."""
+        own = self._own_reward(context)
+        return self.reward if own is None else own
+
+    def is_scored(self, context: str) -> bool:
+        """Whether anybody said what a context earned.
+
+        An episode that ended by itself without a reward in any turn was not scored: its reward of 0.0 means nothing.
+        One that was cut off has earned what it has.
+        """
+        is_judged = self.status != "terminated" or any(step.reward is not None for step in self.steps)
+        return is_judged or self._own_reward(context) is not None
+
+    def _own_reward(self, context: str) -> float | None:
+        name: str | None = context
+        for _ in self.contexts:  # a damaged record may have parents in a circle
+            if name is None or name not in self.contexts:
+                break
+            own = self.contexts[name].reward
+            if own is not None:
+                return own
+            name = self.contexts[name].parent
+        return None
+
+    def tree_size(self, *, include_failed: bool = False) -> int:
+        """How many tokens the prefix tree of the samples has.
+
+        A token counts once, however many samples hold it, and only if a trained token stands at or after it in its
+        branch: one that was sampled, in a fork after it was forked.
+
+        Args:
+            include_failed: Whether a failed episode, or a failed sub-agent, counts with the steps that it had.
+        """
+        if self.status == "error" and not include_failed:
+            return 0
+        is_trained = trained_steps(self.steps, self.contexts, self.origins, "all", include_failed=include_failed)
+        return tree_size(self.steps, self.contexts, is_trained)
+
+    def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
+        """Training samples: one for each segment of each context in which a token is trained.
+
+        Args:
+            loss: Which steps are trained: `"all"`, `"last_step"` (of each context), `"without_errors"` (those whose
+                whole reply has no errors: it could be read, its tools exist, no argument is missing), or a function of
+                a `Step`.
+            include_failed: Whether a failed episode, or a failed sub-agent, gives samples of the steps that it had.
+
+        Returns:
+            The samples, in the order in which their segments began.
+
+        Raises:
+            UndeclaredBreak: If a step drops tokens and no break says so.
+            InvalidSample: If `Action.extra` has an array for some actions and not for others.
+        """
+        if self.status == "error" and not include_failed:
+            return []
+        is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
+        found = segments(self.steps, self.contexts, is_trained)
+        total = sum(int(np.count_nonzero(segment.mask)) for segment in found)
+        names = [segment.context for segment in found]
+        return [
+            self._sample(segment, names[:index].count(segment.context), names.count(segment.context), total)
+            for index, segment in enumerate(found)
+        ]
+
+    def _sample(self, segment: Segment, index: int, count: int, trained: int) -> Sample:
+        """Make the sample of a segment, which is number `index` of `count` of its context."""
+        log, mask = self.contexts[segment.context], segment.mask
+        versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
+        return Sample(
+            tokens=segment.tokens,
+            mask=mask,
+            logprobs=None if np.isnan(segment.logprobs[mask]).all() else segment.logprobs,
+            step_ids=segment.step_ids,
+            reward=self.reward_of(segment.context),
+            step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
+            temperature=np.array([part.temperature for part in segment.parts], dtype=np.float32),
+            policy_version=np.array(versions, dtype=np.int32),
+            part_ids=segment.part_ids,
+            context=segment.context,
+            role=log.role,
+            parent=log.parent,
+            trajectory_id=self.id,
+            segment_index=index,
+            n_segments=count,
+            loss_weight=int(np.count_nonzero(mask)) / trained,
+            stop_reason=self.stop_reason,
+            truncated=self.status == "truncated",
+            breaks=segment.breaks,
+            group_id=self.group_id,
+            extra={key: segment.extra(key) for key in dict.fromkeys(k for part in segment.parts for k in part.extra)},
+            metadata={
+                "env": self.env,
+                "seed": self.seed,
+                "tokenizer": log.tokenizer or self.tokenizer,
+                "vocab_size": log.vocab_size or self.vocab_size,
+                "steps": [replayed.index for replayed in segment.steps],
+                "is_scored": self.is_scored(segment.context),
+            },
+        )
+
+    def to_json(self) -> bytes:
+        """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
+        record["steps"] = [_dump_step(step) for step in self.steps]
+        for name in ("task", "seed", "renderer", "history", "limits", "config"):
+            record[name] = fragment(record[name])
+        return dump("trajectory", record)
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> "Trajectory":
+        """Read what `to_json` wrote. Nothing is filled in, and nothing is read as another type than it is.
+
+        Raises:
+            InvalidRecord: If it is no trajectory, of another schema version, or damaged; it names the field.
+        """
+        trajectory = build(cls, load(line, "trajectory"))
+        ends = dict.fromkeys(trajectory.contexts, 0)
+        try:
+            for index, step, *_ in replay(trajectory.steps, trajectory.contexts):
+                check_parts(index, step, trajectory.contexts[step.context])
+                ends[step.context] = step.stop
+        except UndeclaredBreak as error:
+            raise InvalidRecord(f"the trajectory is damaged: {error}") from error
+        _check_end(trajectory)
+        for name, log in trajectory.contexts.items():
+            check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
+        return trajectory
+
+
+def _check_end(trajectory: Trajectory) -> None:
+    """The status, the stop reason, the error, the last break and the origins fit each other."""
+    status, reason = trajectory.status, trajectory.stop_reason
+    ends = (StopReason.TERMINATED, StopReason.ERROR)
+    if (reason in ends) != (status != "truncated") or (reason in ends and reason != status):
+        raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
+    if trajectory.error is not None and status != "error":
+        raise InvalidRecord(f"status is {status!r}, but there is an error: {trajectory.error!r:.80}")
+    for origin in trajectory.origins:
+        if unknown := origin.tokens.keys() - trajectory.contexts.keys():
+            raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
+    break_ = trajectory.final_break
+    if break_ is not None:
+        if not {break_.context, break_.base} <= trajectory.contexts.keys():
+            raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
+        check_break(break_)
+
+
+def _dump_log(log: ContextLog) -> dict[str, Any]:
+    record = {field.name: getattr(log, field.name) for field in fields(log)}
+    messages = [message.model_dump() for message in log.messages]
+    return {**record, "messages": fragment(messages), "task": fragment(log.task), "tools": fragment(log.tools)}
+
+
+def _dump_step(step: Step) -> Step | dict[str, Any]:
+    if not any(part.extra for part in step.parts):
+        return step
+    parts = [
+        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": fragment(pack(part.extra))}
+        for part in step.parts
+    ]
+    return {**{f.name: getattr(step, f.name) for f in fields(step)}, "parts": parts}
