@@ -28,9 +28,10 @@ NOT_ENDED = "the turn was not ended: there is no stop token"
 _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
 
 
-def overrun_error(text: str) -> str:
-    """Return the error of a reply with text after its first stop token."""
-    return f"there is text after the end of the turn: {text[:40]!r}"
+def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
+    """Return what is wrong with the end of a reply: text after its first stop token, or no stop token."""
+    errors = [f"there is text after the end of the turn: {overrun[:40]!r}"] if overrun else []
+    return errors if is_ended else [*errors, NOT_ENDED]
 
 
 class Rendered:

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from envsdk_renderers import glm_calls, xml_calls
-from envsdk_renderers.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.replies import glm_calls, xml_calls
+from envsdk_renderers.replies.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from families import FAMILIES, prompt_tail
 from hypothesis import given, settings
 from hypothesis import strategies as st

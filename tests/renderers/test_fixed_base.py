@@ -14,8 +14,9 @@ import pytest
 import real_models
 from conversations import random_conversation as random_qwen3_conversation
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported, Verdict
-from envsdk_renderers.template_probe import FOLLOWING, PREVIOUS
-from envsdk_renderers.templates import ChatTemplate, Mask, TemplateFailed
+from envsdk_renderers.templates.chat_template import ChatTemplate, TemplateFailed
+from envsdk_renderers.templates.mask import Mask
+from envsdk_renderers.templates.sentinels import FOLLOWING, PREVIOUS
 from template_conversations import (
     TOOLS,
     fixed_base,

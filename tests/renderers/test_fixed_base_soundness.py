@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
-from envsdk_renderers.templates import STEM, ChatTemplate, Mask
+from envsdk_renderers.templates.chat_template import ChatTemplate
+from envsdk_renderers.templates.mask import STEM, Mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from template_conversations import TOOLS, handed_out, result, said, turns_of, user
@@ -136,7 +137,7 @@ def test_what_a_mask_hides_comes_back(text: str) -> None:
 def test_a_template_that_changes_what_was_hidden_is_refused() -> None:
     content = "(m.content | upper if '|' in m.content else m.content or '')"
     renderer = renderer_of(CHATML.replace("(m.content or '')", content))
-    with pytest.raises(TemplateUnsupported, match="changes what was hidden from it"):
+    with pytest.raises(TemplateUnsupported, match="changes a word that hides"):
         renderer.render([user("<|im_end|>")])
 
 
@@ -398,7 +399,7 @@ def test_calls_that_are_dropped_beside_a_text_are_refused() -> None:
     template = CHATML.replace(CALLS, "{%- if not m.content %}" + CALLS + "{%- endif %}")
     renderer = renderer_of(template)
     assert "search" in replied(renderer, calling({"city": "x"}))
-    with pytest.raises(TemplateUnsupported, match="beside a text not all are rendered"):
+    with pytest.raises(TemplateUnsupported, match="next to a text are rendered"):
         renderer.reply(calling({"city": "x"}, content="So:"))
 
 

@@ -1,7 +1,7 @@
 """GLM's tags inside a call are control tokens: one that is spelled as text is text, when read and when written."""
 
 import pytest
-from envsdk_renderers.spelled import hide, restore
+from envsdk_renderers.replies.spelled import hide, restore
 from families import FAMILIES, prompt_tail
 from hypothesis import given, settings
 from hypothesis import strategies as st

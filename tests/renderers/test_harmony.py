@@ -260,7 +260,7 @@ def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Har
         ("to before the channel", "", None, [("look", {"city": "P"})], ""),
         ("preamble, call", "I look.", None, [("look", {"city": "P"})], ""),
         ("broken JSON", "", None, [("look", "{")], "not valid JSON"),
-        ("no JSON object", "", None, [("look", "[1]")], "not valid JSON"),
+        ("no JSON object", "", None, [("look", "[1]")], "not a JSON object"),
         ("a key twice", "", None, [("look", '{"city": "P", "city": "Q"}')], "a key comes twice"),
         ("call in analysis", "", None, [("look", {})], "not in commentary"),
         ("call of another namespace", "", None, [("python", "1+1")], "not valid JSON"),

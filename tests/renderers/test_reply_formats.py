@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.reply_formats import FORMATS, choose_format, register_format
+from envsdk_renderers.replies.formats import FORMATS, choose_format, register_format
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError
@@ -102,7 +102,7 @@ UNCLOSED = "<tool_call><function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</param
     [
         ("llama", '{"name": "f", "parameters": {"city": ', "not valid JSON"),
         ("llama", '{"name": 3, "parameters": {}}', "has no name"),
-        ("llama", '{"name": "f", "parameters": [1]}', "are no JSON object"),
+        ("llama", '{"name": "f", "parameters": [1]}', "are not a JSON object"),
         ("llama", '{"name": "f", "parameters": {"x": NaN}}', "not valid JSON"),
         ("llama", '{"name": "f", "parameters": ' + '{"x": ' * 3000, "not valid JSON"),
         ("llama", '{"name": "f", "parameters": {}, "arguments": {}}', "both arguments and parameters"),
@@ -118,11 +118,11 @@ UNCLOSED = "<tool_call><function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</param
         ("xml", UNCLOSED, "a tag of the call"),
         ("mistral", '[TOOL_CALLS][{"name": "f", ', "not valid JSON"),
         ("mistral", "[TOOL_CALLS][]", "there is no call"),
-        ("mistral", "[TOOL_CALLS][7]", "no JSON object"),
+        ("mistral", "[TOOL_CALLS][7]", "not a JSON object"),
         ("mistral", "[TOOL_CALLS]", "has no name"),
         ("mistral", "[TOOL_CALLS]f[ARGS]no", "not valid JSON"),
-        ("glm", "<tool_call>\n</tool_call>", "no name with"),
-        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n</tool_call>", "no name with"),
+        ("glm", "<tool_call>\n</tool_call>", "not a name with"),
+        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n</tool_call>", "not a name with"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_noted(format_name: str, text: str, error: str) -> None:
