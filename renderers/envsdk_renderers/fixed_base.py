@@ -7,7 +7,6 @@ turn is refused.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -21,15 +20,16 @@ from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from .replies.formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
-from .replies.response_template import ResponseTemplate
+from .replies.formats import FORMATS, NO_CALLS, PLAIN
 from .templates.base import Tail
 from .templates.bound_template import bind_template
-from .templates.chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
+from .templates.chat_template import FIXED_DATE, ChatTemplate
+from .templates.conversation import ConversationWriter
 from .templates.mask import Mask
-from .templates.reasoning import ReasoningReader
 from .templates.reply import ReplyProbe
-from .templates.sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange, slot
+from .templates.reply_reader import ReplyReader
+from .templates.reply_writer import ReplyWriter
+from .templates.sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
 from .templates.stop import Stop
 from .templates.turns import TemplateTurns
 from .templates.validation import DeltaText, Validation
@@ -111,7 +111,6 @@ class FixedBase(Renderer):
         self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
         self._turns = TemplateTurns(self._template, self._ends)
         self._measure()
-        self._choose_format(source)
         super().__init__(loaded, unsafe_content=unsafe_content)
 
     def _measure(self) -> None:
@@ -123,31 +122,23 @@ class FixedBase(Renderer):
         self._probe = ReplyProbe(plain, with_tools, text_stop)
         self._text_stop, self._call_stop = text_stop, self._probe.call_stop
         stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
+        stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
+        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt)
+        self._reply_reader = ReplyReader(
+            self._probe,
+            self._mask,
+            reply_format=self._options["reply_format"],
+            response_template=self._options["response_template"],
+            own_template=self._source.response_template,
+            known=[*stop_tokens, *blocks],
+        )
         vars(self).update(
-            stop_tokens=tuple(dict.fromkeys(stops)),
+            stop_tokens=stop_tokens,
             after_turn="",
             opening=self._probe.opening,
-            blocks=self._probe.blocks,
+            blocks=blocks,
+            structure=self._reply_reader.structure,
         )
-
-    def _choose_format(self, source: ChatTemplateSource) -> None:
-        name = self._options["reply_format"]
-        own = self._options["response_template"]
-        self._own_reader = ResponseTemplate(own) if own else None
-        if own is None and name == "auto" and source.response_template:
-            with suppress(ConfigError):  # the installed transformers may not read it; then the format is measured
-                self._own_reader = ResponseTemplate(source.response_template)
-        self._reads_calls = self._own_reader is not None or name != "auto"
-        self._format = get_format(choose_format(self._probe.rendered) if name == "auto" else name)
-        self._reads_calls = self._reads_calls or self._format is not FORMATS[PLAIN]
-        thinking, around_text = self._probe.thinking, (self._probe.text_opener, self._text_stop.closing)
-        measured = [*(thinking or ()), *around_text]
-        names = [name for name in self._format.controls if self._mask.controls(name)]
-        names += [name for text in measured for name, _ in self._mask.controls(text)]
-        known = {*self.blocks, *self.stop_tokens}
-        vars(self).update(structure=tuple(name for name in dict.fromkeys(names) if name not in known))
-        marks = [*self.stop_tokens, *self.blocks, *self.structure]
-        self._reasoning_reader = ReasoningReader(self._mask.names, thinking, around_text, marks)
 
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
@@ -200,7 +191,7 @@ class FixedBase(Renderer):
                 raise judgement.error.with_traceback(None)
         if self._options["reply_format"] == "auto":
             self._refuse_unread()
-        if tools and not self._reads_calls:
+        if tools and not self._reply_reader.reads_calls:
             raise TemplateUnsupported(
                 "no reply format reads calls as this template writes them, so they would be text; choose reply_format="
                 f"{PLAIN!r} to read them as text, or register a format",
@@ -218,7 +209,7 @@ class FixedBase(Renderer):
         out = self.emission()
         self._writer.write(out, self.generation_prompt)
         prompt = out.tokens()[0]
-        thinks = self._probe.writes_reasoning and not self._prompt_closes_block
+        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
         for message in (Message(role="assistant", content="x"), Message(role="assistant", content="x", reasoning="y")):
             tokens = self.reply(message)
             read = self.parse(tokens, prompt_tail=prompt)
@@ -277,47 +268,27 @@ class FixedBase(Renderer):
             raise TemplateUnsupported(_ONLY_WHOLE)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        text = self._template.safe_text(shown, schemas)
-        with_prompt = self._template.safe_text(shown, schemas, generation_prompt=True)
-        length = self._mask.shared(text, with_prompt)
-        _set_generation_prompt(out, with_prompt[length:])
-        text = text if shown[-1].role == "assistant" else text[:length]
-        found = [0, *(self._start(shown, schemas, index, text) for index in range(1, len(shown))), len(text)]
-        for index, (message, (start, end)) in enumerate(zip(shown, pairwise(accumulate(found, max)), strict=True)):
-            out.begin(index, message.role)
-            self._write_message(out, text[start:end], message, index)
+        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas))
+
+    @cached_property
+    def _conversation_writer(self) -> ConversationWriter:
+        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
+        ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
+        return ConversationWriter(self._template, self._writer, (self.generation_prompt, self.opening), ends)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages as the template may see them, with ids."""
         return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
-
-    def _start(self, shown: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
-        """Return where message `index` begins in the text of a conversation: where the text differs without it."""
-        try:
-            return self._mask.shared(text, self._template.text(shown[:index], tools))
-        except TemplateFailed:
-            return 0
-
-    def _write_message(self, out: Emission, text: str, message: Message, index: int) -> None:
-        """Write a message of a rendered conversation."""
-        if message.role != "assistant":
-            self._writer.write_message(out, text, message.content.strip())
-            return
-        start = next((len(o) for o in (self.generation_prompt, self.opening) if o and text.startswith(o)), 0)
-        ends = [at + len(name) for name, at in self._mask.controls(text) if name in self._ends_in_history]
-        end = max(start, ends[-1]) if ends else len(text)
-        self._writer.write(out, text[:start])
-        out.attribute(index, "assistant", is_sampled=True)
-        self._writer.write(out, text[start:end], is_scaffold=False)
-        out.attribute(index, "assistant")
-        self._writer.write(out, text[end:])
 
     def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
         """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
         out.begin(index, "assistant")
         prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
-        self._writer.write(out, prompt.split(self._tag)[0] if has_block and self._prompt_closes_block else prompt)
+        self._writer.write(
+            out,
+            prompt.split(self._reply_writer.tag)[0] if has_block and self._reply_writer.prompt_closes_block else prompt,
+        )
 
     def _emit_kept(
         self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
@@ -442,7 +413,9 @@ class FixedBase(Renderer):
             return out.text()
 
         stops = (self._text_stop, self._call_stop or self._text_stop)
-        return Validation(self._template, reencode, stops, (self.generation_prompt, self.opening), self._tag)
+        return Validation(
+            self._template, reencode, stops, (self.generation_prompt, self.opening), self._reply_writer.tag
+        )
 
     # One reply.
 
@@ -457,25 +430,11 @@ class FixedBase(Renderer):
     def _emit_unended(self, out: Emission, message: Message) -> Stop:
         """Write a reply without its end, and return how it ends."""
         (hidden,) = self._shown([message])
-        content = {"content": slot(0)} if message.content else {}
-        reasoning = {"reasoning": slot(1)} if message.reasoning else {}
-        shown = hidden.model_copy(update={**content, **reasoning})
-        thinking = self._probe.thinking
-        opens_block = message.reasoning is not None and self._prompt_closes_block
-        text, stop = self._probe.body(shown, self.opening if opens_block else None)
-        if message.content and slot(0) not in text:
-            raise TemplateUnsupported("the text of a reply is not rendered next to its calls", rendered=text)
-        if thinking and self._prompt_opens_block and slot(1) not in text:
-            if message.reasoning:
-                text = slot(1) + thinking.closer + text
-            elif not text.lstrip().startswith(thinking.closing_tag):
-                self._writer.write(out, thinking.closer)
-        self._writer.fill(out, text, {slot(0): hidden.content, slot(1): hidden.reasoning or ""}, is_scaffold=False)
-        return stop
+        return self._reply_writer.write(out, hidden)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""
-        has_none = self._prompt_closes_block and message.reasoning is not None
+        has_none = self._reply_writer.prompt_closes_block and message.reasoning is not None
         return super().reply(message.with_reasoning(None) if has_none else message)
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
@@ -488,42 +447,22 @@ class FixedBase(Renderer):
         if isinstance(start, Message):
             if start.reasoning is not None and self._probe.thinking is None:
                 raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
-            if start.reasoning is None and self._prompt_opens_block:
+            if start.reasoning is None and self._reply_writer.prompt_opens_block:
                 raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
         return super().prefill(start)
 
-    @cached_property
-    def _prompt_closes_block(self) -> bool:
-        """Whether the generation prompt contains an empty think block."""
-        thinking, prompt = self._probe.thinking, self.generation_prompt
-        return bool(thinking and self._tag in prompt and thinking.closing_tag in prompt.split(self._tag, 1)[1])
-
-    @cached_property
-    def _prompt_opens_block(self) -> bool:
-        """Whether the generation prompt ends with the tag that opens reasoning."""
-        return bool(self._tag) and self.generation_prompt.rstrip().endswith(self._tag)
-
-    @cached_property
-    def _tag(self) -> str:
-        """The tag that opens reasoning; empty if there is none."""
-        return self._probe.thinking.opening_tag if self._probe.thinking else ""
-
-    @cached_property
-    def _ends_in_history(self) -> set[str]:
-        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
-        return {name for stop in stops for name in (stop.written, *stop.sampled)}
-
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
-        started = self.after_opening(prompt_tail)
-        begun = self.split(started).segments if len(started) else []
+        begun = self.after_opening(prompt_tail)
         sampled = self.split(tokens)
-        segments = [*begun, *sampled.segments]
-        if self._own_reader is not None:
-            return self._own_reader.read(self.opening, segments, sampled, self.stop_tokens)
-        tagged, errors = self._reasoning_reader.read(segments)
-        message = self._format.read(tagged, sampled, tools, self.tokenizer.control_tokens)
-        return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message
+        return self._reply_reader.read(
+            [*(self.split(begun).segments if len(begun) else []), *sampled.segments],
+            sampled,
+            opening=self.opening,
+            stop_tokens=self.stop_tokens,
+            tools=tools,
+            controls=self.tokenizer.control_tokens,
+        )
 
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """See `Renderer.after_opening`; the opening may share a token with the text before it."""

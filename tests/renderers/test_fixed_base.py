@@ -51,7 +51,7 @@ def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
         pytest.skip("transformers tells this template the time")
     tokens = {"bos_token": "<bos>", "eos_token": "<eos>"}
     own = ChatTemplate(templates()[name], special_tokens=tokens)
-    dialect = fixed_base(name)._script.dialect
+    dialect = fixed_base(name)._template.dialect
     rng = Random(3)
     for index in range(8):
         messages = random_conversation(rng, calls=index % 2 == 1, reasoning=True, system=True)
@@ -200,9 +200,9 @@ def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
         for at, end in turns_of(messages):
             answers = messages[at + 1 : end]
             try:
-                prompt = renderer._script.text(messages[:at], tools, generation_prompt=True)
+                prompt = renderer._template.text(messages[:at], tools, generation_prompt=True)
                 shown = [*messages[:at], marked(messages[at]), *answers]
-                whole = renderer._script.text(shown, tools, generation_prompt=True)
+                whole = renderer._template.text(shown, tools, generation_prompt=True)
             except TemplateFailed:
                 break
             previous, following = kinds(messages, at, answers)
@@ -316,9 +316,9 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         asks = index % 3 == 1
         try:
-            expected = renderer._script.text(messages, tools, generation_prompt=asks)
+            expected = renderer._template.text(messages, tools, generation_prompt=asks)
             if messages[-1].role != "assistant" and not asks:  # some write what comes next, whoever speaks
-                expected = renderer._script.text(messages, tools, generation_prompt=True)
+                expected = renderer._template.text(messages, tools, generation_prompt=True)
             rendered = renderer.render(messages, tools=tools, generation_prompt=asks)
         except RenderError:
             continue
@@ -338,7 +338,7 @@ def test_what_was_handed_out_rightly_is_not_complained_about(name: str) -> None:
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         messages = [sampled_oddly(message, rng) for message in messages]
         try:
-            renderer._script.text(messages, tools)
+            renderer._template.text(messages, tools)
             turns = handed_out(renderer, messages, tools, rng)
         except RenderError:
             continue  # refused, or the template cannot say it
