@@ -60,7 +60,7 @@ class Qwen35(ThinkingChatML):
     )
 
     shows_empty_system: ClassVar[bool] = True
-    """Whether a system message without text gives a system block without text."""
+    """Whether a system message without text is written as a system block without text."""
     words: ClassVar[Mapping[str, Any]] = PYTHON_WORDS
     """The values in a call that the template does not write as JSON."""
 

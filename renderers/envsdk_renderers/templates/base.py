@@ -77,8 +77,8 @@ class Base:
     @cached_property
     def generation_prompt(self) -> str:
         """The template's generation prompt after a user's message."""
-        asked = self.text([user()], generation_prompt=True)
-        return asked[self.template.mask.shared(asked, self.text([user()], generation_prompt=False)) :]
+        with_prompt = self.text([user()], generation_prompt=True)
+        return with_prompt[self.template.mask.shared(with_prompt, self.text([user()], generation_prompt=False)) :]
 
     # What follows a turn.
 

@@ -72,7 +72,7 @@ class ContentRules:
 
     @cached_property
     def _special(self) -> Mapping[str, tuple[str, ...]]:
-        """The strings for which the transform of a role's content does not hold."""
+        """The strings for which the transform of a role's content is wrong."""
         found: dict[str, tuple[str, ...]] = {}
         for role, transform in self._transforms.items():
             texts = [*self._literals, *_TEXTS]

@@ -70,7 +70,7 @@ class Stops:
         return stop._replace(call_id=sentinel.tool_calls[-1].id or "") if stop else None
 
     def _find_stop(self, previous: Previous, followings: Sequence[Following], text_stop: Stop | None) -> Stop | None:
-        """Find the token that ends a turn with the first rule that gives one, the surest rule first."""
+        """Find the token that ends a turn with the first rule that applies; the surest rules come first."""
         heads = [head for following in followings if (head := self._head(previous, following)) is not None]
         if not heads:
             return None
