@@ -5,9 +5,10 @@ BIN := .venv/bin
 CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
+COVERAGE := .venv/.installed-coverage
 TORCH := .venvs/torch/.installed
 
-.PHONY: demo test test-all test-versions test-peers test-torch lint format bench clean
+.PHONY: demo test test-all test-versions test-peers test-torch coverage lint format bench hooks clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -32,6 +33,15 @@ test-peers: | .venv/pyvenv.cfg
 test-torch: $(TORCH)
 	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
 
+# Line and branch coverage of the tests of `make test`, child processes included; pages in .cache/coverage/html.
+coverage: $(COVERAGE)
+	rm -rf .cache/coverage
+	mkdir -p .cache/coverage
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal --benchmark-disable
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
 lint: $(LINT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -40,6 +50,11 @@ lint: $(LINT)
 format: $(LINT)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Runs the checks of .pre-commit-config.yaml before each commit.
+hooks: $(LINT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hooks]'
+	$(BIN)/pre-commit install
 
 bench: $(TEST)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
@@ -62,6 +77,10 @@ $(TEST): tests/requirements-data.txt $(CORE)
 
 $(LINT): $(TEST)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	touch $@
+
+$(COVERAGE): $(TEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,coverage]'
 	touch $@
 
 .venvs/torch/pyvenv.cfg: | .venv/pyvenv.cfg

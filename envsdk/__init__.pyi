@@ -9,7 +9,8 @@ from . import sandbox as sandbox
 from . import testing as testing
 from . import trainers as trainers
 from .authoring.env import Env as Env
-from .authoring.env import EnvConfig as EnvConfig
+from .authoring.machinery import EnvConfig as EnvConfig
+from .authoring.making import make as make
 from .authoring.tool_env import ToolEnv as ToolEnv
 from .authoring.tool_env import ToolEnvConfig as ToolEnvConfig
 from .authoring.tools import Tool as Tool
@@ -29,7 +30,6 @@ from .messages import ToolCall as ToolCall
 from .registry import get_renderer as get_renderer
 from .registry import list_envs as list_envs
 from .registry import list_renderers as list_renderers
-from .registry import make as make
 from .registry import register_env as register_env
 from .registry import register_renderer as register_renderer
 from .rendering.renderer import Renderer as Renderer

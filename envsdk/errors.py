@@ -3,13 +3,11 @@
 import difflib
 import reprlib
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-    from .trajectories.trajectory import Trajectory
 
 
 _REPR = reprlib.Repr()
@@ -134,16 +132,16 @@ class SingleSampleOnly(EnvsdkError):
     Attributes:
         trainer: The trainer.
         trajectory_id: The rollout.
-        breaks: Its breaks: each is the start of another sample, or of a sub-agent's.
+        breaks: The rollout's breaks: each starts another sample, or a sub-agent's.
     """
 
-    def __init__(self, trainer: str, trajectory: "Trajectory", samples: int) -> None:
-        self.trainer, self.trajectory_id = trainer, trajectory.id
-        self.breaks = [break_ for break_ in trajectory.breaks if break_.reason != "return"]
+    def __init__(self, trainer: str, trajectory_id: str, breaks: Sequence[Any], samples: int) -> None:
+        self.trainer, self.trajectory_id = trainer, trajectory_id
+        self.breaks = [break_ for break_ in breaks if break_.reason != "return"]
         named = Counter(f"{break_.reason} in {break_.context!r}" for break_ in self.breaks)
         listed = ", ".join(f"{count} x {name}" for name, count in named.most_common(5)) or "several players"
         super().__init__(
-            f"{trainer} takes one sample of a rollout, and {trajectory.id!r} has {samples}: {listed}. Choose "
+            f"{trainer} takes one sample of a rollout, and {trajectory_id!r} has {samples}: {listed}. Choose "
             "on_break='last_segment' (trains the last segment of the main context) or 'drop', another history policy, "
             "or a trainer that takes several"
         )

@@ -10,21 +10,24 @@ import re
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from .contexts.history_policy import HistoryPolicy
 from .errors import ConfigError, PluginError, unknown_name
+from .history import is_named
+from .limits import Limits
+from .rendering.renderer import Renderer
 from .rendering.tokenizers import load_tokenizer
 from .specifications import specification
-
-if TYPE_CHECKING:
-    from .authoring.env import Env
-    from .rendering.renderer import Renderer
 
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
 
 _ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
-_renderers: "dict[str, Callable[..., Renderer]]" = {}
+_renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
 _loaded_plugins: set[str] = set()
 _broken_plugins: dict[str, str] = {}
@@ -34,7 +37,7 @@ class PluginWarning(UserWarning):
     """A plug-in could not be imported."""
 
 
-def register_renderer(name: str, factory: "Callable[..., Renderer]") -> None:
+def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
     """Register a renderer: `get_renderer(name, tokenizer, **options)` calls `factory(tokenizer, **options)`.
 
     A package registers its renderers with entry points in the group `envsdk.renderers` instead.
@@ -54,7 +57,7 @@ def list_renderers() -> list[str]:
     return sorted({*_renderers, *(point.name for point in entry_points(group=RENDERERS))})
 
 
-def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer":
+def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
     """Make a renderer.
 
     Args:
@@ -68,8 +71,6 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer"
         ConfigError: If it does not take the options.
         TokenizerError: If the tokenizer does not load, or lacks control tokens that the family needs.
     """
-    from .rendering.renderer import Renderer
-
     given = specification(name) if isinstance(name, str) else name  # pyright: ignore[reportUnnecessaryIsInstance]
     if isinstance(given, dict):
         options = {**given, **options}
@@ -92,7 +93,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> "Renderer"
     return renderer
 
 
-def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any) -> None:
+def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> None:
     """Register an environment, with gymnasium too.
 
     Args:
@@ -104,8 +105,6 @@ def register_env(id: str, entry_point: "str | Callable[..., Env]", **kwargs: Any
         ConfigError: If the id has another form.
         PluginError: If another environment has that id.
     """
-    import gymnasium
-
     if not isinstance(id, str) or not _ID.fullmatch(id):  # pyright: ignore[reportUnnecessaryIsInstance]
         name = re.sub(r"[^\w-]", "", str(id).rpartition("/")[2]) or "Name"
         like = name if re.search(r"-v\d+$", name) else f"{name}-v0"
@@ -125,30 +124,18 @@ def list_envs() -> list[str]:
     return sorted(_envs)
 
 
-def make(id: str, **kwargs: Any) -> "Env":
-    """Make an environment.
-
-    Args:
-        id: Its id; `list_envs()` has them.
-        **kwargs: What its class takes: `renderer`, `tokenizer`, `history`, `limits`, `tasks`, and its own options.
-
-    Returns:
-        The environment itself, without gymnasium's wrappers.
+def make_registered(id: str, **kwargs: Any) -> object:
+    """Make what is registered under an id, without gymnasium's wrappers; see `envsdk.make`.
 
     Raises:
-        UnknownName: If there is none of that id; near ids are suggested.
-        PluginError: If its module cannot be imported, or is no `envsdk.Env`.
+        UnknownName: If there is no environment of that id; similar ids are suggested.
+        PluginError: If its module cannot be imported.
     """
-    import gymnasium
-    from gymnasium.envs.registration import load_env_creator
-
-    from .authoring.env import Env
-
     _refuse_gymnasium_limit(kwargs)
     load_plugins()
     if id not in _envs:
-        break_ = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
-        raise unknown_name("environment", id, _envs, break_.strip())
+        broken = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
+        raise unknown_name("environment", id, _envs, broken.strip())
     entry_point = _envs[id]
     try:
         if isinstance(entry_point, str):
@@ -156,10 +143,7 @@ def make(id: str, **kwargs: Any) -> "Env":
     except (ImportError, AttributeError) as error:
         raise PluginError(f"the environment {id!r} ({entry_point}) cannot be imported: {error}") from error
     options: dict[str, Any] = {name: _as_json(value) for name, value in kwargs.items()}
-    env = gymnasium.make(id, disable_env_checker=True, **options).unwrapped
-    if not isinstance(env, Env):
-        raise PluginError(f"the environment {id!r} is a {type(env).__name__}, and no envsdk.Env")
-    return env
+    return gymnasium.make(id, disable_env_checker=True, **options).unwrapped
 
 
 def load_plugins() -> None:
@@ -184,9 +168,6 @@ def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:
 
 def _as_json(value: object) -> object:
     """Limits and history policies as JSON, so that the environment's specification is JSON, too."""
-    from .history import HistoryPolicy, is_named
-    from .limits import Limits
-
     if isinstance(value, Limits):
         return value.model_dump()  # every field: a mapping changes only what it names
     return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value

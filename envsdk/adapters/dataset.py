@@ -8,7 +8,8 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, ImportString, field_serializer, field_validator
 
-from ..authoring.env import DRIVERS, Driver, Env, EnvConfig
+from ..authoring.env import Env
+from ..authoring.machinery import DRIVERS, EnvConfig, EnvDriver
 from ..episodes.turn import Turn
 from ..errors import ConfigError, TaskError
 from ..limits import Limits
@@ -107,8 +108,8 @@ class Dataset(Env):
         )
 
 
-class _DatasetDriver(Driver):
-    def _waits(self) -> bool:
+class _DatasetDriver(EnvDriver):
+    def waits(self) -> bool:
         score = self.config.score
         return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
 

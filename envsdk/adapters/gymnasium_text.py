@@ -8,7 +8,8 @@ from gymnasium.spaces import Discrete, Text
 from pydantic import Field, JsonValue, field_validator
 from pydantic_core import to_json
 
-from ..authoring.env import Env, EnvConfig
+from ..authoring.env import Env
+from ..authoring.machinery import EnvConfig
 from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits

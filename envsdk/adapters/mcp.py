@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Self, cast
 
 from pydantic_core import to_json
 
-from ..authoring.env import is_being_cancelled
 from ..authoring.tools import Tool
+from ..episodes.driver import is_being_cancelled
 from ..errors import ConfigError, EnvsdkError, ToolError
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")

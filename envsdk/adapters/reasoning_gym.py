@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, JsonValue, field_validator
 
-from ..authoring.env import Env, EnvConfig
+from ..authoring.env import Env
+from ..authoring.machinery import EnvConfig
 from ..authoring.tasks import Split, draw_in_split
 from ..episodes.turn import Turn
 from ..errors import ConfigError, unknown_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import gymnasium
 
 from ..errors import EnvsdkError
-from ..registry import make
+from .making import make
 
 _EXERCISES = re.compile(r"Exercises:\s+(.*?)\.(?:\s|$)", re.DOTALL)
 

@@ -1,21 +1,18 @@
 """What authors of environments get wrong most, and what they are told: which method, in which class, on which line."""
 
 import inspect
-import linecache
-import re
-import traceback
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from types import CodeType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from ..errors import ConfigError, TaskError, TurnError
+from ..episodes.functions import is_async
+from ..episodes.method_errors import where
+from ..errors import ConfigError
 from ..limits import Limits
-from .tools import Tool, is_async
+from .tools import Tool
 
 _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "render", "close")
 """Methods of authors that nobody awaits."""
-_TASK = re.compile(r"\bself\.task\b")
 
 
 def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
@@ -31,7 +28,7 @@ def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
     """
     for name in _PLAIN:
         if is_async(getattr(cls, name)):
-            raise ConfigError(f"{_where(cls, name)} is `async def`, and nobody awaits it; make it a plain `def`")
+            raise ConfigError(f"{where(cls, name)} is `async def`, and nobody awaits it; make it a plain `def`")
     found: object = inspect.getattr_static(cls, "Config")
     if not isinstance(found, type) or not issubclass(found, config):
         raise ConfigError(
@@ -44,12 +41,12 @@ def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
     tools = [name for name in dir(cls) if isinstance(inspect.getattr_static(cls, name, None), Tool)]
     if tools and not runs_tools:
         raise ConfigError(
-            f"{_where(cls, tools[0])} is a @tool, and {cls.__name__} is an Env, which runs none; derive it from "
+            f"{where(cls, tools[0])} is a @tool, and {cls.__name__} is an Env, which runs none; derive it from "
             f"ToolEnv, class {cls.__name__}(ToolEnv), which has finish() in place of respond()"
         )
     if runs_tools and not _may_run_tools(cls):
         raise ConfigError(
-            f"{_where(cls, 'respond')} replaces what runs the tools; write finish(reply) for a reply without a call, "
+            f"{where(cls, 'respond')} replaces what runs the tools; write finish(reply) for a reply without a call, "
             "after_tools(reply, results) for the others, or call super().respond(reply) in it"
         )
 
@@ -83,69 +80,10 @@ def missing_init(cls: type) -> ConfigError:
             "start from super().__getstate__(), and pass its state on to super().__setstate__(state)"
         )
     return ConfigError(
-        f"{_where(cls, '__init__')} uses the environment before super().__init__(**options) has run, or never "
+        f"{where(cls, '__init__')} uses the environment before super().__init__(**options) has run, or never "
         "calls it; take **options and pass them on, first thing, or give an environment its own options as fields of "
         "its Config"
     )
-
-
-def wrong_turn(env: object, method: str, said: object) -> TurnError:
-    """What is wrong with something that a method returned in place of a `Turn`."""
-    return TurnError(f"{_where(type(env), method)} returned {_what(said)}")
-
-
-def _what(said: object) -> str:
-    if said is None:
-        return "None, not a Turn: is a `return` missing on one of its paths?"
-    if isinstance(said, str):
-        return f"the text {said!r:.60}, not a Turn: return Turn({said!r:.60})"
-    if isinstance(said, Mapping):
-        keys = ", ".join(map(str, cast("Mapping[Any, Any]", said)))
-        return f"a mapping with {keys:.80}, not a Turn: return Turn(...) with what is in it as arguments"
-    if inspect.isgenerator(said) or inspect.isasyncgen(said):
-        return "a generator, not a Turn: it has a `yield`, where it should `return` a Turn"
-    if inspect.isawaitable(said):
-        if inspect.iscoroutine(said):
-            said.close()
-        return "something to wait for, not a Turn: an `await` is missing"
-    if isinstance(said, type):
-        return f"the class {said.__name__}, not a Turn: it is called with what the Turn says"
-    return f"a {type(said).__name__}, not a Turn, a Handoff, or a list of them that is not empty: {said!r:.80}"
-
-
-def explained(error: Exception, env: Any, method: str) -> Exception:
-    """An exception of an author's method; a `TaskError`, if it is that there is no task."""
-    if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
-        return error
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not _TASK.search(_failed(frames[-1])):
-        return error
-    line = frames[-1].line or ""
-    cls = cast("type[Any]", type(env))
-    explanation = TaskError(
-        f"{_where(cls, method)} reads self.task, and there is none (line {frames[-1].lineno}: {line.strip():.80}). "
-        f"Give tasks, {cls.__name__}(tasks=[...]), or the task of an episode, reset(options={{'task': ...}}); where an "
-        "environment also makes its own, test `if self.task is None`"
-    )
-    explanation.__cause__ = error
-    return explanation.with_traceback(error.__traceback__)
-
-
-def _failed(frame: traceback.FrameSummary) -> str:
-    """The expression that failed; its whole line, if more is not known."""
-    line = linecache.getline(frame.filename, frame.lineno or 0)
-    if frame.colno is None or frame.end_colno is None or frame.end_lineno != frame.lineno:
-        return line
-    return line[frame.colno : frame.end_colno]
-
-
-def _where(cls: type, name: str) -> str:
-    """A method with its class, file and line."""
-    value: Any = inspect.getattr_static(cls, name, None)
-    function: Any = inspect.unwrap(value.function if isinstance(value, Tool) else getattr(value, "__func__", value))
-    code = getattr(function, "__code__", None)
-    place = "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-    return f"{cls.__name__}.{name}(){place}"
 
 
 def _may_run_tools(cls: type) -> bool:

@@ -17,14 +17,18 @@ import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
+from ..episodes.driver import driver_of, is_being_cancelled
+from ..episodes.functions import is_async
 from ..episodes.handoff import Handoff, HandoffResult, is_handoff
+from ..episodes.method_errors import wrong_turn
 from ..episodes.turn import Turn
 from ..errors import ConfigError, EnvsdkError, ToolError, message_of, what_is_invalid
 from ..limits import StopReason
 from ..messages import Message, ToolCall, ToolSchema, check_json
-from .env import DRIVERS, Driver, Env, EnvConfig, Said, driver_of, is_being_cancelled
-from .mistakes import refuse_without_tools, wrong_turn
-from .tools import Tool, as_tool, is_async
+from .env import Env, Returned
+from .machinery import DRIVERS, EnvConfig, EnvDriver
+from .mistakes import refuse_without_tools
+from .tools import Tool, as_tool
 
 _MAX_REPORTED = 8
 _MAX_ERROR_CHARS = 1000
@@ -108,14 +112,14 @@ class ToolEnv(Env):
         """
         return Turn(corrections, terminated=in_a_row > self.config.max_bad_replies)
 
-    async def respond(self, reply: Message) -> Said:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def respond(self, reply: Message) -> Returned:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the calls of a reply, or finish. Of a reply that went on, only what is new is answered.
 
         What tools handed over to goes first; its results are their answers.
         """
         return await tool_driver_of(self).respond(reply)
 
-    async def resume(self, result: list[HandoffResult]) -> Said:
+    async def resume(self, result: list[HandoffResult]) -> Returned:
         """Answer the calls that handed over with what came of it, and go on as after any tool."""
         return await tool_driver_of(self).resume(result)
 
@@ -128,7 +132,7 @@ class ToolEnv(Env):
         return [tool.schema for tool in tool_driver_of(self).tools().values()]
 
 
-class ToolDriver(Driver):
+class ToolDriver(EnvDriver):
     """The machinery of a `ToolEnv`."""
 
     env: ToolEnv
@@ -136,7 +140,7 @@ class ToolDriver(Driver):
     runs_tools: ClassVar[bool] = True
     may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
 
-    async def respond(self, reply: Message) -> Said:
+    async def respond(self, reply: Message) -> Returned:
         """See `ToolEnv.respond`."""
         calls = reply.tool_calls[self._answered :]
         answers = self._without_busy(await self._run_calls(calls))
@@ -146,7 +150,7 @@ class ToolDriver(Driver):
             return handoffs
         return await self._conclude(reply, calls, answers)
 
-    async def resume(self, result: list[HandoffResult]) -> Said:
+    async def resume(self, result: list[HandoffResult]) -> Returned:
         """See `ToolEnv.resume`."""
         if self._handed_over is None:
             turn = await self._asked("after_handoff", result)
@@ -180,7 +184,7 @@ class ToolDriver(Driver):
         failed = any(one.error is not None for one in results)
         return Answer(self._cut("\n\n".join(texts)), is_error=failed)
 
-    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Said:
+    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
         """Answer a reply, when all its calls have an answer."""
         messages = [
             Message(role="tool", content=answer.text, name=call.name or None, tool_call_id=call.id)
@@ -208,12 +212,12 @@ class ToolDriver(Driver):
         }
         return _with_metrics(turn, metrics)
 
-    async def _asked(self, method: str, *arguments: Any) -> Said:
+    async def _asked(self, method: str, *arguments: Any) -> Returned:
         """What a method of the author says."""
         said: object = getattr(self.env, method)(*arguments)
         said = await said if inspect.isawaitable(said) else said
         if isinstance(said, Turn) or is_handoff(said):
-            return cast("Said", said)
+            return cast("Returned", said)
         raise wrong_turn(self.env, method, said)
 
     def _read_config(self, config: Any) -> EnvConfig:
@@ -228,12 +232,13 @@ class ToolDriver(Driver):
         self._bad_replies = 0
         self._answered = 0  # how many calls of a reply that goes on were answered
 
-    def _started(self, turn: Turn) -> None:
+    def started(self, turn: Turn | Handoff) -> None:
+        """Learn the tools of the first turn; an environment without a tool is refused."""
         self._functions = {**self.tools(), **getattr(turn, "functions", {})}
         if not self._functions and getattr(turn, "tools", ()) is None:  # a handoff has none
             refuse_without_tools(self.env)
 
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         """Whether anything has to be waited for; if not, `step` needs no event loop."""
         hooks = (getattr(self.env, name) for name in self.may_be_async)
         is_own = type(self.env).respond is ToolEnv.respond
@@ -268,7 +273,7 @@ class ToolDriver(Driver):
         return self.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Answer]:
-        left = self.running.tool_calls_left(len(calls))
+        left = self.running.usage.tool_calls_left(len(calls))
         running = (self._answer(call, index < left) for index, call in enumerate(calls))
         return await _together(list(running)) if self.config.concurrent_tools else [await answer for answer in running]
 

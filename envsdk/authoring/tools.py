@@ -5,7 +5,6 @@ nothing about environments.
 """
 
 import contextlib
-import copy
 import difflib
 import functools
 import importlib
@@ -14,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CellType, FunctionType, MethodType
+from types import MethodType
 from typing import Annotated, Any, NamedTuple, NotRequired, cast, get_args, get_origin, get_type_hints, overload
 
 from docstring_parser import ParseError
@@ -26,6 +25,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict
 
+from ..episodes.functions import copied_function, is_async, plain_function
 from ..errors import ConfigError
 from ..messages import ToolSchema
 
@@ -86,7 +86,7 @@ class Tool:
         return replace(self, function=MethodType(self.function, instance), is_method=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tool":
-        function = rebound(self.function, memo)
+        function = copied_function(self.function, memo)
         return self if function is self.function else replace(self, function=function)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,43 +97,6 @@ class Tool:
         if owner is not None:
             return getattr, (owner, function.__name__)
         return _imported, (function.__module__, function.__qualname__)
-
-
-def is_async(function: Any) -> bool:
-    """Return whether a function is `async def`, or a plain one that wraps one that is."""
-    plain = _plain_function(function)
-    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(inspect.unwrap(plain))
-
-
-def rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """Bind a function to the copy of what it works on.
-
-    Of an object's method that is the copy's; of a function inside another, one that has the copy where it has what was
-    copied.
-
-    Args:
-        function: Any callable.
-        memo: What `copy.deepcopy` has copied so far.
-    """
-    cells = getattr(function, "__closure__", None) or ()
-    if not isinstance(function, FunctionType):
-        return copy.deepcopy(function, memo)
-    held = [_content(cell) for cell in cells]
-    if not any(id(value) in memo for value in held):
-        return function
-    new = tuple(
-        CellType(memo[id(value)]) if id(value) in memo else cell for cell, value in zip(cells, held, strict=True)
-    )
-    other = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, new)
-    return functools.update_wrapper(other, function)
-
-
-def _content(cell: Any) -> Any:
-    """What a cell holds; itself, if that is nothing yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
 
 
 @overload
@@ -189,7 +152,7 @@ def _made_once(function: Any) -> Tool:
 def _make(function: Any, name: str | None, description: str | None, timeout_s: float | None) -> Tool:
     if isinstance(function, staticmethod):
         function = cast("staticmethod[Any, Any]", function).__func__
-    plain = _plain_function(function)
+    plain = plain_function(function)
     if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
         raise ConfigError(f"a tool is made of a function or a method, got {function!r:.80}")
     name = str(name or getattr(function, "__name__", getattr(plain, "__name__", "")))
@@ -215,13 +178,6 @@ def _check_meanings(tool: str, meanings: Mapping[str, str], parameters: Sequence
         raise ConfigError(
             f"the docstring of the tool {tool!r} describes {name!r}, which is no parameter of it; {advice}"
         )
-
-
-def _plain_function(function: Any) -> Any:
-    """The function in which a partial, or an object that can be called, ends up."""
-    while isinstance(function, functools.partial):
-        function = cast("functools.partial[Any]", function).func
-    return function if inspect.isroutine(function) or not callable(function) else type(function).__call__
 
 
 def _imported(module: str, name: str) -> Any:

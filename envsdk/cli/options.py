@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..authoring.env import Env
+from ..authoring.making import make
 from ..errors import ConfigError, PluginError
-from ..registry import make
 from ..specifications import specification as specification
 from ..specifications import value_of
 

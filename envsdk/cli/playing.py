@@ -49,7 +49,7 @@ def play(
         try:
             trajectory = Game(played).play(seed)
         except (Left, EOFError):
-            steps = played.episode.root.steps
+            steps = played.episode.root.usage.steps
             say(f"\nYou left after {steps} {'step' if steps == 1 else 'steps'}.")
             return
         except KeyboardInterrupt:

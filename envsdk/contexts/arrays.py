@@ -1,4 +1,4 @@
-"""Arrays that grow: appending is amortised O(new elements), whatever is there already."""
+"""Arrays that grow: appending is amortized O(new elements), regardless of the length."""
 
 import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest number of float32, as which rewards and temperatures reach a trainer."""
+"""The largest finite number of float32, the type in which rewards and temperatures reach a trainer."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Growing(Generic[Scalar]):
+class GrowableArray(Generic[Scalar]):
     """A one-dimensional array with spare room at its end."""
 
     __slots__ = ("_array", "_length")
@@ -31,7 +31,7 @@ class Growing(Generic[Scalar]):
         return self._array[: self._length]
 
     def copy(self, start: int = 0, stop: int | None = None) -> "NDArray[Scalar]":
-        """A copy of the elements from `start` to `stop`."""
+        """Return a copy of the elements from `start` to `stop`."""
         return self.view[start:stop].copy()
 
     def append(self, values: "NDArray[Scalar]") -> None:
@@ -39,7 +39,7 @@ class Growing(Generic[Scalar]):
         self.extend(len(values), values)
 
     def extend(self, count: int, value: Any) -> None:
-        """Add `count` elements at the end: all of them `value`, or its elements if it is an array."""
+        """Add `count` elements at the end: the elements of an array, or one value for all."""
         length = self._length + count
         if length > len(self._array):
             grown: NDArray[Scalar] = np.empty(max(length, 2 * len(self._array)), dtype=self._array.dtype)
@@ -52,7 +52,7 @@ class Growing(Generic[Scalar]):
         """Drop all elements from position `length` on.
 
         Raises:
-            IndexError: If there are not as many.
+            IndexError: If there are fewer.
         """
         if not 0 <= length <= self._length:
             raise IndexError(f"cannot keep {length} of {self._length} elements")
@@ -60,10 +60,10 @@ class Growing(Generic[Scalar]):
 
 
 def fill_value(dtype: "np.dtype[Any]") -> int | float:
-    """Return what an array of side data holds where nothing is known: -1, or NaN for floats.
+    """Return the value that means "not known" in an array of side data: -1, or NaN for floats.
 
     Raises:
-        ValueError: If the dtype has no such value: every boolean and every unsigned integer may mean something.
+        ValueError: If every value of the dtype has a meaning: booleans and unsigned integers.
     """
     if dtype.kind == "i":
         return -1

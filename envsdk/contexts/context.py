@@ -1,7 +1,7 @@
 """A context: the token sequence that one agent sees, and how it grows.
 
-A context only truncates and appends. Its log holds every token that was ever handed out or sampled, once, in the order
-in which it came; its view is the prompt as it is now. Tokens of a reply are never decoded and encoded again.
+A context only truncates and appends. Its log holds every token that was observed or sampled, once, in order; its view
+is the prompt as it is now. Sampled tokens are never decoded and encoded again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..limits import StopReason
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
-from .arrays import Growing
+from .arrays import GrowableArray
 from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from .protocol import Break, RewriteReason
 from .view import View
@@ -23,17 +23,21 @@ if TYPE_CHECKING:
 
 
 class Delta(NamedTuple):
-    """How a context changes: keep its first tokens, then append."""
+    """How a context changes: keep its first tokens, then append.
+
+    Attributes:
+        tokens: The new tokens: int32, shape (n,).
+        keep: How many tokens stay.
+        break_: The rewrite that it is, or None.
+        closed_reply: Whether the reply had to be closed, because its turn did not end.
+        full: Why no further reply fits into the context, or None. Without room there is no generation prompt.
+    """
 
     tokens: "NDArray[np.int32]"
     keep: int
     break_: Break | None = None
     closed_reply: bool = False
-    """Whether the reply had to be closed, because its turn did not end."""
     full: StopReason | None = None
-    """Why nothing more can be sampled in this context, if so; there is no generation prompt then."""
-    is_first: bool = False
-    """Whether it is the first of its context, though that had messages before: in an episode that was forked."""
 
 
 class Context:
@@ -41,9 +45,9 @@ class Context:
 
     Args:
         name: Its name, such as `main`.
-        role: Whose context it is.
-        renderer: Writes its messages.
-        policy: Decides what of its past stays visible.
+        role: The role of its agent.
+        renderer: Renders its messages.
+        policy: Decides which part of its past stays visible.
         parent: The context that opened this one, or None.
     """
 
@@ -56,17 +60,17 @@ class Context:
         self.renderer = renderer
         self.policy = policy
         self.messages: list[Message] = []
-        """Everything that was said, in order: the record. Rewrites change the view, never the record."""
+        """All messages, in order. Rewrites change the view, never this record."""
         self.steps = 0
         self.inherited = 0
-        """How many of the messages are another context's, which this one began with."""
+        """How many of the messages were copied from the context that this one started from."""
         self.reward: float | None = None
-        """What it earned by itself; None if it shares the episode's reward."""
-        self.log_tokens = Growing(np.int32)
-        self.log_logprobs = Growing(np.float32)
+        """The context's own reward; None if it shares the episode's."""
+        self.log_tokens = GrowableArray(np.int32)
+        self.log_logprobs = GrowableArray(np.float32)
         self._view = View(renderer)
-        self._seen = 0  # how many messages of the view the policy has seen, ...
-        self._seen_before = 0  # ... and how many before what it saw last
+        self._seen = 0  # how many messages of the view the policy has seen
+        self._seen_before = 0  # the same before its last call
         self._opening = 0
         self._state: dict[str, Any] = {}
 
@@ -74,16 +78,16 @@ class Context:
         return len(self._view.tokens)
 
     def earn(self, reward: float) -> None:
-        """Add to what it earned by itself."""
+        """Add to the context's own reward."""
         self.reward = (self.reward or 0.0) + reward
 
     def prompt(self) -> "NDArray[np.int32]":
-        """The context as it is now, int32 of shape (n,): a copy."""
+        """Return the whole context: int32, shape (n,), a copy."""
         return self._view.tokens.copy()
 
     @property
     def view(self) -> Sequence[Message]:
-        """What the model sees now."""
+        """The messages that the model sees."""
         return self._view.messages
 
     @property
@@ -91,36 +95,36 @@ class Context:
         """The tools that the model may call."""
         return self._view.tools
 
-    # The model speaks.
+    # Replies.
 
     def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
-        """Append sampled tokens, verbatim; log-probabilities that are not known are NaN in the log."""
+        """Append sampled tokens verbatim. Log-probabilities that are not known are NaN in the log."""
         self._view.tokens.append(tokens)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
 
     def parse_reply(self) -> Message:
-        """Read what was sampled since the generation prompt, as a message."""
+        """Parse what was sampled since the generation prompt."""
         view, tokens = self._view, self._view.tokens.view
         return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
 
     def add_reply(self, message: Message) -> None:
-        """Take the reply into the record and the view."""
+        """Add the reply to the record and the view."""
         self.messages.append(message)
         self._view.add_reply(message)
         self.steps += 1
 
     def new_text(self, count: int) -> "SampledText":
-        """The text of the last `count` tokens of the log, which the model sampled."""
+        """Return the text of the last `count` tokens of the log, decoded when it is used."""
         length = len(self.log_tokens)
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
 
     def check_end(self) -> None:
-        """Let the renderer look at what was handed out, when nothing more will be."""
+        """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
         if self.renderer.renders_whole:
-            self.renderer.check_episode(self._view.messages, self._view.handed_out(), self._view.tools)
+            self.renderer.check_episode(self._view.messages, self._view.emitted(), self._view.tools)
 
-    # The environment speaks.
+    # Turns.
 
     def open(
         self,
@@ -140,7 +144,7 @@ class Context:
         tokens, starts = out.tokens()
         self._view.append(tokens, messages, starts, self._prefill(prefill))
         self.messages.extend(messages)
-        return self._hand_out(self._rewrite(Delta(tokens, 0)), max_tokens)
+        return self._emit(self._rewrite(Delta(tokens, 0)), max_tokens)
 
     def open_on(
         self,
@@ -150,7 +154,7 @@ class Context:
         max_tokens: int | None = None,
         prefill: str | Message | None = None,
     ) -> Delta:
-        """Begin with all of another context, behind its last reply; see `observe`."""
+        """Start with all of another context, after its last reply; see `observe`."""
         self._view = base._view.copy()
         self.messages, self.inherited = list(base.messages), len(base.messages)
         self._opening = len(self.view) + len(messages)
@@ -165,7 +169,7 @@ class Context:
         view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
         self.messages.extend(messages)
         delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
-        return self._hand_out(self._rewrite(delta), max_tokens)
+        return self._emit(self._rewrite(delta), max_tokens)
 
     def observe(
         self,
@@ -178,19 +182,19 @@ class Context:
         tools: Sequence[ToolSchema] | None = None,
         summary: str | None = None,
     ) -> Delta:
-        """Render what the environment says after a reply.
+        """Render the messages after a reply.
 
         Args:
-            messages: What it says.
-            is_final: Whether nobody will be asked again: then there is no generation prompt, and nothing is rewritten.
-            max_tokens: How long the context may become, the next reply included.
-            prefill: What the next reply begins with.
-            system: Another system message from now on, ...
-            tools: ... and other tools; what is another than before is a declared `edit`.
-            summary: The summary that the history policy asked for.
+            messages: The new messages.
+            is_final: Whether no further reply is requested: then there is no generation prompt and no rewrite.
+            max_tokens: The largest length of the context, the next reply included.
+            prefill: The beginning of the next reply.
+            system: A new system message, or None. A change is a declared `edit`.
+            tools: New tools, or None. A change is a declared `edit`.
+            summary: The summary that the history policy requested.
 
         Raises:
-            RenderError: If the model family cannot express one of the messages; the context is then as it was.
+            RenderError: If the model family cannot express one of the messages.
         """
         view, length = self._view, len(self)
         reply = view.tokens.view[view.body :]
@@ -209,28 +213,20 @@ class Context:
         if cut:
             view.tokens.truncate(length - cut)
             delta = delta._replace(break_=self._break("template", length - cut, length, "the end of the reply"))
-        before = view.mark()
         view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
             self.messages.extend(messages)
-            return self._hand_out(delta)
-        edited = delta
-        try:
-            edited = self._edit(delta, system, tools)
-            delta = self._rewrite(edited, summary)
-        except Exception:
-            if edited.break_ is None:
-                view.go_back(before)
-            raise
+            return self._emit(delta)
+        delta = self._rewrite(self._edit(delta, system, tools), summary)
         self.messages.extend(messages)
-        return self._hand_out(delta, max_tokens)
+        return self._emit(delta, max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
-        """Put something inside the last reply, which then goes on. A stop token in it is dropped, a declared `edit`.
+        """Append to the last reply, which the model then continues. A stop token in it is dropped, a declared `edit`.
 
         Args:
             addition: What `Renderer.continuation` takes.
-            max_tokens: How long the context may become, the rest of the reply included.
+            max_tokens: The largest length of the context, the rest of the reply included.
 
         Raises:
             RenderError: If it does not fit the reply; the context is then as it was.
@@ -245,11 +241,11 @@ class Context:
         self._seen = self._seen_before
         delta = Delta(tokens, body + kept)
         if len(dropped):
-            delta = delta._replace(break_=self._break("edit", delta.keep, length, "the reply goes on behind its end"))
+            delta = delta._replace(break_=self._break("edit", delta.keep, length, "the reply continues after its end"))
         rewritten = self._rewrite(delta)
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
-            return self._hand_out(rewritten)
+            return self._emit(rewritten)
         view.tokens.truncate(view.body + kept)
         view.tokens.append(dropped)
         self.add_reply(reply)
@@ -259,13 +255,13 @@ class Context:
         closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
         closed_reply = not self.renderer.is_closed(sampled)
         view.append(closing.tokens, [], closing.starts)
-        return self._hand_out(ended._replace(closed_reply=closed_reply, full=full))
+        return self._emit(ended._replace(closed_reply=closed_reply, full=full))
 
     def _prefill(self, prefill: str | Message | None) -> "NDArray[np.int32] | None":
         return None if prefill is None else self.renderer.prefill(prefill)
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
-        """Begin with another system message or other tools, if they are others."""
+        """Change the system message or the tools, if they differ."""
         view, first = self._view, self._view.messages[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None
@@ -284,9 +280,9 @@ class Context:
         return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
-        """Let the policy rewrite the view; the break is that of whoever keeps less."""
+        """Let the policy rewrite the view. Of two rewrites, the break is the one that keeps less."""
         try:
-            rewrite = self._ask_policy(summary)
+            rewrite = self._policy_rewrite(summary)
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
@@ -302,15 +298,15 @@ class Context:
         return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
 
     def request(self) -> SummaryRequest | None:
-        """The summary that the history policy asks for before anything more is said, if it does."""
+        """Return the summary that the history policy requests before the next turn is rendered, or None."""
         return self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:
-        """Why the history policy does not take a summary, if it does not."""
+        """Return why the history policy rejects a summary, or None if it accepts it."""
         return self.policy.rejects(self._history(), summary)
 
     def _history(self, summary: str | None = None) -> History:
-        """What the history policy sees."""
+        """Return what the history policy sees."""
         view = self._view
         return History(
             messages=ReadOnly(view.messages),
@@ -325,11 +321,11 @@ class Context:
             summary=summary,
         )
 
-    def _ask_policy(self, summary: str | None) -> Rewrite | None:
-        """What the history policy says of the view.
+    def _policy_rewrite(self, summary: str | None) -> Rewrite | None:
+        """Return the policy's rewrite of the view, or None.
 
         Raises:
-            UndeclaredBreak: If it returns anything but None and a legal rewrite.
+            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
         """
         view = self._view
         rewrite = self.policy.view(self._history(summary))
@@ -337,15 +333,15 @@ class Context:
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
                 f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {get_args(RewriteReason)}, and as its detail a text of Unicode"
+                f"message, and has one of the reasons {get_args(RewriteReason)} and a detail in valid Unicode"
             )
         return rewrite
 
     def _is_full(self, max_tokens: int | None) -> StopReason | None:
         return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
 
-    def _hand_out(self, delta: Delta, max_tokens: int | None = None) -> Delta:
-        """Log the tokens behind those that are kept, and give them out."""
+    def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
+        """Log the tokens after those that are kept, and return them as a delta."""
         view = self._view
         self._seen_before, self._seen = self._seen, len(view.messages)
         full = delta.full or self._is_full(max_tokens)
@@ -358,7 +354,7 @@ class Context:
 
 
 class SampledText:
-    """The text of sampled tokens, decoded when it is asked for."""
+    """The text of sampled tokens, decoded by `str()`."""
 
     __slots__ = ("_renderer", "_tokens")
 
@@ -376,7 +372,7 @@ class SampledText:
 
 
 class ReadOnly(Sequence[Message]):
-    """Messages to read, without a copy of them all."""
+    """A read-only view of a list of messages."""
 
     __slots__ = ("_messages",)
 

@@ -1,4 +1,4 @@
-"""What passes between an environment and a policy: observations, actions, and declared breaks."""
+"""What an environment and a policy exchange: observations, actions, and declared breaks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,56 +16,74 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 BreakKind: TypeAlias = Literal["rewrite", "switch"]
 RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "edit", "template"]
 BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return", "undeclared"]
-"""`undeclared`: only in a trajectory that was made of another system's log, which does not say why."""
+"""`undeclared` occurs only in a trajectory that was made from another system's log, which does not give a reason."""
 
 
 class Observation(NamedTuple):
-    """A delta: `contexts[context] = contexts[base][:keep] + tokens` is the next prompt."""
+    """A delta: `contexts[context] = contexts[base][:keep] + tokens` is the next prompt.
+
+    Attributes:
+        tokens: The new tokens: int32, shape (n,), C-contiguous, never shared with the environment's own buffers.
+        keep: How many tokens of `base` stay.
+        extends: Whether the context only grew: `keep` is its whole length, it is not new, and no return came between.
+        context: The name of the context whose prompt this is.
+        base: The name of the context that the prompt starts from; mostly the context itself.
+    """
 
     tokens: "NDArray[np.int32]"
-    """What is new: shape (n,), C-contiguous, never shared with the environment's own buffers."""
     keep: int
-    """How many tokens of `base` stay."""
     extends: bool
-    """Whether the context only grew: `keep` is its whole length, it is not new, and no return came between."""
     context: str
-    """Whose prompt this is."""
     base: str
-    """The context that the prompt starts from; mostly the context itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a policy sampled."""
+    """What a policy sampled for one observation.
+
+    Attributes:
+        tokens: The sampled ids, the stop token included: shape (n,), integers from 0 to the tokenizer's `vocab_size` -
+            1. It may be empty.
+        logprobs: Their log-probabilities under the distribution that they were sampled from: shape (n,), finite and at
+            most 0; or None if they are not known.
+        finish_reason: `stop`: the reply ended. `length`: it was cut. `abort`: the policy was interrupted, and the next
+            action continues the reply.
+        temperature: The sampling temperature, at least 0.
+        policy_version: The version of the weights that sampled it, from 0 to 2**31 - 1; or None.
+        extra: Side data, which is carried into the samples and never read. A numpy array of signed integers or floats
+            has one row for each token (routed experts, top-k): shape (n, ...). Samples hold it at the positions of
+            these tokens, and -1 or NaN elsewhere, which means that nothing is known. Anything else belongs to the
+            action as a whole (images, the id of a request).
+    """
 
     tokens: "Sequence[int] | NDArray[np.integer[Any]]"
-    """The sampled ids, the stop token included: shape (n,), 0 <= id < the tokenizer's `vocab_size`. May be empty."""
     logprobs: "Sequence[float] | NDArray[np.floating[Any]] | None" = None
-    """Their log-probabilities under the distribution sampled from: shape (n,), finite and at most 0; or None."""
     finish_reason: FinishReason = "stop"
-    """`length`: the reply was cut. `abort`: the policy was interrupted and this reply goes on with the next action."""
     temperature: float = 1.0
-    """The sampling temperature, at least 0."""
     policy_version: int | None = None
-    """Which weights sampled it."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Data besides the tokens: carried into the samples, never read. A numpy array of signed integers or floats is
-    aligned with the tokens (routed experts, top-k): its first dimension is n, and the samples hold it at their
-    positions, with -1 or NaN elsewhere: these mean that nothing is known. Anything else belongs to the action as a
-    whole (images, a request's id)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A declared loss of the extension property."""
+    """A declared loss of the extension property.
+
+    Attributes:
+        kind: `rewrite`: tokens are dropped, and a segment ends. `switch`: another context continues, and nothing is
+            dropped.
+        reason: Why. Of a rewrite: `thinking_stripped`, `compaction`, `budget`, `summary`, `edit` or `template`. Of a
+            switch: `handoff` or `return`.
+        context: The context that the observation is in.
+        base: The context that its prompt starts from.
+        kept: How many tokens of `base` stay.
+        dropped: How many tokens that the policy had seen or sampled are gone.
+        detail: More about the reason, for people.
+    """
 
     kind: BreakKind
-    """`rewrite` drops tokens and ends a segment; `switch` drops nothing."""
     reason: BreakReason
     context: str
     base: str
     kept: Count
-    """How many tokens of `base` stay."""
     dropped: Count
-    """How many tokens that the policy had seen or sampled are gone."""
     detail: str = ""

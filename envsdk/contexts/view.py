@@ -1,32 +1,23 @@
 """What a model sees of a conversation: messages, their tokens, and how a rewrite of the past changes them.
 
-A rewrite writes as little as it can. Messages that stay are copied, token for token; of a reply that lost its reasoning
-the rest is copied, if it can be cut at a token boundary; only what is left is written again.
+A rewrite renders as little as possible. Messages that stay are copied, token for token. Of a reply that lost its
+reasoning, the rest is copied if the cut falls on a token boundary. Only what remains is rendered again.
 """
 
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import EmittedDelta, Renderer
-from .arrays import Growing
+from .arrays import GrowableArray
 from .history_policy import Rewrite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class Mark(NamedTuple):
-    """A state of a view to which it can go back, as long as it was only appended to."""
-
-    messages: int
-    tokens: int
-    end: int
-    body: int
 
 
 class View:
@@ -35,16 +26,16 @@ class View:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.tools: Sequence[ToolSchema] = ()
-        self.tokens = Growing(np.int32)
+        self.tokens = GrowableArray(np.int32)
         self.messages: list[Message] = []
         self.starts: list[int] = []
         """The position of each message's first token."""
         self.bodies: list[int] = []
         """The position where the sampled part of each message begins; -1 if the model did not write it."""
         self.end = 0
-        """The position behind the last message; the generation prompt stands there."""
+        """The position after the last message, where the generation prompt begins."""
         self.body = 0
-        """The position behind the generation prompt, where the next reply begins; there may be a part of it already."""
+        """The position after the generation prompt, where the next reply begins, or its prefill."""
 
     def append(
         self,
@@ -53,7 +44,7 @@ class View:
         starts: Sequence[int],
         prefill: "NDArray[np.int32] | None" = None,
     ) -> None:
-        """Take rendered messages; the generation prompt, if any, begins at the last of `starts`, before the prefill."""
+        """Append rendered messages; the generation prompt, if there is one, begins at the last of `starts`."""
         before = len(self.tokens)
         self.tokens.append(tokens)
         for message, start in zip(messages, starts, strict=False):
@@ -64,36 +55,26 @@ class View:
             self.tokens.append(prefill)
 
     def add_reply(self, message: Message) -> None:
-        """Take the reply whose tokens stand behind the generation prompt."""
+        """Add the reply whose tokens follow the generation prompt."""
         self._add(message, self.end, self.body)
 
     def reopen_reply(self, kept: int, tokens: "NDArray[np.int32]") -> None:
-        """The last message, a reply, goes on: with its first `kept` tokens, and `tokens` behind them."""
+        """Reopen the last message, a reply: its first `kept` tokens stay, and `tokens` follow them."""
         del self.messages[-1]
         self.end, self.body = self.starts.pop(), self.bodies.pop()
         self.tokens.truncate(self.body + kept)
         self.tokens.append(tokens)
 
     def copy(self) -> "View":
-        """A view that goes its own way from here on."""
+        """Return an independent copy."""
         view = View(self.renderer)
         view.tools, view.end, view.body = self.tools, self.end, self.body
         view.tokens.append(self.tokens.view)
         view.messages, view.starts, view.bodies = list(self.messages), list(self.starts), list(self.bodies)
         return view
 
-    def mark(self) -> Mark:
-        """The state to go back to."""
-        return Mark(len(self.messages), len(self.tokens), self.end, self.body)
-
-    def go_back(self, mark: Mark) -> None:
-        """Forget what was appended since."""
-        self.tokens.truncate(mark.tokens)
-        del self.messages[mark.messages :], self.starts[mark.messages :], self.bodies[mark.messages :]
-        self.end, self.body = mark.end, mark.body
-
     def drop_generation_prompt(self) -> None:
-        """End with the last message: nobody will be asked."""
+        """End with the last message: no further reply is requested."""
         self.tokens.truncate(self.end)
         self.body = self.end
 
@@ -101,7 +82,7 @@ class View:
         """Replace the messages from `rewrite.start` on.
 
         Returns:
-            How many tokens stay: those before the first message that is another, or is written in another way.
+            How many tokens stay: those before the first message that differs, or is rendered differently.
         """
         if self.renderer.renders_whole:
             whole = [*self.messages[: rewrite.start], *rewrite.messages]
@@ -111,7 +92,7 @@ class View:
         return len(self.tokens) if is_same else self._replace(first, messages)
 
     def reopen(self, system: str | None, tools: Sequence[ToolSchema] | None) -> None:
-        """Begin with another system message or other tools; None leaves what there is."""
+        """Change the system message or the tools; None leaves them as they are."""
         messages = list(self.messages)
         if system is not None:
             has_system = messages[0].role == "system"
@@ -128,7 +109,7 @@ class View:
             raise
 
     def _replace(self, first: int, messages: Sequence[Message]) -> int:
-        """The messages from `first` on become others; returns how many tokens stay."""
+        """Replace the messages from `first` on; return how many tokens stay."""
         past = _Past(self, first)
         view = [*self.messages[self._start_of_round(first) : first], *messages]  # with the neighbors before them
         before = len(view) - len(messages)
@@ -146,9 +127,9 @@ class View:
         return past.start
 
     def _replace_whole(self, messages: Sequence[Message], *, as_template: bool) -> int:
-        """All messages become others, by a renderer of whole conversations; returns how many tokens stay.
+        """Replace all messages with a renderer of whole conversations; return how many tokens stay.
 
-        Those stay that say the same, up to the last control token at which both begin to differ.
+        The common text stays, up to the last control token before the first difference.
         """
         if not as_template and _are_same(self.messages, messages):
             return len(self.tokens)
@@ -176,7 +157,7 @@ class View:
         return keep
 
     def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]") -> tuple[int, int]:
-        """How many tokens of each say the same at the start, cut where a control token begins, if one does."""
+        """Return how many tokens of each have the same text at the start, cut where a control token begins."""
         old_text, old_offsets = self._offsets(old)
         new_text, new_offsets = self._offsets(new)
         shorter = min(len(old_text), len(new_text))
@@ -192,12 +173,12 @@ class View:
         return int(left[at]), int(kept[at])
 
     def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
-        """The bytes that the tokens stand for, and where each token begins in them, and the last one ends."""
+        """Return the bytes of the tokens, and the position of each token in them, with the end of the last one."""
         pieces = self.renderer.tokenizer.token_bytes(tokens)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
-    def handed_out(self) -> list[EmittedDelta]:
-        """What was handed out behind each reply that was sampled, and stands here as it was."""
+    def emitted(self) -> list[EmittedDelta]:
+        """Return the deltas that were emitted after sampled replies, as far as they are still in the view."""
         replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
         turns: list[EmittedDelta] = []
         for reply, following in pairwise([*replies, len(self.messages)]):
@@ -209,20 +190,20 @@ class View:
         return turns
 
     def count(self, index: int) -> int:
-        """How many tokens message `index` has."""
+        """Return how many tokens message `index` has."""
         following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
         return following - self.starts[index]
 
     def measure(self, index: int, message: Message) -> int:
-        """How many tokens a message would have in the place of message `index`."""
-        if self.renderer.renders_whole:  # about so many
+        """Return how many tokens a message would have in place of message `index`."""
+        if self.renderer.renders_whole:  # an estimate
             return max(0, self.count(index) + self._size(message) - self._size(self.messages[index]))
         start = self._start_of_round(index)
         view = [*self.messages[start:index], message, *self.messages[index + 1 : index + 2]]
         return len(self._write_again(view, index - start, self._sampled(index))[0])
 
     def _start_of_round(self, index: int) -> int:
-        """The first message that the tokens of message `index` may depend on: a tool's result answers a reply."""
+        """Return the first message that the tokens of message `index` may depend on: a result depends on its reply."""
         start = max(index - 1, 0)
         while start > 0 and self.messages[start].role == "tool":
             start -= 1
@@ -237,7 +218,7 @@ class View:
         self.bodies.append(body)
 
     def _first_changed(self, rewrite: Rewrite) -> tuple[int, Sequence[Message]]:
-        """The first message that has to be written again, and all messages from there on."""
+        """Return the first message that has to be rendered again, and all messages from there on."""
         first, offset = rewrite.start, 0
         while offset < len(rewrite.messages) and first < len(self.messages):
             if rewrite.messages[offset] is not self.messages[first]:
@@ -247,55 +228,55 @@ class View:
         if first:
             before, old, new = self.messages[first - 1], _at(self.messages, first), _at(messages, 0)
             if self.renderer.seam(before, old) != self.renderer.seam(before, new):
-                return first - 1, [before, *messages]  # its neighbour is another now: it is written in another way
+                return first - 1, [before, *messages]  # its neighbor changed, so it is rendered differently
         return first, messages
 
     def _sampled(self, index: int) -> "NDArray[np.int32] | None":
-        """What was sampled of message `index`, with what closes it."""
+        """Return the tokens of message `index` from the first sampled one on; None if the model did not write it."""
         body = self.bodies[index]
         return self.tokens.view[body : self.starts[index] + self.count(index)] if body >= 0 else None
 
     def _write(self, view: Sequence[Message], at: int, past: "_Past") -> "tuple[NDArray[np.int32], int]":
-        """The tokens of `view[at]`, and where its sampled part begins in them, or -1."""
+        """Return the tokens of `view[at]`, and the position of its sampled part in them, or -1."""
         source = past.find(view[at])
         if source is None:
             return self._write_again(view, at, None)
         # The first message's tokens hold the tools, so they are no copy for any other place.
         is_same = past.messages[source] is view[at] and at and not past.is_opening(source)
-        if is_same and self._has_same_neighbours(view, at, past, source):
+        if is_same and self._has_same_neighbors(view, at, past, source):
             return past.tokens(source), past.body(source)
         return self._write_again(view, at, past.sampled(source))
 
     def _write_again(
         self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None"
     ) -> "tuple[NDArray[np.int32], int]":
-        """As `_write`, by the renderer, but with the sampled tokens of the old message where they say the same."""
+        """As `_write`, with the renderer, but reuse the sampled tokens of the old message for the same text."""
         out = self.renderer.emission()
         self.renderer.emit_conversation(out, view, tools=self.tools, first=at, stop=at + 1)
         opening = self.renderer.opening_tokens
         tail = None if sampled is None else self._tail(sampled, out.text().removeprefix(self.renderer.opening))
         return (out.tokens()[0], -1) if tail is None else (np.concatenate([opening, tail]), len(opening))
 
-    def _has_same_neighbours(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
+    def _has_same_neighbors(self, view: Sequence[Message], at: int, past: "_Past", source: int) -> bool:
         seam, message = self.renderer.seam, view[at]
         return all(
             seam(message, _at(view, at + side)) == seam(message, _at(past.messages, source + side)) for side in (-1, 1)
         )
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
-        """The end of `sampled` that says exactly `text`, or None if no token begins there."""
+        """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
         pieces = self.renderer.tokenizer.token_bytes(sampled)
         wanted = text.encode()
         left, position = len(wanted), len(pieces)
         while left > 0 and position > 0:
             position -= 1
             left -= len(pieces[position])
-        is_said = left == 0 and b"".join(pieces[position:]) == wanted
-        return sampled[position:] if is_said else None
+        is_same = left == 0 and b"".join(pieces[position:]) == wanted
+        return sampled[position:] if is_same else None
 
 
 class _Past:
-    """The messages of a view from `first` on, with the one before them, as they are before a rewrite."""
+    """The messages of a view from `first` on, with the one before them, before a rewrite."""
 
     def __init__(self, view: View, first: int) -> None:
         lead = min(first, 1)
@@ -310,29 +291,31 @@ class _Past:
         self._next = lead
 
     def find(self, message: Message) -> int | None:
-        """Which message this one is, or which reply it is that lost its reasoning; they come in order."""
+        """Return the index of a message, or of the reply that it is without its reasoning; they come in order."""
         index = self._same.get(id(message))
         if index is None and message.role == "assistant":
             later = range(self._next, len(self.messages))
-            index = next((i for i in later if self._bodies[i] >= 0 and _says(self.messages[i], message)), None)
+            index = next(
+                (i for i in later if self._bodies[i] >= 0 and _is_same_answer(self.messages[i], message)), None
+            )
         if index is not None:
             self._next = index + 1
         return index
 
     def is_opening(self, index: int) -> bool:
-        """Whether this is the conversation's first message."""
+        """Return whether this is the conversation's first message."""
         return self._has_opening and index == 0
 
     def tokens(self, index: int) -> "NDArray[np.int32]":
-        """The tokens of message `index`."""
+        """Return the tokens of message `index`."""
         return self._tokens[self._bounds[index] : self._bounds[index + 1]]
 
     def sampled(self, index: int) -> "NDArray[np.int32] | None":
-        """Its tokens from the first sampled one on, with those that close it; None if the model did not write it."""
+        """Return its tokens from the first sampled one on, its end included; None if the model did not write it."""
         return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
 
     def body(self, index: int) -> int:
-        """Where the sampled part begins in its tokens, or -1."""
+        """Return the position of the sampled part in its tokens, or -1."""
         return self._bodies[index] - self._bounds[index] if self._bodies[index] >= 0 else -1
 
 
@@ -344,6 +327,6 @@ def _are_same(first: Sequence[Message], second: Sequence[Message]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-def _says(old: Message, message: Message) -> bool:
-    """Whether a reply says the same behind its reasoning."""
+def _is_same_answer(old: Message, message: Message) -> bool:
+    """Return whether two replies are the same apart from their reasoning."""
     return old.content == message.content and old.tool_calls == message.tool_calls

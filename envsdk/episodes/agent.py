@@ -1,105 +1,117 @@
-"""Who speaks in an episode: one environment's part of it, with its contexts, its limits and its counts."""
+"""Who acts in an episode: one environment's part of it, with its contexts, its limits and its counts."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from enum import Enum, auto
+from typing import Any
 
 from ..contexts.context import Context
-from ..errors import EpisodeError, TurnError
-from ..limits import MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
+from ..errors import TurnError
+from ..limits import MAX_EMPTY_ABORTS, Limits, StopReason
 from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
 from ..trajectories.steps import Part, Step
 from .actions import CheckedAction, check_action
-from .handoff import Handoff, Waiting
+from .environment import Environment, StepResult
+from .handoff import Handoff, PendingHandoffs
 from .turn import Turn
-
-if TYPE_CHECKING:
-    from ..authoring.env import Env
-    from .episode import Episode, Result
+from .usage import Usage
 
 MAIN = "main"
+
+
+class Phase(Enum):
+    """What happened to an agent since its last observation was emitted."""
+
+    ACTIVE = auto()
+    """Nothing."""
+    RETURNED = auto()
+    """A sub-agent acted: the next observation is a return."""
+    REFUSED = auto()
+    """As `RETURNED`, but a limit refused a handoff: the agent may not hand over again before its next reply."""
+    ENDED_UNASKED = auto()
+    """The episode ended before a reply was requested: the next step reports that."""
 
 
 class Agent:
     """An environment in an episode: the one that was reset, or a sub-agent.
 
     Args:
-        episode: The episode.
         env: The environment.
-        name: The name of its first context, if it does not say another.
-        role: What it is called.
-        limits: When it is cut off.
-        parent: Who handed over to it.
+        name: The name of its first context, unless its first turn names another.
+        role: Its role.
+        limits: Its limits.
+        parent: The agent that handed over to it, or None.
+        handoff: The handoff that it came from, or None.
+        is_summary: Whether it writes a summary for its parent's history policy; its steps are not its parent's then.
     """
 
     def __init__(
-        self, episode: "Episode", env: "Env", name: str, role: str, limits: Limits, parent: "Agent | None" = None
+        self,
+        env: Environment,
+        name: str,
+        role: str,
+        limits: Limits,
+        parent: "Agent | None" = None,
+        handoff: Handoff | None = None,
+        *,
+        is_summary: bool = False,
     ) -> None:
-        self.episode = episode
         self.env = env
         self.name = name
         self.role = role
-        self.limits = limits
         self.parent = parent
-        self.handoff: Handoff | None = None
+        self.handoff = handoff
+        self.limits = limits
+        self.usage = Usage(limits, None if parent is None else parent.usage, counts_steps_above=not is_summary)
+        self.phase = Phase.ACTIVE
         self.contexts: dict[str, Context] = {}
         self.current: Context | None = None
         self.turn = Turn()
-        self.due: Step | None = None  # the observation that waits for its action, ...
-        self.handed_out: Result | None = None  # ... as it was handed out
+        self.due: Step | None = None
+        """The step whose action is due."""
+        self.emitted: StepResult | None = None
+        """The result that waits for that action."""
         self.record: list[Step | Agent] = []
-        """The steps that were answered, in part or whole, and the sub-agents that spoke in between."""
-        self.waiting: Waiting | None = None
-        self.returns = False  # a sub-agent spoke since: the next observation is a return
-        self.unasked = False  # it ended before anybody was asked: the next step says so
-        self.refused = False  # a limit kept it from handing over, since its last reply
-        self.kept_reward: float | None = None  # what it earned that does not count for the episode
-        self.handovers = 0  # how many in a row came to nothing, ...
-        self.steps_at_handover = 0  # ... because nobody replied since the one before
-        self.closed = False  # whether its environment was closed
-        self.is_summary = False  # it writes a summary for its parent's history policy, whose steps it does not count as
+        """Its steps, and the sub-agents that acted in between, in order."""
+        self.last_step: Step | None = None
+        self.pending: PendingHandoffs | None = None
+        self.own_reward: float | None = None
+        """What it earned that does not count for the episode; None if nothing was scored."""
         self.stop_reason: StopReason | None = None
         self.error: str | None = None
         self.task: Any = None
-        self.steps = 0
-        self.sampled = 0
-        self.tool_calls = 0
-        self.cut: StopReason | None = None  # what cut its last reply, if its author did not ask for that
-        self.empty_aborts = 0  # how many interruptions in a row came without a token
+        self.cut: StopReason | None = None
+        """What cut its last reply, unless its author expected that."""
+        self.empty_aborts = 0
         self._names: dict[str, int] = {}
 
     @property
     def context(self) -> Context:
-        """The context that is spoken to."""
+        """The current context.
+
+        Raises:
+            TurnError: Before the first turn.
+        """
         if self.current is None:
-            raise TurnError(f"{self.name!r} has no context yet: nothing was said")
+            raise TurnError(f"{self.name!r} has no context yet: its environment has not returned a turn")
         return self.current
 
     @property
-    def last_step(self) -> Step:
-        """Its own last step that was answered."""
-        return next(step for step in reversed(self.record) if isinstance(step, Step))
+    def adds_reward(self) -> bool:
+        """Whether its rewards count for the episode, and not only for its own contexts."""
+        return all(agent.handoff is None or agent.handoff.adds_reward for agent in self.lineage())
 
-    @property
-    def keeps_reward(self) -> bool:
-        """Whether what it earns is its contexts' own, and not the episode's."""
-        return any(agent.handoff is not None and not agent.handoff.adds_reward for agent in self.lineage())
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it may still speak."""
-        episode = self.episode
-        return self.stop_reason is None and episode.trajectory is None and not episode.abandoned
+    # The agents above and below.
 
     def lineage(self) -> "Iterator[Agent]":
-        """Itself and all that handed over to it, one after the other."""
+        """Yield the agent and those above it, up to the one that was reset."""
         agent: Agent | None = self
         while agent is not None:
             yield agent
             agent = agent.parent
 
     def walk(self) -> "Iterator[Step | Agent]":
-        """Its steps and all agents below it, depth-first; each agent before its steps."""
+        """Yield its steps and all agents below it, depth-first; each agent before its steps."""
         yield self
         for item in self.record:
             if isinstance(item, Agent):
@@ -107,10 +119,14 @@ class Agent:
             else:
                 yield item
 
+    def agents(self) -> "Iterator[Agent]":
+        """Yield the agent and all agents below it, depth-first."""
+        return (item for item in self.walk() if isinstance(item, Agent))
+
     def rewards(self) -> "Iterator[float]":
-        """What it earned, step by step, with those of its sub-agents whose rewards add to its own."""
-        if self.kept_reward is not None:
-            yield self.kept_reward
+        """Yield what it earned, step by step, with the rewards of those sub-agents that add to its own."""
+        if self.own_reward is not None:
+            yield self.own_reward
         for item in self.record:
             if isinstance(item, Step):
                 if item.reward is not None:
@@ -118,57 +134,46 @@ class Agent:
             elif item.handoff is None or item.handoff.adds_reward:
                 yield from item.rewards()
 
-    def agents(self) -> "Iterator[Agent]":
-        """Itself and all agents below it, depth-first."""
-        return (item for item in self.walk() if isinstance(item, Agent))
+    # Names of contexts.
 
     def name_of(self, turn: Turn) -> str:
-        """The name of the context that a turn speaks to."""
+        """Return the name of the context that a turn addresses."""
         if turn.context is None:
             return self.name if self.current is None else self.current.name
         return self.full_name(turn.context)
 
     def full_name(self, name: str) -> str:
-        """The name in the episode of what its environment calls `name`; full names stay."""
+        """Return the name in the episode of what its environment calls `name`; a full name stays as it is."""
         if self.parent is None or name == self.name or name.startswith(f"{self.name}/"):
             return name
         return self.name if name == MAIN else f"{self.name}/{name}"
 
     def own_name(self, name: str) -> str:
-        """What its environment calls one of its contexts, whether it is a sub-agent's or not."""
+        """Return what its environment calls one of its contexts."""
         if self.parent is None:
             return name
         return MAIN if name == self.name else name.removeprefix(f"{self.name}/")
 
     def child_name(self, role: str) -> str:
-        """A name for the context of another sub-agent of that role."""
+        """Return a new name for the context of a sub-agent of that role."""
         name = f"{(self.current or self).name}/{role}"
         self._names[name] = self._names.get(name, 0) + 1
         return f"{name}-{self._names[name]}"
 
     # Actions.
 
-    def receive(self, action: object) -> Message | None:
-        """Take an action; the whole reply as a message, or None if there is nothing to answer.
+    def receive(self, step: Step, action: object) -> Message | None:
+        """Take an action for the step that is due.
+
+        Returns:
+            The whole reply; None if the policy was interrupted and the reply is not complete.
 
         Raises:
-            EpisodeError: If no action is due.
             ActionError: If the action is not legal.
         """
-        step = self.due
-        if step is None and self.unasked:
-            self.unasked = False
-            return None
-        if step is None or self.episode.trajectory is not None:
-            raise EpisodeError(
-                "step() after the end of the episode: call reset()"
-                if self.episode.trajectory is not None
-                else "step() while no action is due: call reset() first, and step() once for each observation"
-            )
         context = self.context
-        checked = check_action(action, context.renderer.tokenizer.vocab_size)
-        self._act(step, checked)
-        if checked.finish_reason == "abort":
+        self._act(step, check_action(action, context.renderer.tokenizer.vocab_size))
+        if step.finish_reason == "abort":
             if self.max_tokens() != 0 and self.empty_aborts < MAX_EMPTY_ABORTS:
                 return None
             step.finish_reason = "length"  # there is no room for the rest, or none comes
@@ -176,11 +181,12 @@ class Agent:
         message = check_calls(self._read_reply(step), context.tools)
         step.reply = len(context.messages)
         context.add_reply(message)
-        self.count(tool_calls=len(message.tool_calls))
+        if message.tool_calls:
+            self.usage.count(tool_calls=len(message.tool_calls))
         return message.as_reply(context.new_text(step.stop - step.action_start))
 
     def stops(self) -> tuple[str, ...]:
-        """The strings at which the next reply should stop."""
+        """Return the strings at which the next reply should stop."""
         return (*self.context.renderer.stop_strings, *self.turn.stop)
 
     def _act(self, step: Step, action: CheckedAction) -> None:
@@ -191,14 +197,14 @@ class Agent:
         step.finish_reason = action.finish_reason
         is_empty_abort = action.finish_reason == "abort" and not len(action.tokens)
         self.empty_aborts = self.empty_aborts + 1 if is_empty_abort else 0
-        if len(step.parts) == 1:
-            self.refused = False
+        is_first = len(step.parts) == 1
+        if is_first:
             self.record.append(step)
-            self.count(steps=1)
-        self.count(sampled=len(action.tokens))
+            self.last_step = step
+        self.usage.count(steps=int(is_first), sampled=len(action.tokens))
 
     def _read_reply(self, step: Step) -> Message:
-        """The reply as a message. One that ended at a stop string is as it should be, though it has no stop token."""
+        """Read the reply as a message; one that ended at a stop string needs no stop token."""
         message, stops = self.context.parse_reply(), self.stops()
         if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
             text = str(self.context.new_text(step.stop - step.action_start))
@@ -209,91 +215,40 @@ class Agent:
 
     # Limits.
 
-    def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
-        """Count for itself and for all that handed over to it."""
-        for agent in self.lineage():
-            agent.steps += steps
-            agent.sampled += sampled
-            agent.tool_calls += tool_calls
-            if agent.is_summary:
-                steps = 0
-
     def reason_to_stop(self, turn: Turn) -> StopReason | None:
-        """The first that holds, in this order: what the environment says comes before any limit."""
+        """Return why the agent ends with a turn: what the turn says comes before any limit."""
         if turn.terminated:
             return StopReason.TERMINATED
         return StopReason.TRUNCATED if turn.truncated else self.limit_now()
 
     def limit_now(self) -> StopReason | None:
-        """Return the limit that ends it after its last reply, if one does: its own, or that of an agent above it."""
+        """Return the limit that ends the agent after its last reply: its own, or that of an agent above it."""
         if self.empty_aborts >= MAX_EMPTY_ABORTS:
             return StopReason.ABORTED
-        if self.limits.end_on_cut and self.cut is not None:
-            return self.cut
-        reached = next((reason for agent in self.lineage() if (reason := agent.limit_reached()) is not None), None)
-        return StopReason.NO_END if reached is None and self.has_no_end() else reached
+        return self.cut if self.limits.end_on_cut and self.cut is not None else self.usage.reached()
 
     def _cut_by(self, step: Step) -> StopReason | None:
-        """Return what cut a reply, if it was cut and by something other than `Turn(max_tokens=)`."""
-        if step.finish_reason != "length" or self.turn_left(step) == 0:
-            return None  # its author expects it to be cut there
-        if self.sampled_left() == 0:
+        """Return what cut a reply, if anything but the author's `Turn(max_tokens=)` did."""
+        if step.finish_reason != "length" or self._turn_left(step) == 0:
+            return None
+        if self.usage.sampled_left() == 0:
             return StopReason.MAX_SAMPLED_TOKENS
-        return StopReason.MAX_CONTEXT_TOKENS if self.context_left() == 0 else StopReason.CUT
-
-    def has_no_end(self) -> bool:
-        """Return whether it had as many steps as an episode may have that nothing limits."""
-        if self.steps < STEPS_WITHOUT_LIMIT or any(agent.limits.max_steps is not None for agent in self.lineage()):
-            return False
-        # Each token brings max_sampled_tokens closer, so that steps with tokens come to an end by themselves.
-        return self.sampled_left() is None or self.steps - self.sampled >= STEPS_WITHOUT_LIMIT
-
-    def limit_reached(self) -> StopReason | None:
-        """Which of its own limits is reached, if one is."""
-        limits = self.limits
-        reasons = (
-            (StopReason.MAX_STEPS, _reached(self.steps, limits.max_steps)),
-            (StopReason.MAX_SAMPLED_TOKENS, _reached(self.sampled, limits.max_sampled_tokens)),
-            (StopReason.MAX_TOOL_CALLS, _reached(self.tool_calls, limits.max_tool_calls)),
-        )
-        return next((reason for reason, holds in reasons if holds), None)
+        return StopReason.MAX_CONTEXT_TOKENS if self._context_left() == 0 else StopReason.CUT
 
     def max_tokens(self) -> int | None:
-        """Return how many tokens the rest of the reply may have: the least of what the turn and each limit leave.
+        """Return how many tokens the rest of the reply may have: the least that the turn and the limits leave.
 
-        None if none of them limits it.
+        None if nothing limits it.
         """
-        left = (self.turn_left(self.due), self.context_left(), self.sampled_left())
+        left = (self._turn_left(self.due), self._context_left(), self.usage.sampled_left())
         return min((count for count in left if count is not None), default=None)
 
-    def turn_left(self, step: Step | None) -> int | None:
-        """Return how many of its turn's `max_tokens` a step has left; of these, the parts of a reply share one."""
+    def _turn_left(self, step: Step | None) -> int | None:
+        """Return what a step has left of its turn's `max_tokens`, which the parts of a reply share."""
         if self.turn.max_tokens is None:
             return None
         return max(0, self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
 
-    def context_left(self) -> int | None:
-        """Return for how many tokens its context has room."""
+    def _context_left(self) -> int | None:
         limit = self.limits.max_context_tokens
         return None if limit is None else max(0, limit - len(self.context))
-
-    def sampled_left(self) -> int | None:
-        """Return how many tokens may still be sampled, by it and by those that handed over to it."""
-        left = [limit - agent.sampled for agent in self.lineage() if (limit := agent.limits.max_sampled_tokens)]
-        return max(0, min(left)) if left else None
-
-    def hands_over_for_nothing(self) -> bool:
-        """Count a handoff, and return whether too many in a row came without a reply in between."""
-        self.handovers = self.handovers + 1 if self.steps == self.steps_at_handover else 0
-        self.steps_at_handover = self.steps
-        return self.handovers > STEPS_WITHOUT_LIMIT
-
-    def tool_calls_left(self, count: int) -> int:
-        """How many of the last reply's `count` calls may be run: the limits less those of the replies before it."""
-        limited = [agent for agent in self.lineage() if agent.limits.max_tool_calls is not None]
-        left = [(agent.limits.max_tool_calls or 0) - (agent.tool_calls - count) for agent in limited]
-        return max(0, min([count, *left]))
-
-
-def _reached(count: int, limit: int | None) -> bool:
-    return limit is not None and count >= limit

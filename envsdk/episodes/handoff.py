@@ -3,17 +3,15 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
-from ..authoring.tools import rebound
+from ..contexts.history_policy import SummaryRequest
 from ..errors import ConfigError, HandoffError
 from ..limits import Limits
 from ..messages import Message, to_messages
-
-if TYPE_CHECKING:
-    from ..authoring.env import Env
-    from ..history import SummaryRequest
-    from .turn import Turn
+from .environment import Environment, machinery_of
+from .functions import copied_function
+from .turn import Turn
 
 MessageFilter: TypeAlias = Callable[[list[Message]], Sequence[Message]]
 """Chooses what of a conversation goes on."""
@@ -79,7 +77,7 @@ class Handoff:
 
     def __init__(
         self,
-        env: "Env",
+        env: Environment,
         task: Any = None,
         *,
         role: str | None = None,
@@ -89,9 +87,7 @@ class Handoff:
         adds_reward: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        from ..authoring.env import Env
-
-        if not isinstance(env, Env):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if machinery_of(env) is None:
             given = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
             raise HandoffError(f"a handoff goes to an Env, got {given}: make one, such as Researcher()")
         if not callable(history) and not (isinstance(history, str) and history in ("fresh", "full")):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -114,7 +110,7 @@ class Handoff:
             raise ConfigError(f"timeout_s is {timeout_s!r}; expected a number above 0")
         self.timeout_s = timeout_s
 
-    def come_back(self, result: HandoffResult) -> HandoffResult:
+    def changed(self, result: HandoffResult) -> HandoffResult:
         """What `resume` gets.
 
         Raises:
@@ -128,7 +124,7 @@ class Handoff:
             )
         return changed
 
-    def choose(self, messages: list[Message]) -> list[Message]:
+    def chosen(self, messages: list[Message]) -> list[Message]:
         """What the sub-agent sees of the conversation so far, written again.
 
         Raises:
@@ -145,8 +141,8 @@ class Handoff:
         other = copy.copy(self)
         memo[id(self)] = other
         other.env, other.task = copy.deepcopy(self.env, memo), copy.deepcopy(self.task, memo)
-        other.result = None if self.result is None else rebound(self.result, memo)
-        other.history = rebound(self.history, memo) if callable(self.history) else self.history
+        other.result = None if self.result is None else copied_function(self.result, memo)
+        other.history = copied_function(self.history, memo) if callable(self.history) else self.history
         return other
 
     def __repr__(self) -> str:
@@ -162,13 +158,13 @@ def is_handoff(said: object) -> bool:
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingHandoffs:
     """What an agent that handed over waits for."""
 
     is_list: bool
     handoffs: list[Handoff]
     results: list[HandoffResult] = field(default_factory=list[HandoffResult])
     """Of the first of them, in order; the others are still to come."""
-    turn: "Turn | None" = None
+    turn: Turn | None = None
     """What it says next, if it waits for a summary; else its `resume` is asked."""
-    request: "SummaryRequest | None" = None
+    request: SummaryRequest | None = None

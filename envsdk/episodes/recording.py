@@ -1,31 +1,55 @@
-"""From an episode that has ended to its trajectory."""
+"""From an episode to its trajectory."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+from ..contexts.context import Context
+from ..contexts.protocol import Break
 from ..errors import encodable, message_of
-from ..trajectories.steps import ContextLog, Step
+from ..limits import StopReason
+from ..trajectories.steps import ContextLog, Origin, Step
 from ..trajectories.trajectory import Status, Trajectory
 from .agent import Agent
 
-if TYPE_CHECKING:
-    from .episode import Episode
+
+@dataclass(slots=True)
+class EpisodeHeader:
+    """What identifies an episode, as its trajectory has it."""
+
+    id: str
+    seed: int | None
+    config: dict[str, Any]
+    """The environment's own options."""
+    group_id: str | None
+    origins: list[Origin] = field(default_factory=list[Origin])
+    """The episodes that it was forked from."""
 
 
-def record(episode: "Episode", status: Status, stop_reason: str, error: str | None = None) -> Trajectory:
-    """The trajectory of an episode, as far as it went: its steps depth-first by context."""
-    root = episode.root
+def record(
+    header: EpisodeHeader,
+    root: Agent,
+    contexts: Mapping[str, Context],
+    reason: StopReason,
+    *,
+    error: str | None = None,
+    final_break: Break | None = None,
+) -> Trajectory:
+    """Return the trajectory of an episode as far as it went: its steps depth-first by context."""
     steps = [item for item in root.walk() if isinstance(item, Step)]
     for step in steps:
-        if step.reply == len(episode.contexts[step.context].messages):  # it goes on, and was never finished
+        if step.reply == len(contexts[step.context].messages):  # it was continued and never finished
             step.reply = None
+    status: Status = "truncated"
+    if reason in (StopReason.TERMINATED, StopReason.ERROR):
+        status = "terminated" if reason == StopReason.TERMINATED else "error"
     renderer = root.env.renderer
     return Trajectory(
-        id=episode.id,
+        id=header.id,
         env=root.env.name,
-        seed=episode.seed,
+        seed=header.seed,
         status=status,
-        stop_reason=stop_reason,
+        stop_reason=str(reason),
         contexts=_logs(root, steps),
         steps=steps,
         renderer=renderer.specification(),
@@ -33,22 +57,23 @@ def record(episode: "Episode", status: Status, stop_reason: str, error: str | No
         vocab_size=renderer.tokenizer.vocab_size,
         history=root.env.history.specification(),
         limits=root.limits.model_dump(exclude_defaults=True),
-        config=episode.config,
+        config=header.config,
         task=_as_json(root.task),
-        group_id=episode.group_id,
-        origins=episode.origins,
+        group_id=header.group_id,
+        origins=header.origins,
+        final_break=final_break,
         error=error,
     )
 
 
-def told(error: BaseException, *, with_notes: bool = True) -> str:
-    """An exception as a record has it: its type, what it says, and its notes, which are no part of an episode."""
+def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
+    """Return an exception as a record has it: its type, its message, and its notes."""
     notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
     return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
-    """What went through each context, those of sub-agents behind their parents'."""
+    """Return the log of each context, those of sub-agents after their parents'."""
     ends: dict[str, int] = {}
     for step in steps:
         ends[step.context] = max(step.stop, ends.get(step.context, 0))
@@ -76,7 +101,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
 
 
 def _first_above(agent: Agent) -> str | None:
-    """Return the first context of who handed over to an agent: it handed over before its own first turn."""
+    """Return the first context of an agent above, for a sub-agent that acted before its parent's first turn."""
     above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
     return next(above, None)
 

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from pydantic import ValidationError
 
@@ -12,8 +12,19 @@ from ..errors import TurnError, what_is_invalid
 from ..limits import plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
 
-if TYPE_CHECKING:
-    from ..authoring.tools import Tool
+
+class FunctionTool(Protocol):
+    """A tool that is a function: what `envsdk.tool` makes."""
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls it by."""
+        ...
+
+    @property
+    def schema(self) -> ToolSchema:
+        """The JSON schema, in the OpenAI form."""
+        ...
 
 
 class Turn:
@@ -76,7 +87,7 @@ class Turn:
         messages: str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]] = (),
         *,
         system: str | None = None,
-        tools: "Sequence[ToolSchema | Tool] | None" = None,
+        tools: Sequence[ToolSchema | FunctionTool] | None = None,
         reward: float | Mapping[str, float] | None = 0.0,
         metrics: Mapping[str, float] | None = None,
         terminated: bool = False,
@@ -113,7 +124,7 @@ class Turn:
         if prefill is not None and (terminated or truncated):
             raise TurnError("the episode ends, so there is no next reply that a prefill could begin")
         self.system = system
-        self.functions: dict[str, Tool] = {tool.name: tool for tool in tools or () if _is_tool(tool)}
+        self.functions: dict[str, FunctionTool] = {tool.name: tool for tool in tools or () if _is_tool(tool)}
         self.tools = None if tools is None else _schemas(tools)
         self.rewards = {} if reward is None else _numbers("reward", reward)
         self.reward = sum(self.rewards.values(), 0.0) if reward is not None else None
@@ -199,11 +210,11 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
     return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
 
 
-def _is_tool(tool: object) -> "TypeGuard[Tool]":
+def _is_tool(tool: object) -> TypeGuard[FunctionTool]:
     return not isinstance(tool, Mapping) and hasattr(tool, "schema")
 
 
-def _schemas(tools: "Sequence[ToolSchema | Tool]") -> list[ToolSchema]:
+def _schemas(tools: Sequence[ToolSchema | FunctionTool]) -> list[ToolSchema]:
     """The schemas of tools, copies of the author's own."""
     return [tool.schema if _is_tool(tool) else copy.deepcopy(_checked_schema(tool)) for tool in tools]
 

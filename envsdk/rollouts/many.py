@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ..authoring.env import Env, check_seed, is_being_cancelled
-from ..authoring.tools import is_async
+from ..authoring.env import Env
+from ..authoring.machinery import check_seed
+from ..authoring.making import make
+from ..episodes.driver import is_being_cancelled
 from ..episodes.event_loops import run
+from ..episodes.functions import is_async
 from ..errors import ConfigError, TokenizerMismatch
 from ..policies.builtin import PolicyLike, find_policy
-from ..registry import make
 from ..trajectories.trajectory import Trajectory
 from .simple import arollout, refuse_no_env
 

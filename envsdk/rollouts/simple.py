@@ -6,15 +6,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..authoring.env import Env, driver_of
+from ..authoring.env import Env
+from ..authoring.making import make
 from ..contexts.protocol import Action, Observation
 from ..episodes.agent import Agent
-from ..episodes.episode import Result
+from ..episodes.driver import driver_of
+from ..episodes.environment import StepResult
 from ..episodes.event_loops import run
 from ..episodes.handoff import HandoffResult
 from ..errors import ConfigError, PolicyError
 from ..policies.builtin import PolicyLike, check_policy, find_policy, request_of
-from ..registry import make
 from ..trajectories.trajectory import Trajectory
 
 
@@ -97,19 +98,21 @@ class _Player:
         try:
             while self._episode.trajectory is None:
                 outcome = await self._go_on(observation, info)
-                assert isinstance(outcome, Result)  # only a sub-agent ends with anything else
+                assert isinstance(outcome, StepResult)  # only a sub-agent ends with anything else
                 observation, info = outcome.observation, outcome.info
             return self._episode.trajectory
         finally:
             self._episode.side_by_side = False
 
-    async def _go_on(self, observation: Observation, info: Mapping[str, Any]) -> Result | HandoffResult:
+    async def _go_on(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
         agent = self._episode.agent
         if agent.parent is None:
             action = await self._sample(agent, observation, info)
             return await driver_of(self._env).drive_async(self._episode.step(action), self._run)
-        result = await self._finish(agent, Result(observation, 0.0, False, False, dict(info)))  # a fork may begin here
-        return await driver_of(self._env).drive_async(self._episode.take_back(agent, result), self._run)
+        result = await self._finish(
+            agent, StepResult(observation, 0.0, False, False, dict(info))
+        )  # a fork may begin here
+        return await driver_of(self._env).drive_async(self._episode.resume_parent(agent, result), self._run)
 
     async def _run(self, children: list[Agent]) -> list[HandoffResult]:
         """Run sub-agents side by side; if one raises, which is no failure of its own, the others are cancelled."""
@@ -121,7 +124,7 @@ class _Player:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _finish(self, child: Agent, outcome: Result | HandoffResult | None = None) -> HandoffResult:
+    async def _finish(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
         """Play a sub-agent to its end, from its beginning or from an observation on."""
         limit = child.handoff.timeout_s if child.handoff is not None else None
         clock = asyncio.timeout(limit)
@@ -129,9 +132,9 @@ class _Player:
             async with clock:
                 if outcome is None:
                     outcome = await driver_of(self._env).drive_async(self._episode.enter(child), self._run)
-                while isinstance(outcome, Result):
+                while isinstance(outcome, StepResult):
                     action = await self._sample(child, outcome.observation, outcome.info)
-                    outcome = await driver_of(self._env).drive_async(self._episode.play(child, action), self._run)
+                    outcome = await driver_of(self._env).drive_async(self._episode.act(child, action), self._run)
                 return outcome
         except TimeoutError:
             if not clock.expired():

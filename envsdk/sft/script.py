@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..authoring.env import Env, driver_of
+from ..authoring.env import Env
 from ..contexts.protocol import Action
 from ..episodes.turn import Turn
 from ..errors import RenderError
@@ -85,7 +85,7 @@ class _Conversation(Env):
         self._script = script
         self._step = 0
         super().__init__(renderer=script.renderer, history=policy)
-        driver_of(self).given_name = "sft"  # the samples say so
+        self._envsdk.given_name = "sft"  # the env of the samples
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """The tools of the conversation."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..authoring.env import Env, driver_of
+from ..authoring.env import Env
 from ..errors import EnvsdkError
 from ..history import get_history
 from ..trajectories.trajectory import Trajectory
@@ -51,7 +51,7 @@ def _play_declared(plays: Plays, policy: str, seed: int, history: object = None)
     plays.play(policy, seed)  # what fails without looking is another check's
     with plays.episode(seed, f"the {policy} policy"), closed(plays.subject.make()) as env:
         if history is not None:
-            driver_of(env).history = get_history(history)  # pyright: ignore[reportArgumentType] (whatever made it)
+            env._envsdk.history = get_history(history)  # pyright: ignore[reportArgumentType, reportPrivateUsage]
         prompts = _replayed(env, policy, seed)
         trajectory = ended(env)
     refuse_unsound(trajectory, seed)

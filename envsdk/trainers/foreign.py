@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..contexts.arrays import LARGEST, Growing
+from ..contexts.arrays import LARGEST, GrowableArray
 from ..contexts.protocol import Action, Break
 from ..episodes.actions import CheckedAction, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord
@@ -153,7 +153,7 @@ class _Writer:
 
     def __init__(self, logged: Sequence[_Logged]) -> None:
         self.steps: list[Step] = []
-        self._logs: dict[str, tuple[Growing[np.int32], Growing[np.float32]]] = {}
+        self._logs: dict[str, tuple[GrowableArray[np.int32], GrowableArray[np.float32]]] = {}
         self._names: list[str] = []  # of the contexts, by chain
         self._lengths: dict[str, int] = {}
         # Of each chain, the last step that goes on with it or begins in it.
@@ -181,7 +181,7 @@ class _Writer:
 
     def _add(self, logged: _Logged, break_: Break | None) -> None:
         place, action, name = logged.place, logged.action, self._names[logged.place.chain]
-        tokens, logprobs = self._logs.setdefault(name, (Growing(np.int32), Growing(np.float32)))
+        tokens, logprobs = self._logs.setdefault(name, (GrowableArray(np.int32), GrowableArray(np.float32)))
         start = len(tokens)
         for array, its_logprobs in ((logged.observed, 0.0), (action.tokens, _logprobs(action))):
             tokens.append(array)

@@ -54,7 +54,7 @@ def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "rai
     last = next((sample for sample in reversed(samples) if sample.context == main), None)
     if samples and (len(samples) > 1 or last is None):
         if on_break == "raise":
-            raise SingleSampleOnly(trainer, trajectory, len(samples))
+            raise SingleSampleOnly(trainer, trajectory.id, trajectory.breaks, len(samples))
         last = None if on_break == "drop" else last
     sampled = sum(step.stop - step.action_start for step in trajectory.steps if not trajectory.is_copied(step))
     trained = 0 if last is None else int(np.count_nonzero(last.mask))

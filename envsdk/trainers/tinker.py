@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..authoring.env import Env
+from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample
 from ..limits import StopReason
 from ..policies.vocabularies import check_tokenizer
-from ..registry import make
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability

@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Any, cast
 from uuid import uuid4
 
+from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample
-from ..registry import get_renderer, make
+from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts import arollout

@@ -1,4 +1,4 @@
-"""Checks that what a record holds fits together, where its types are right already."""
+"""Checks that the parts of a record fit together, after their types were checked."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -19,10 +19,10 @@ _REASONS: Mapping[str, frozenset[str]] = {
 
 
 def check_break(break_: Any) -> None:
-    """Refuse what is no `Break`, and one that contradicts itself.
+    """Check that a value is a `Break` that does not contradict itself.
 
     Raises:
-        InvalidRecord: It says what is wrong.
+        InvalidRecord: If it is not.
     """
     if not isinstance(break_, Break):
         raise InvalidRecord(f"is a {type(break_).__name__}: {break_!r:.80}; expected a Break")
@@ -33,31 +33,39 @@ def check_break(break_: Any) -> None:
     if break_.reason not in _REASONS.get(break_.kind, ()) or (break_.kind == "rewrite") != (break_.dropped > 0):
         raise InvalidRecord(
             f"is a {break_.kind!r} for the reason {break_.reason!r} that drops {break_.dropped} tokens; expected a "
-            f"rewrite that drops tokens, for one of {sorted(_REASONS['rewrite'])}, or a switch that drops none, for "
+            f"rewrite that drops tokens, for one of {sorted(_REASONS['rewrite'])}, or a switch that drops nothing, for "
             f"one of {sorted(_REASONS['switch'])}"
         )
 
 
 def check_parts(index: int, step: Step, log: ContextLog) -> None:
-    """What an action was sampled with fits its tokens and its message."""
+    """Check that the log-probabilities, the side data and the reply of a step fit its tokens.
+
+    Raises:
+        InvalidRecord: If they do not.
+    """
     start = step.action_start
     for part in step.parts:
         logprobs = log.logprobs[start : part.stop]
         unknown = np.isnan(logprobs)
         if unknown.any() and not unknown.all():
-            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action, and for others none")
+            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action but not for others")
         for key, value in part.extra.items():
             if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
                 raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
         start = part.stop
     if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
-        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is no assistant's message of its context")
+        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is not a message of the assistant")
     if (log.logprobs[step.start : step.action_start] != 0).any():
         raise InvalidRecord(f"step {index} has log-probabilities on its observation; expected 0.0")
 
 
 def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
-    """A log holds the tokens of its steps, and each is a token with a log-probability."""
+    """Check that a log holds the tokens of its steps, all of them in the vocabulary.
+
+    Raises:
+        InvalidRecord: If it does not.
+    """
     if not end == len(log.tokens) == len(log.logprobs):
         raise InvalidRecord(
             f"context {name!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs, and steps up to {end}"

@@ -1,6 +1,6 @@
-"""Training samples: one append-only token sequence with mask and log-probabilities for each segment.
+"""Training samples: for each segment, one append-only token sequence with mask and log-probabilities.
 
-A segment is a context between two rewrites. What it kept of the segment before is its prefix, with mask 0: so every
+A segment is a context between two rewrites. It starts with what was kept of the segment before, with mask 0, so every
 sampled token is trained in exactly one sample.
 """
 
@@ -53,65 +53,80 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(slots=True)
 class Sample(Stored):
-    """A training record: one append-only token sequence."""
+    """A training record: one append-only sequence of L tokens, made from one segment of a context.
+
+    Attributes:
+        tokens: int32, shape (L,): the token ids.
+        mask: bool, shape (L,): True on the tokens that are trained. The tokens before token i predict it.
+        logprobs: float32, shape (L,): the sampler's log-probabilities, 0.0 where mask is False; None if the policy gave
+            none at all.
+        step_ids: int32, shape (L,): the step that a token was sampled in, as an index of `step_rewards`; -1 on tokens
+            that were not sampled in this segment.
+        reward: The context's own reward; where it has none, the trajectory's.
+        step_rewards: float32, shape (n_steps,): the reward of each step of the segment; 0.0 if it was not scored.
+        temperature: float32, shape (n_parts,): the sampling temperature of each part of the replies.
+        policy_version: int32, shape (n_parts,): the version of the weights that sampled each part; -1 if unknown.
+        part_ids: int32, shape (L,): the part that a token was sampled in, as an index of `temperature`; -1 elsewhere.
+        context: The name of the context.
+        role: Its role.
+        parent: The context that opened it, or None.
+        trajectory_id: The id of the trajectory.
+        segment_index: Which of the context's samples this is, counted from 0.
+        n_segments: How many samples the context has.
+        loss_weight: Trained tokens of this sample / trained tokens of the trajectory, for trainers that average per
+            sample.
+        stop_reason: Why the episode ended: a `StopReason`.
+        truncated: Whether a limit ended it.
+        breaks: The breaks of the context up to the end of this sample.
+        group_id: What episodes of the same task share, or None.
+        advantage: A float, or float32 of shape (L,); None until a function of `envsdk.credit` sets it.
+        extra: For each key of `Action.extra`: an array of shape (L, ...), with `fill_value(dtype)` (-1, or NaN for
+            floats) where nothing was sampled in this segment; or, for what belongs to whole actions, a list with one
+            value for each part, None for a part without.
+        metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
+            and `is_scored`.
+    """
 
     tokens: Int32s
-    """Shape (L,)."""
     mask: Bools
-    """Shape (L,): True on the tokens that are trained. The loss of token i is predicted from the tokens before it."""
     logprobs: Float32s | None
-    """Shape (L,): the sampler's log-probabilities; 0.0 where mask is False. None if the policy gave none at all."""
     step_ids: Int32s
-    """Shape (L,): the sample's step that a token was sampled in, as an index of `step_rewards`; -1 elsewhere."""
     reward: Number
-    """The context's own reward; where it has none, the trajectory's."""
     step_rewards: Float32s
-    """Shape (n_steps,): the reward of each step in this sample; 0.0 for one that was not scored."""
     temperature: Float32s
-    """Shape (n_parts,): the sampling temperature of each part."""
     policy_version: Int32s
-    """Shape (n_parts,): which weights sampled each part; -1 if unknown."""
     part_ids: Int32s
-    """Shape (L,): the part that a token was sampled in, as an index of `temperature`; -1 elsewhere."""
     context: str
     role: str
     parent: str | None
     trajectory_id: str
     segment_index: Count
-    """Which of the context's samples this is, counted from 0."""
     n_segments: Count
-    """How many samples the context has."""
     loss_weight: Number
-    """Trained tokens of this sample / trained tokens of the trajectory: for trainers that average per sample."""
     stop_reason: str
     truncated: bool
     breaks: list[StoredBreak] = field(default_factory=list[Break])
-    """The breaks of the context up to this sample's end."""
     group_id: str | None = None
     advantage: Number | Float32s | None = None
     extra: "Annotated[dict[str, list[Any] | NDArray[Any]], Packed]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-    """For each key of `Action.extra`: an array of shape (L, ...), with `fill_value(dtype)` (-1, or NaN for floats)
-    where nothing was sampled in this sample; or, for what belongs to actions as a whole, a list of the parts' values,
-    None for a part without."""
     metadata: JsonObject = field(default_factory=dict[str, Any])
-    """`env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (indices in the trajectory), `is_scored`."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def is_scored(self) -> bool:
-        """Whether anybody said what it earned, by its metadata; see `Trajectory.is_scored`."""
+        """Whether its context earned a reward, according to its metadata; see `Trajectory.is_scored`."""
         return bool(self.metadata.get("is_scored", True))
 
     def validate(self) -> "Sample":
-        """Refuse a sample that is not sound. Nothing is padded or repaired.
+        """Check that the sample is sound. Nothing is padded or repaired.
 
         Returns:
             The sample itself.
 
         Raises:
-            InvalidSample: It names the field and the position.
+            InvalidSample: If it is not; the message names the field and the position.
         """
         self._check_scalars()
         self._check_arrays()
@@ -125,7 +140,7 @@ class Sample(Stored):
         if self.logprobs is not None:
             unknown = np.isnan(self.logprobs)
             self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
-            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is no log-probability")
+            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is not a log-probability")
             self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
@@ -138,14 +153,14 @@ class Sample(Stored):
         return self
 
     def _check_ids(self) -> None:
-        """Which step and which part each token belongs to."""
+        """Check which step and which part each token belongs to."""
         for name, count, of in (
             ("step_ids", len(self.step_rewards), "step_rewards"),
             ("part_ids", len(self.temperature), "temperature"),
         ):
             ids: NDArray[np.int32] = getattr(self, name)
-            self._refuse(name, self.mask & (ids < 0), f"is no {name[:4]}, but mask is True")
-            self._refuse(name, ids < -1, f"is below -1, which is no {name[:4]}")
+            self._refuse(name, self.mask & (ids < 0), f"is not a {name[:4]}, but mask is True")
+            self._refuse(name, ids < -1, f"is below -1, which means no {name[:4]}")
             self._refuse(name, ids >= count, f"has no entry in {of}")
         self._refuse("part_ids", (self.part_ids < 0) != (self.step_ids < 0), "does not fit step_ids: one of them is -1")
 
@@ -172,7 +187,7 @@ class Sample(Stored):
                 raise InvalidSample(f"breaks[{index}] {error}") from error
 
     def _vocab_size(self) -> int:
-        """The size of the vocabulary, from the metadata, whose entries are checked as far as something reads them."""
+        """Return the size of the vocabulary from the metadata, whose known entries are checked."""
         for name, (kind, expected) in _METADATA.items():
             value: Any = self.metadata.get(name)
             if value is not None and (not isinstance(value, kind) or (kind is Integral and isinstance(value, bool))):
@@ -202,7 +217,7 @@ class Sample(Stored):
         for name, array in arrays.items():
             expected = shapes.get(name, tokens)
             if array.shape != expected or array.ndim != 1:
-                raise InvalidSample(f"{name} has shape {array.shape}, but {expected} is what fits the others")
+                raise InvalidSample(f"{name} has shape {array.shape}, expected {expected}, which fits the others")
         for name, value in self.extra.items():
             self._check_extra(name, value)
 
@@ -227,16 +242,17 @@ class Sample(Stored):
             raise InvalidSample(f"{name}[{position}] = {getattr(self, name)[position]} {why}")
 
     def to_json(self) -> bytes:
-        """The sample as one line of JSON, without the line end. The same sample gives the same bytes."""
+        """Write the sample as one line of JSON, without the line end. The same sample gives the same bytes."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         return dump("sample", {**record, "extra": fragment(pack(self.extra)), "metadata": fragment(self.metadata)})
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Sample":
-        """Read what `to_json` wrote. Nothing is filled in, and nothing is read as another type than it is.
+        """Read what `to_json` wrote. No missing field is filled in, and no value is converted to another type.
 
         Raises:
-            InvalidRecord: If it is no sample, of another schema version, damaged, or not sound; it names the field.
+            InvalidRecord: If the line is not a sample, has another schema version, is damaged, or is not sound; the
+                message names the field.
         """
         try:
             return cls.from_fields(load(line, "sample")).validate()
@@ -245,16 +261,16 @@ class Sample(Stored):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Sample":
-        """Make a sample of its stored fields: lists where it has arrays, `breaks` and `extra` as JSON has them.
+        """Make a sample from its stored fields: lists for arrays, `breaks` and `extra` as in JSON.
 
         Raises:
-            InvalidRecord: If they are not those of a sample, or damaged; it names the fields.
+            InvalidRecord: If the fields are not those of a sample, or damaged; the message names them.
         """
         return build(cls, fields)
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it is a number that float32 holds, as which trainers take it."""
+    """Return whether a value is a number that is finite in float32, which trainers use."""
     if not isinstance(value, (float, int, Real)) or isinstance(value, bool):
         return False
     try:

@@ -30,78 +30,102 @@ KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(St
 
 @dataclass(frozen=True, slots=True)
 class Part(Stored):
-    """A part of a reply that was sampled in one go; a reply has several if the policy was interrupted."""
+    """A part of a reply that was sampled without interruption; a reply has several if the policy was interrupted.
+
+    Attributes:
+        stop: The index in the context's log after its last token.
+        temperature: The sampling temperature.
+        policy_version: The version of the weights that sampled it, or None.
+        extra: `Action.extra`: an array has one row for each of the part's tokens.
+    """
 
     stop: Count
-    """The index in the log behind its last token."""
     temperature: Temperature = 1.0
     policy_version: Count | None = None
     extra: Annotated[Mapping[str, Any], Packed] = field(default_factory=dict[str, Any])
-    """`Action.extra`: an array has a row for each of the part's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin(Stored):
-    """An episode that this one is a fork of."""
+    """An episode that another one was forked from.
+
+    Attributes:
+        trajectory_id: The id of the original.
+        tokens: By the name of each context, how many tokens of its log are the original's.
+    """
 
     trajectory_id: str
     tokens: dict[str, Count]
-    """How many tokens of each context's log are that episode's, by the context's name."""
 
 
 @dataclass(slots=True)
 class Step(Stored):
-    """One observation and the action that answered it, as ranges of the log of `context`."""
+    """One observation and the action that answers it, as ranges of the log of `context`.
+
+    Attributes:
+        context: The context that it is in.
+        base: The context that its prompt starts from; mostly the context itself.
+        keep: How many tokens of `base` the observation kept.
+        extends: Whether the context only grew.
+        start: The observation's tokens are `log[start:action_start]`.
+        action_start: The action's tokens are `log[action_start:stop]`.
+        parts: The parts of the reply, in order; several if the policy was interrupted.
+        finish_reason: `stop`, `length` or `abort`, as in `Action`.
+        reply: The index of the reply in the messages of its context; None if it was never finished.
+        reward: The reward of the reply; None if it was not scored.
+        rewards: The named rewards that add up to it.
+        metrics: Named numbers that the environment reported.
+        break_: The break that the observation is, or None.
+    """
 
     context: str
     base: str
     keep: Count
-    """How many tokens of `base` the observation kept."""
     extends: bool
     start: Count
-    """Index in the log: the observation's tokens are `log[start:action_start]`."""
     action_start: Count
-    """Index in the log: the action's tokens are `log[action_start:stop]`."""
     parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
     finish_reason: FinishReason = "stop"
     reply: Count | None = None
-    """The index of the reply in the messages of its context; None if it was never finished."""
     reward: Number | None = None
-    """What the reply earned; None if it was not scored."""
     rewards: dict[str, Number] = field(default_factory=dict[str, float])
-    """The named rewards that add up to it."""
     metrics: dict[str, Number] = field(default_factory=dict[str, float])
     break_: StoredBreak | None = None
-    """The break that the observation was."""
 
     @property
     def stop(self) -> int:
-        """The index in the log behind the action's last token."""
+        """The index in the log after the action's last token."""
         return self.parts[-1].stop if self.parts else self.action_start
 
 
 @dataclass(slots=True)
 class ContextLog(Stored):
-    """What went through one context."""
+    """What was observed, sampled and said in one context.
+
+    Attributes:
+        role: The role of the context's agent.
+        parent: The context that opened it, or None.
+        tokens: Every token that was observed or sampled, in order: int32, shape (n,).
+        logprobs: float32, shape (n,): 0.0 on observations, NaN where the policy gave none.
+        messages: All messages, in order.
+        tools: The JSON schemas of its tools.
+        reward: The context's own reward; None if it shares the episode's.
+        stop_reason: Why it ended, if it is a sub-agent's; an empty string otherwise.
+        error: What failed, if it is a sub-agent's that failed. It gives no samples then, unless they are requested.
+        task: The task, if it is a sub-agent's; a value that is not JSON is stored as its `repr`.
+        tokenizer: The fingerprint of its tokenizer, if that is not the episode's; an empty string otherwise.
+        vocab_size: The size of its vocabulary, if that is not the episode's; 0 otherwise.
+    """
 
     role: str
     parent: str | None
     tokens: Int32s
-    """Every token that was handed out or sampled, in order: shape (n,)."""
     logprobs: Float32s
-    """Shape (n,): 0.0 on observations, NaN where the policy gave none."""
     messages: list[StoredMessage]
-    """Everything that was said."""
     tools: list[JsonObject] = field(default_factory=list[dict[str, Any]])
     reward: Number | None = None
-    """What it earned by itself; None if it shares the episode's reward."""
     stop_reason: Literal[""] | KnownStopReason = ""
-    """Why it ended, if it is a sub-agent's."""
     error: str | None = None
-    """What went wrong, if it is a sub-agent's and that failed. It then gives no samples, unless asked for."""
     task: Json = None
-    """The task, if it is a sub-agent's; what of it is no JSON is stored as its `repr`."""
     tokenizer: str = ""
-    """The fingerprint of its tokenizer, if that is not the episode's."""
     vocab_size: Count = 0
-    """The size of its vocabulary, if that is not the episode's."""

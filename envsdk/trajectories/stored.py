@@ -39,7 +39,7 @@ def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
     """Return the schema of an object of JSON that has exactly the fields of a dataclass."""
     from numpy.typing import NDArray
 
-    hints = get_type_hints(cls, localns={"NDArray": NDArray}, include_extras=True)
+    hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
     names = [field.name for field in fields(cast("Any", cls))]
     members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
     record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))

@@ -1,6 +1,7 @@
 """One finished episode: its contexts, its steps, its rewards and breaks, and how it ended."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
@@ -23,38 +24,52 @@ Status: TypeAlias = Literal["terminated", "truncated", "error"]
 
 @dataclass(slots=True, repr=False)
 class Trajectory(Stored):
-    """One episode, finished or failed."""
+    """One episode, finished or failed.
+
+    Attributes:
+        id: The episode's id.
+        env: The id of the environment, or its class's name.
+        seed: What it was reset with, or None.
+        status: `terminated`: the task is over. `truncated`: a limit was reached. `error`: something failed; the steps
+            before that are kept.
+        stop_reason: Why it ended: a `StopReason`.
+        contexts: The log of each context by name; each comes after its parent.
+        steps: All steps, depth-first by context.
+        renderer: The renderer's name and options.
+        tokenizer: The tokenizer's fingerprint.
+        vocab_size: How many ids the model has; 0 if unknown.
+        history: The history policy's name and options.
+        limits: The limits that were set.
+        config: The environment's own options.
+        task: The task; a value that is not JSON is stored as its `repr`.
+        group_id: What episodes of the same task share, for group baselines; or None.
+        origins: The episodes that this one was forked from, the direct original last.
+        final_break: The break of the last observation, if no reply to it was requested: the context was full after a
+            rewrite.
+        error: What failed, if the status is `error`.
+    """
 
     id: str
     env: str
     seed: int | None
     status: Status
-    """`terminated`: the task is over. `truncated`: a limit. `error`: something failed; what came before is kept."""
     stop_reason: KnownStopReason
     contexts: dict[str, ContextLog]
     steps: list[Step]
     renderer: JsonObject = field(default_factory=dict[str, Any])
-    """The renderer and its options."""
     tokenizer: str = ""
-    """The tokenizer's fingerprint."""
     vocab_size: Count = 0
     history: JsonObject = field(default_factory=dict[str, Any])
-    """The history policy and its options."""
     limits: JsonObject = field(default_factory=dict[str, Any])
     config: JsonObject = field(default_factory=dict[str, Any])
-    """The environment's own options."""
     task: Json = None
-    """The task; what of it is no JSON is stored as its `repr`."""
     group_id: str | None = None
-    """What episodes of the same task share, for group baselines."""
     origins: list[Origin] = field(default_factory=list[Origin])
-    """The episode that this one is a fork of, behind those that that one is a fork of."""
     final_break: StoredBreak | None = None
-    """The break that the last observation was, which nobody answered: the context was full after a rewrite."""
     error: str | None = None
 
     def __repr__(self) -> str:
-        # Short: where an event loop ends, asyncio writes what its task returned.
+        # It is short, since asyncio prints what a task returned when its event loop ends.
         return f"<Trajectory {self.id!r}: {self.status}, {len(self.steps)} steps, reward {self.reward:g}>"
 
     @property
@@ -74,12 +89,12 @@ class Trajectory(Stored):
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled, in a fork those before it included."""
+        """How many tokens the policy sampled; in a fork, those before the fork included."""
         return sum(step.stop - step.action_start for step in self.steps)
 
     @property
     def observed_tokens(self) -> int:
-        """How many tokens were handed out."""
+        """How many tokens were observed."""
         return sum(step.action_start - step.start for step in self.steps)
 
     def prompts(self) -> Iterator[Prompt]:
@@ -92,15 +107,15 @@ class Trajectory(Stored):
         return prompts(self.steps, self.contexts)
 
     def reward_of(self, context: str) -> float:
-        """What a context earned: its own reward, or that of the nearest parent that has one, or the episode's."""
+        """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
         own = self._own_reward(context)
         return self.reward if own is None else own
 
     def is_scored(self, context: str) -> bool:
-        """Whether anybody said what a context earned.
+        """Return whether a context was scored.
 
-        An episode that ended by itself without a reward in any turn was not scored: its reward of 0.0 means nothing.
-        One that was cut off has earned what it has.
+        An episode that terminated without a reward in any turn was not scored: its reward of 0.0 means nothing. One
+        that was truncated counts as scored.
         """
         is_judged = self.status != "terminated" or any(step.reward is not None for step in self.steps)
         return is_judged or self._own_reward(context) is not None
@@ -117,33 +132,32 @@ class Trajectory(Stored):
         return None
 
     def tree_size(self, *, include_failed: bool = False) -> int:
-        """How many tokens the prefix tree of the samples has.
+        """Return how many tokens the prefix tree of the samples has.
 
-        A token counts once, however many samples hold it, and only if a trained token stands at or after it in its
-        branch: one that was sampled, in a fork after it was forked.
+        A token counts once, however many samples hold it, and only if it or a token after it in its branch is trained.
 
         Args:
-            include_failed: Whether a failed episode, or a failed sub-agent, counts with the steps that it had.
+            include_failed: Whether the steps of a failed episode, or of a failed sub-agent, count.
         """
         if self.status == "error" and not include_failed:
             return 0
         is_trained = trained_steps(self.steps, self.contexts, self.origins, "all", include_failed=include_failed)
         return tree_size(self.steps, self.contexts, is_trained)
 
-    def samples(self, loss: "LossRule" = "all", *, include_failed: bool = False) -> "list[Sample]":
-        """Training samples: one for each segment of each context in which a token is trained.
+    def samples(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
+        """Return the training samples: one for each segment of each context in which a token is trained.
 
         Args:
             loss: Which steps are trained: `"all"`, `"last_step"` (of each context), `"without_errors"` (those whose
-                whole reply has no errors: it could be read, its tools exist, no argument is missing), or a function of
-                a `Step`.
-            include_failed: Whether a failed episode, or a failed sub-agent, gives samples of the steps that it had.
+                reply has no errors: it could be read, its tools exist, no argument is missing), or a function of a
+                `Step`.
+            include_failed: Whether a failed episode, or a failed sub-agent, gives samples of its steps.
 
         Returns:
             The samples, in the order in which their segments began.
 
         Raises:
-            UndeclaredBreak: If a step drops tokens and no break says so.
+            UndeclaredBreak: If a step drops tokens and no break declares it.
             InvalidSample: If `Action.extra` has an array for some actions and not for others.
         """
         if self.status == "error" and not include_failed:
@@ -151,11 +165,12 @@ class Trajectory(Stored):
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         found = segments(self.steps, self.contexts, is_trained)
         total = sum(int(np.count_nonzero(segment.mask)) for segment in found)
-        names = [segment.context for segment in found]
-        return [
-            self._sample(segment, names[:index].count(segment.context), names.count(segment.context), total)
-            for index, segment in enumerate(found)
-        ]
+        counts, seen = Counter(segment.context for segment in found), Counter[str]()
+        samples: list[Sample] = []
+        for segment in found:
+            samples.append(self._sample(segment, seen[segment.context], counts[segment.context], total))
+            seen[segment.context] += 1
+        return samples
 
     def _sample(self, segment: Segment, index: int, count: int, trained: int) -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
@@ -194,7 +209,7 @@ class Trajectory(Stored):
         )
 
     def to_json(self) -> bytes:
-        """The trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
+        """Write the trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
         record["steps"] = [_dump_step(step) for step in self.steps]
@@ -204,10 +219,11 @@ class Trajectory(Stored):
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Trajectory":
-        """Read what `to_json` wrote. Nothing is filled in, and nothing is read as another type than it is.
+        """Read what `to_json` wrote. No missing field is filled in, and no value is converted to another type.
 
         Raises:
-            InvalidRecord: If it is no trajectory, of another schema version, or damaged; it names the field.
+            InvalidRecord: If the line is not a trajectory, has another schema version, or is damaged; the message names
+                the field.
         """
         trajectory = build(cls, load(line, "trajectory"))
         ends = dict.fromkeys(trajectory.contexts, 0)
@@ -224,7 +240,7 @@ class Trajectory(Stored):
 
 
 def _check_end(trajectory: Trajectory) -> None:
-    """The status, the stop reason, the error, the last break and the origins fit each other."""
+    """Check that the status, the stop reason, the error, the last break and the origins fit each other."""
     status, reason = trajectory.status, trajectory.stop_reason
     ends = (StopReason.TERMINATED, StopReason.ERROR)
     if (reason in ends) != (status != "truncated") or (reason in ends and reason != status):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts.arrays import Growing
+from ..contexts.arrays import GrowableArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class PrefixTree:
     """
 
     def __init__(self, *, merges: bool) -> None:
-        self.tokens = Growing(np.int32)
+        self.tokens = GrowableArray(np.int32)
         self._merges = merges
         self._root = Node(0, 0, 0, False, None)
         # All nodes in the order of their tokens, and where they start.

@@ -15,8 +15,8 @@ from adapters import scoring
 import envsdk
 from envsdk import Env, Message, Trajectory
 from envsdk.adapters.dataset import Dataset
-from envsdk.authoring.env import driver_of
 from envsdk.episodes import event_loops
+from envsdk.episodes.driver import driver_of
 from envsdk.errors import ConfigError, TaskError, TurnError
 from envsdk.rollouts import ReplyPolicy, gather
 

@@ -429,7 +429,7 @@ def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
 
 def test_a_damaged_record_is_refused() -> None:
     line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).to_json()
-    for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":1', b'"schema":99')):
+    for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":2', b'"schema":99')):
         with pytest.raises(errors.InvalidRecord):
             envsdk.Trajectory.from_json(damaged)
     with pytest.raises(errors.InvalidRecord, match="step 0 points outside"):

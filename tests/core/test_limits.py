@@ -23,7 +23,7 @@ from envsdk import (
     Turn,
     get_renderer,
 )
-from envsdk.authoring.env import Result
+from envsdk.episodes.environment import StepResult
 from envsdk.errors import ConfigError, NoEndWarning, TurnError
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import Tokenizer
@@ -127,7 +127,7 @@ class Played(NamedTuple):
     """How many tokens were offered at each step, and the last result."""
 
     offers: list[int]
-    result: Result
+    result: StepResult
     env: Env
 
 
@@ -143,7 +143,7 @@ def play(tokenizer: Tokenizer) -> Play:
         renderer = get_renderer("qwen3", tokenizer, enable_thinking=thinking)
         env = Answers(turns, renderer=renderer, history=history, limits=limits)
         observation, info = env.reset(seed=0)
-        result = Result(observation, 0.0, False, env.trajectory is not None, info)
+        result = StepResult(observation, 0.0, False, env.trajectory is not None, info)
         offers = [info["max_tokens"]] if env.trajectory is None else []
         for reply in replies:
             assert env.trajectory is None
@@ -745,7 +745,7 @@ CAUSES: dict[StopReason, dict[str, Any]] = {
 }
 
 
-def end(play: Play, reasons: Sequence[StopReason], **answer: Any) -> Result:
+def end(play: Play, reasons: Sequence[StopReason], **answer: Any) -> StepResult:
     """The result of a reply of 60 tokens with a call in it, where each of the reasons holds."""
     options = {key: value for reason in reasons for key, value in CAUSES[reason].items()}
     finish_reason = options.pop("finish_reason", "stop")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.authoring.env import EnvConfig
+from envsdk.authoring.machinery import EnvConfig
 from envsdk.authoring.tool_env import ToolEnvConfig
 from envsdk.rollouts import agather, gather
 

@@ -10,9 +10,9 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
-from envsdk.authoring.env import Driver
 from envsdk.authoring.reserved import DECLARATIONS, METHODS
 from envsdk.authoring.tool_env import ToolDriver
+from envsdk.episodes.driver import Driver
 from envsdk.errors import ReservedName
 
 POPULAR = re.findall(

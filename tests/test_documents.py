@@ -1,0 +1,51 @@
+"""The documents are true where a program can tell: their code runs, and what they refer to is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from documents import CHECKOUT, PAGES, anchors_of, code_of, name_of, prose_of, run_code_of
+
+# The others name packages that are not installed here, or have tests of their own: tests/trainers, tests/adapters.
+RUNNABLE = [
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("environments", "history", "renderers", "rollouts", "samples", "sub-agents")),
+]
+TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)
+FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"
+PATH = re.compile(rf"`((?:{FOLDERS})/(?:[\w-]+/)*(?:\w[\w.-]*\.[a-z]+)?)`")
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert code_of(CHECKOUT / name)
+    run_code_of(CHECKOUT / name)
+
+
+@every_page
+def test_every_link_to_a_file_of_the_project_resolves(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        assert target.is_relative_to(CHECKOUT), f"{name_of(page)} links to {link}, outside the project"
+        assert not anchor or anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
+
+
+@every_page
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    spans = PATH.findall(prose_of(page))
+    missing = [path for path in spans if not (CHECKOUT / path).exists()]
+    assert not missing, f"{name_of(page)} names files that do not exist: {', '.join(missing)}"
+
+
+@every_page
+def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+    targets = set(TARGET.findall((CHECKOUT / "Makefile").read_text(encoding="utf-8")))
+    named = re.findall(r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    unknown = {first or second for first, second in named} - targets
+    assert not unknown, f"{name_of(page)} names {', '.join(sorted(unknown))}"
