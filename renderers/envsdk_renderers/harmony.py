@@ -346,7 +346,7 @@ def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | Non
             name = message.name or (None if answered is None else calls[answered].name)
             if not name:
                 raise RenderError(
-                    "harmony writes the tool's name before its result, and this result answers no call that is left: "
+                    "harmony writes the tool's name before its result, and no call is left that this result answers: "
                     "give the tool message a `name`, or the `tool_call_id` of its call"
                 )
             message = message if message.name == name else message.model_copy(update={"name": name})

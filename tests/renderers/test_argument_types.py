@@ -199,7 +199,7 @@ INJECTING = (
 
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.6", "qwen3.8"])
 @pytest.mark.parametrize("value", INJECTING)
-def test_a_value_is_read_back_or_refused_where_tags_are_no_control_tokens(name: str, value: str) -> None:
+def test_a_value_is_read_back_or_refused_where_tags_are_not_control_tokens(name: str, value: str) -> None:
     renderer, call = BARE[name], ToolCall(name="f", arguments={"string": value, "a": "b"})
     message = Message(role="assistant", reasoning="", tool_calls=(call,))
     try:

@@ -71,7 +71,7 @@ def test_a_tag_that_was_sampled_as_text_is_never_written_as_a_control_token(piec
     )
 
 
-def test_tags_that_were_all_sampled_as_text_are_no_arguments() -> None:
+def test_tags_that_were_all_sampled_as_text_are_not_arguments() -> None:
     spelled = "write\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n"
     message = read(sampled([(spelled, False)]))
     (call,) = message.tool_calls

@@ -217,13 +217,13 @@ def test_an_answer_in_json_is_content(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"city": "Paris"}', "no call", "", " {", "[1, 2]"])
-def test_text_that_is_no_call_is_text(text: str) -> None:
+def test_text_that_is_not_a_call_is_text(text: str) -> None:
     for name in ("llama", "mistral", "glm", "plain", "verbatim"):
         reply = read(text, reply_format=name)
         assert (reply.content, reply.tool_calls, reply.errors) == (text, (), ())
 
 
-def test_text_before_and_behind_calls_stays() -> None:
+def test_text_before_and_after_calls_stays() -> None:
     reply = read('Well.[TOOL_CALLS][{"name": "f", "arguments": {}}] So.', reply_format="mistral")
     assert (reply.content, calls(reply)) == ("Well.\n So.", [("f", {})])
     assert reply.errors == ("there is text after a tool call",)
@@ -268,7 +268,7 @@ RESPONSE = {
 }
 
 
-def test_a_response_template_says_how_replies_are_read() -> None:
+def test_a_response_template_specifies_how_replies_are_read() -> None:
     text = '<think>hm</think>Well.<tool_call>{"name": "f", "arguments": {"city": "Paris"}}</tool_call>'
     reply = read(text, response_template=RESPONSE)
     assert (reply.reasoning, reply.content, calls(reply)) == ("hm", "Well.", [("f", CITY)])
