@@ -74,7 +74,7 @@ def test_a_template_that_asks_for_the_date_gets_the_one_it_was_given() -> None:
 
 
 def test_a_text_that_is_not_a_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no Jinja template"):
+    with pytest.raises(ConfigError, match="not a Jinja template"):
         ChatTemplate("{% if %}")
 
 

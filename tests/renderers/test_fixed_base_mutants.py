@@ -196,7 +196,7 @@ def test_a_word_that_changes_all_later_turns_is_refused() -> None:
     ("options", "error", "match"),
     [
         ({"template": None}, TokenizerError, "no chat template"),
-        ({"template": "{% if %}"}, ConfigError, "no Jinja template"),
+        ({"template": "{% if %}"}, ConfigError, "not a Jinja template"),
         ({"template": "{{ 1 }}"}, TemplateUnsupported, "renders no user message"),
         ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, TemplateUnsupported, "no token ends"),
         ({"validate": "sometimes"}, ConfigError, "validate is 'sometimes'"),
