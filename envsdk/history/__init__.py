@@ -1,7 +1,7 @@
-"""History policies: what of the past stays visible to the model.
+"""History policies: which part of the past stays visible to the model.
 
-A policy looks at what was added since it last looked and either keeps the past, which is the rule, or declares a
-rewrite of it. Policies are frozen configuration; what they remember lives in the context, so one object serves many.
+A policy examines what was added since its last call, and either keeps the past or declares a rewrite of it. Policies
+are frozen configuration; their state is in the context, so one object serves many contexts.
 """
 
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ _POLICIES: dict[str, type[HistoryPolicy]] = {
 
 
 def is_named(policy: HistoryPolicy) -> bool:
-    """Whether `get_history` finds the policy by its name."""
+    """Return whether `get_history` finds the policy by its name."""
     return _POLICIES.get(policy.name) is type(policy)
 
 
 def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
-    """Find a history policy.
+    """Return a history policy.
 
     Args:
         value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`, or
@@ -52,7 +52,7 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     name = options.pop("name", None)
     if name not in _POLICIES:
         raise unknown_name(
-            "history policy", name, _POLICIES, "One of your own is passed as an object: history=Mine(...)"
+            "history policy", name, _POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )
     try:
         return _POLICIES[name](**options)

@@ -1,4 +1,4 @@
-"""A limit of tokens: drop what is old only when the prompt would pass it."""
+"""A token budget: old messages are dropped only when the prompt would exceed it."""
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -14,21 +14,24 @@ DROPPED_RESULT = "[This result was dropped to save space.]"
 
 
 class Budget(HistoryPolicy):
-    """Rewrites only when the prompt would pass a limit, and then down to a part of it, so that it does so rarely."""
+    """Rewrite the past only when the prompt would exceed a limit, down to a fraction of it, so that rewrites are rare.
+
+    Attributes:
+        max_tokens: The longest prompt, in tokens.
+        target: The fraction of `max_tokens` that a rewrite aims at, above 0 and at most 1.
+        order: What is dropped, in this order, the oldest first: `thinking` (reasoning), `tool_results` (their content,
+            which a notice replaces), `oldest` (replies together with the messages that answer them). The first turn
+            stays, and so do the last reply and the messages that answer it.
+    """
 
     name: ClassVar[str] = "budget"
 
     max_tokens: int = Field(ge=1)
-    """The longest prompt, in tokens."""
     target: float = Field(default=0.5, gt=0, le=1)
-    """The part of `max_tokens` that a rewrite aims at."""
     order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
-    """What is dropped, in this order, the oldest first: reasoning; the content of tool results (a notice takes its
-    place); replies together with what the environment answered. The first turn stays, and so does the last reply with
-    its answer."""
 
     def view(self, history: History) -> Rewrite | None:
-        """Drop the oldest things, stage by stage, until the target is reached."""
+        """Drop the oldest parts, stage by stage, until the target is reached."""
         if history.length <= self.max_tokens:
             return None
         draft = _Draft(history, goal=int(self.target * self.max_tokens))
@@ -43,7 +46,7 @@ class Budget(HistoryPolicy):
 
 
 class _Draft:
-    """A view from which things are being dropped until it is short enough."""
+    """A view from which parts are dropped until it is short enough."""
 
     def __init__(self, history: History, goal: int) -> None:
         self.length = history.length
@@ -53,7 +56,7 @@ class _Draft:
         self._tokens: dict[int, int] = {}  # of the messages that were replaced
 
     def drop(self, stage: Stage) -> None:
-        """Drop the oldest things of one kind, until the goal is reached."""
+        """Drop the oldest parts of one kind, until the goal is reached."""
         steps: dict[Stage, Callable[[int], None]] = {
             "thinking": self._drop_thinking,
             "tool_results": self._drop_result,
@@ -65,7 +68,7 @@ class _Draft:
             steps[stage](index)
 
     def rewrite(self) -> Rewrite:
-        """The draft as a rewrite."""
+        """Return the draft as a rewrite."""
         old = self._history.messages
         start = next(i for i, message in enumerate(self._messages) if message is not old[i])
         left = [message for message in self._messages[start:] if message is not None]
@@ -83,7 +86,7 @@ class _Draft:
             self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
 
     def _drop_round(self, index: int) -> None:
-        """Drop a reply and all up to the next one: so no tool result stays without its call."""
+        """Drop a reply and all messages up to the next one, so that no tool result stays without its call."""
         if index < self._history.opening or not self._is_reply(index):
             return
         end = index + 1
@@ -99,7 +102,7 @@ class _Draft:
         return message is not None and message.role == "assistant"
 
     def _replace(self, index: int, message: Message) -> None:
-        """Put a message in the place of one that is longer."""
+        """Replace a message by a shorter one."""
         before, after = self._count(index), self._history.measure(index, message)
         if after < before:
             self.length -= before - after

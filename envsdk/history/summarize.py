@@ -1,4 +1,4 @@
-"""Summaries: what is old is replaced by what somebody writes about it."""
+"""Summaries: old messages are replaced by a summary that the model or a function writes."""
 
 import inspect
 from collections.abc import Callable
@@ -18,31 +18,34 @@ HEADING = "Summary of the conversation so far:\n\n"
 
 
 class Summarize(HistoryPolicy):
-    """Replaces what is old by a summary, which the model writes, or a function.
+    """Replace old messages by a summary that the model writes, or a function.
 
-    The first turn stays, and so does the last reply with its answer; what stands between them becomes one user message.
-    The model writes it in a context of its own that starts with all of this one: those tokens are trained like any
-    others. A summary that is rejected (empty, cut, not shorter than what it replaces, or not accepted) is recorded with
-    the reason and not trained; nothing is replaced, and after the next reply another one is asked for.
+    The first turn stays, and so do the last reply and the messages that answer it; the messages between become one user
+    message. The model writes the summary in a context of its own that starts with all of this one; these tokens are
+    trained like any others. A summary that is rejected (empty, cut, not shorter than what it replaces, or not accepted)
+    is recorded with the reason and not trained; nothing is replaced, and another summary is requested after the next
+    reply.
+
+    Attributes:
+        threshold: A summary is requested when the context, the last reply included, has more tokens than this.
+        summarizer: Writes the summary of the messages that it replaces. None: the model does.
+        instruction: The user message that requests the summary from the model.
+        heading: The text before the summary.
+        max_tokens: How many tokens the model may sample for it, its reasoning included; None without a limit.
+        accept: Returns whether a summary is good enough; None accepts all.
     """
 
     name: ClassVar[str] = "summarize"
 
     threshold: int = Field(ge=1)
-    """A summary is written when the context, the last reply included, has more tokens than this."""
     summarizer: Writer | None = Field(default=None, exclude=True)
-    """Writes the summary of the messages that it replaces. None: the model does."""
     instruction: str = Field(default=INSTRUCTION, min_length=1)
-    """What the model is asked."""
     heading: str = HEADING
-    """What stands before the summary."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """How many tokens the model may use for it, its reasoning included."""
     accept: Callable[[str], bool] | None = Field(default=None, exclude=True)
-    """Whether a summary is good enough."""
 
     def view(self, history: History) -> Rewrite | None:
-        """Put the summary in the place of what it is about."""
+        """Replace the old messages by the summary, if there is one."""
         if history.summary is None:
             return None
         message = Message(role="user", content=self.heading + history.summary)
@@ -50,7 +53,7 @@ class Summarize(HistoryPolicy):
         return Rewrite(start, [message, *history.messages[stop:]], "summary", f"{stop - start} messages")
 
     def request(self, history: History) -> SummaryRequest | None:
-        """Ask for a summary when the context is too long and there is a reply to be summarised."""
+        """Request a summary when the context is too long and there is a reply to summarize."""
         if history.length <= self.threshold:
             return None
         old = list(history.messages[history.opening : _last_reply(history)])
@@ -59,7 +62,7 @@ class Summarize(HistoryPolicy):
         return SummaryRequest(old, self.summarizer, self.instruction, self.max_tokens)
 
     def rejects(self, history: History, summary: str) -> str | None:
-        """Refuse one that is empty, or saves nothing, or is not accepted."""
+        """Reject a summary that is empty, not shorter, or not accepted."""
         if not summary.strip():
             return "it is empty"
         old = sum(history.tokens(index) for index in range(history.opening, _last_reply(history)))
@@ -88,7 +91,7 @@ class Summarize(HistoryPolicy):
 
 
 def _last_reply(history: History) -> int:
-    """The index of the last reply; that of the first message behind the first turn, if there is none."""
+    """Return the index of the last reply; without one, the index of the first message after the first turn."""
     replies = range(len(history.messages) - 1, history.opening - 1, -1)
     return next((index for index in replies if history.messages[index].role == "assistant"), history.opening)
 

@@ -1,4 +1,4 @@
-"""Policies for reasoning: keep it, show what the template shows, or drop it every so many steps."""
+"""Policies for reasoning: keep it, show what the template shows, or drop it every N steps."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,7 +10,7 @@ from ..contexts.protocol import RewriteReason
 
 
 class Keep(HistoryPolicy):
-    """Everything stays visible: the next prompt always extends the last one."""
+    """Keep everything visible: each prompt extends the one before it."""
 
     name: ClassVar[str] = "keep"
 
@@ -20,18 +20,18 @@ class Keep(HistoryPolicy):
 
 
 class Strip(HistoryPolicy):
-    """What the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
+    """Show what the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
 
     name: ClassVar[str] = "strip"
 
     def view(self, history: History) -> Rewrite | None:
-        """Rewrite from the first message on that the template shows in another way."""
+        """Rewrite the view from the first message on that the template shows differently."""
         if not history.renderer.knows_history:
             return self._whole(history)
         settled = self._settled(history)
         if "query" in history.state:
             shown = history.renderer.visible(history.messages, settled)
-        else:  # nobody has asked yet: what is new is shown as a conversation without a query
+        else:  # there is no query yet, so the new messages are a conversation without one
             shown = history.renderer.visible(history.messages[settled:])
         changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
         if not changed:
@@ -39,7 +39,7 @@ class Strip(HistoryPolicy):
         return Rewrite(changed[0], shown[changed[0] - settled :], self._reason(history, changed))
 
     def _whole(self, history: History) -> Rewrite:
-        """Ask for the whole conversation as the template renders it, since its rule is not known: O(context)."""
+        """Return the whole conversation as the template renders it, since its rule is not known. O(context)."""
         shown = history.renderer.visible(history.messages)
         changed = [i for i, message in enumerate(shown) if message is not history.messages[i]]
         return Rewrite(0, shown, self._reason(history, changed), as_template=True)
@@ -49,10 +49,10 @@ class Strip(HistoryPolicy):
         return "thinking_stripped" if loses_thinking else "template"
 
     def _settled(self, history: History) -> int:
-        """How many messages stay as they are.
+        """Return how many messages are known to stay as they are.
 
-        A new query changes what came since the last one; else the message before the new ones can change, which was the
-        last one.
+        A new query may change the messages since the last query. Without one, only the message before the new ones may
+        change, which was the last one.
         """
         last = history.state.get("query")
         queries = [
@@ -65,15 +65,18 @@ class Strip(HistoryPolicy):
 
 
 class Compact(HistoryPolicy):
-    """Keeps all reasoning for `every` steps, then drops all of it at once, the current query's included."""
+    """Keep all reasoning for `every` steps, then drop all of it at once, that of the current query included.
+
+    Attributes:
+        every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
+    """
 
     name: ClassVar[str] = "compact"
 
     every: int = Field(ge=1)
-    """So many steps keep their reasoning: steps 1 to N form one segment, N + 1 to 2N the next."""
 
     def view(self, history: History) -> Rewrite | None:
-        """Drop the reasoning of the steps since the last time, when there are `every` of them."""
+        """Drop the reasoning of the last `every` steps, once there are as many."""
         if not history.steps or history.steps % self.every:
             return None
         start = history.state.get("compacted", 0)

@@ -1,4 +1,4 @@
-"""Records on disk: one JSON object a line, with a schema version. The same record gives the same bytes."""
+"""Records on disk: one JSON object per line, with a schema version. The same record gives the same bytes."""
 
 import json
 import math
@@ -24,15 +24,15 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Record(Protocol):
-    """What can be written: trajectories and samples."""
+    """A type of record that can be written: `Trajectory` or `Sample`."""
 
     def to_json(self) -> bytes:
-        """One line."""
+        """Return one line."""
         ...
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
-        """Read such a line."""
+        """Read one line."""
         ...
 
 
@@ -41,10 +41,10 @@ S = TypeVar("S", bound=Stored)
 
 
 def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """Write fields as one line, without the line end. Arrays become lists, NaN null.
+    """Return fields as one line of JSON, without the line end. Arrays become lists, NaN becomes null.
 
     Raises:
-        InvalidRecord: If a field holds something that is no JSON, such as an object in a tool's schema.
+        InvalidRecord: If a field has a value that is not JSON, such as an object in a tool's schema.
     """
     try:
         return orjson.dumps({"schema": SCHEMA_VERSION, "kind": kind, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -53,15 +53,15 @@ def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def fragment(value: Any) -> orjson.Fragment:
-    """JSON as it comes: integers of any length, numpy's values as plain ones, and what is no JSON as its `repr`.
+    """Return a value as JSON: integers of any length, NumPy's values as plain ones, other objects as their `repr`.
 
     Raises:
-        InvalidRecord: For keys that are no texts, values that hold themselves, and texts that are no Unicode.
+        InvalidRecord: If a key is not a string, a value contains itself, or a text is not valid Unicode.
     """
     try:
         try:
             text = _as_json(value)
-        except ValueError:  # NaN and the infinities are no JSON
+        except ValueError:  # JSON has neither NaN nor infinities
             text = _as_json(_finite(value))
         return orjson.Fragment(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
@@ -79,7 +79,7 @@ def _plain(value: object) -> object:
 
 
 def _finite(value: Any) -> Any:
-    """A value with each number that is not finite as its `repr`."""
+    """Return a value with each number that is not finite replaced by its `repr`."""
     match value:
         case float():
             return value if math.isfinite(value) else repr(float(value))
@@ -97,18 +97,19 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
     """Read the fields of a line.
 
     Raises:
-        InvalidRecord: If it is no JSON object, has a key twice, is of another kind, or of another schema version.
+        InvalidRecord: If it is not a JSON object, has a key twice, is another kind of record, or has another schema
+            version.
     """
     try:
         text = line.decode() if isinstance(line, bytes) else line
         # orjson would round long integers, and take the last of two values with the same key.
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):  # half of a pair is no Unicode
+        if _SURROGATE.search(text):  # half of a surrogate pair is not valid Unicode
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRecord("not a record: it is no JSON object")
+        raise InvalidRecord("not a record: expected a JSON object")
     fields = cast("dict[str, Any]", value)
     check_version(fields.pop("schema", None))
     found = fields.pop("kind", None)
@@ -121,12 +122,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r:.80} is there twice")
+        raise ValueError(f"the key {twice!r:.80} occurs twice")
     return fields
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
 @cache
@@ -135,10 +136,10 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def build(kind: type[S], fields: Mapping[str, Any]) -> S:
-    """Make an object of the fields of a record, each of which is checked.
+    """Make an object from the fields of a record, and check each of them.
 
     Raises:
-        InvalidRecord: If one is missing, unknown, or not of its type; it names the fields.
+        InvalidRecord: If a field is missing, unknown, or not of its type; the message names the fields.
     """
     try:
         return _adapter(kind).validate_python(fields)
@@ -147,10 +148,10 @@ def build(kind: type[S], fields: Mapping[str, Any]) -> S:
 
 
 def check_version(version: object) -> None:
-    """Refuse another schema version than ours.
+    """Check the schema version of a record.
 
     Raises:
-        InvalidRecord: It names both.
+        InvalidRecord: If it is not the version that this package reads; the message names both.
     """
     if type(version) is not int or version != SCHEMA_VERSION:
         raise InvalidRecord(f"the record has schema version {version!r}; this version of envsdk reads {SCHEMA_VERSION}")
@@ -158,15 +159,15 @@ def check_version(version: object) -> None:
 
 @contextmanager
 def storing(path: Path | str, unfinished: Path | None = None, count: int = 0) -> Generator[None]:
-    """Raise an error of the file system as what it means for a file of records.
+    """Turn an error of the file system into a `StorageError` that names the file of records.
 
     Args:
         path: The file.
-        unfinished: Where its first records are.
-        count: How many those are.
+        unfinished: The file that has the records written so far.
+        count: How many these are.
 
     Raises:
-        StorageError: For every `OSError`.
+        StorageError: In place of each `OSError`.
     """
     try:
         yield
@@ -180,10 +181,10 @@ def storing(path: Path | str, unfinished: Path | None = None, count: int = 0) ->
 
 @contextmanager
 def whole_file(path: Path | str) -> Generator[Path]:
-    """A place to write a file in: it becomes `path` when it is finished, and is gone after an error.
+    """Yield a temporary path to write: it becomes `path` at the end, and is deleted after an error.
 
     Raises:
-        StorageError: If it cannot become `path`.
+        StorageError: If it cannot be renamed to `path`.
     """
     unfinished = Path(f"{path}.unfinished")
     try:
@@ -195,11 +196,11 @@ def whole_file(path: Path | str) -> Generator[Path]:
 
 
 def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
-    """Write records, one a line; returns how many. The file is there whole, or as it was.
+    """Write records, one per line, and return how many. The file is complete, or as it was before.
 
     Raises:
-        InvalidRecord: If a record holds what cannot be written; it names which.
-        StorageError: If the file cannot be written. What was written so far stays in a file next to it, which the
+        InvalidRecord: If a record cannot be written; the message names it.
+        StorageError: If the file cannot be written. The records written so far stay in a file next to it, which the
             message names.
     """
     unfinished, count = Path(f"{path}.unfinished"), 0
@@ -228,13 +229,13 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
 
 
 def _append(file: FileIO, line: bytes) -> None:
-    """Write all of a line, or nothing of it."""
+    """Write a whole line, or nothing."""
     start, left = file.tell(), memoryview(line)
     try:
         while left:
             left = left[file.write(left) :]
     except OSError:
-        with suppress(OSError):  # a device cannot be cut
+        with suppress(OSError):  # a device cannot be truncated
             file.truncate(start)
         raise
 
@@ -243,7 +244,7 @@ def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
     """Read records of a kind, `Trajectory` or `Sample`.
 
     Raises:
-        InvalidRecord: For a line that is none; it names the line.
+        InvalidRecord: If a line is not such a record; the message names the line.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -1,4 +1,4 @@
-"""What a set of trajectories comes to, in figures and as a table."""
+"""Figures of a set of trajectories, as a table and as text."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,30 +16,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures of a set of trajectories and their samples."""
+    """Figures of a set of trajectories and their samples.
+
+    Attributes:
+        episodes: How many episodes there are.
+        failed: How many of them failed.
+        mean_reward: The mean over the episodes that did not fail; 0.0 if all failed.
+        steps: How many steps they have.
+        breaks: The number of breaks by reason.
+        stop_reasons: The number of episodes by stop reason.
+        metrics: The sum of each metric over all steps; environments with tools have `tool_calls` and `tool_errors`.
+        samples: How many samples there are.
+        observed_tokens: How many tokens were observed.
+        sampled_tokens: How many tokens were sampled.
+        sample_tokens: How many tokens a trainer computes when each sample is a sequence of its own.
+        tree_tokens: The same when the samples of an episode form one prefix tree.
+    """
 
     episodes: int
     failed: int
     mean_reward: float
-    """Over the episodes that did not fail; 0.0 if there is none."""
     steps: int
     breaks: dict[str, int]
-    """By reason."""
     stop_reasons: dict[str, int]
     metrics: dict[str, float]
-    """The sum of each metric over all steps; `tool_calls` and `tool_errors` of environments with tools among them."""
     samples: int
     observed_tokens: int
-    """Tokens handed out."""
     sampled_tokens: int
     sample_tokens: int
-    """Tokens that a trainer computes over when each sample is a sequence of its own."""
     tree_tokens: int
-    """The same when the samples of an episode are one prefix tree."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> "Report":
-        """Add up."""
+        """Add up the figures of trajectories and their samples."""
         sound = [t for t in trajectories if t.status != "error"]
         metrics: Counter[str] = Counter()
         for trajectory in trajectories:
@@ -62,7 +71,7 @@ class Report:
 
 
 def summary(report: Report) -> Iterator[str]:
-    """What a table has no room for: how episodes ended, and the metrics."""
+    """Yield lines with what the table has no room for: how episodes ended, and the metrics."""
     yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(report.stop_reasons.items()))
     metrics = dict(report.metrics)
     calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
@@ -73,24 +82,24 @@ def summary(report: Report) -> Iterator[str]:
         yield "metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
 
 
-# Heads stand on two lines and numbers never wrap, so that the table fits into 80 columns.
+# Headings have two lines and numbers never wrap, so that the table fits into 80 columns.
 _COLUMNS = ("epi-\nsodes", "mean\nreward", "\nsteps", "breaks by\nreason", "sam-\nples")
-_TOKEN_COLUMNS = ("handed\nout", "as\nsamples", "as a\ntree")
+_TOKEN_COLUMNS = ("ob-\nserved", "as\nsamples", "as a\ntree")
 
 
 def table(title: str, rows: Sequence[tuple[Sequence[str], Report]], labels: Sequence[str]) -> "Table":
-    """Draw reports as a table, a row each.
+    """Return reports as a table, with one row each.
 
     Args:
-        title: What stands above it.
+        title: The title of the table.
         rows: For each row its labels and its report.
-        labels: The heads of the label columns.
+        labels: The headings of the label columns.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    caption = "Tokens handed out, tokens trained as separate samples, tokens trained as a prefix tree."
+    caption = "Tokens observed, tokens trained as separate samples, tokens trained as a prefix tree."
     drawn = Table(
         title=Text(on_one_line(title), "italic"), caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False
     )
@@ -124,9 +133,9 @@ def _wrapped(reason: str) -> str:
 
 
 def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
-    """A trajectory as a conversation: for each message a head (who, which step, reward, break) and what was said.
+    """Yield the messages of a trajectory: for each a heading (context, role, step, reward, break) and its text.
 
-    Both are safe to print (`visible`); a head is a line for each step.
+    Both are safe to print (see `visible`). A heading has one line for each step.
     """
     end = trajectory.error or trajectory.stop_reason
     yield on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}"), ""
@@ -140,13 +149,13 @@ def conversation(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
         for index, message in enumerate(log.messages):
             who = f"{name} · {message.role}"
             heads = [on_one_line(f"{who}{_step_head(n, step)}") for n, step in steps.get(index, ())]
-            yield "\n".join(heads) or on_one_line(who), _said(message)
+            yield "\n".join(heads) or on_one_line(who), _text_of(message)
 
 
 def _end_of(trajectory: Trajectory, name: str) -> str:
-    """How a context of its own ended: a sub-agent's, or a player's."""
+    """Return how the context of a sub-agent or a player ended."""
     log = trajectory.contexts[name]
-    own = None if log.reward is None else f"reward of its own {log.reward:g}"
+    own = None if log.reward is None else f"own reward {log.reward:g}"
     return ", ".join(filter(None, [log.role, log.stop_reason, log.error, own]))
 
 
@@ -160,7 +169,7 @@ def _step_head(number: int, step: Step) -> str:
     )
 
 
-def _said(message: Message) -> str:
+def _text_of(message: Message) -> str:
     thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think>\n"
     calls = "".join(f"\n-> {call.name}({call.arguments})" for call in message.tool_calls)
     errors = "".join(f"\n! {error}" for error in message.errors)

@@ -1,4 +1,4 @@
-"""What a stored record may hold: exactly the fields of its dataclass, each of its type; nothing is filled in.
+"""The types of stored records: exactly the fields of a dataclass, each of its type; no missing field is filled in.
 
 A dataclass that is stored derives from `Stored`: its annotations are the format of the file, and pydantic checks them.
 """
@@ -26,7 +26,7 @@ _LARGEST_INTEGER = 2**63 - 1  # what orjson writes
 
 
 class Stored:
-    """A dataclass that is stored as an object of JSON: with all its fields, and no others."""
+    """A dataclass that is stored as a JSON object with exactly its fields."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Stored:
 
 
 def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return the schema of an object of JSON that has exactly the fields of a dataclass."""
+    """Return the schema of a JSON object that has exactly the fields of a dataclass."""
     from numpy.typing import NDArray
 
     hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
@@ -76,7 +76,7 @@ JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array of one dimension, stored as a list; NaN is null."""
+    """A one-dimensional array, stored as a list; NaN is stored as null."""
 
     dtype: type[np.generic]
 
@@ -84,10 +84,10 @@ class Array:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def read(self, values: Any) -> "NDArray[Any]":
-        """Read a list of such values; never others than those.
+        """Read a list of values of this dtype, without conversion.
 
         Raises:
-            ValueError: It names the position.
+            ValueError: If a value is of another type; the message names the position.
         """
         if type(values) is not list:
             raise ValueError(f"expected a list, got a {type(values).__name__}")
@@ -112,7 +112,7 @@ def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) 
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=dtype)
     except OverflowError as error:
-        raise ValueError(f"it holds a value that is no {dtype}: {error}") from error
+        raise ValueError(f"it has a value that does not fit {dtype}: {error}") from error
     if dtype.kind == "f" and np.isinf(array).any():
         at = int(np.argmax(np.isinf(array)))
         raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected a number that is finite in {dtype}")
@@ -158,7 +158,7 @@ class _Breaks:
 StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
 
 
-# Data besides tokens.
+# Side data.
 
 _DTYPES = frozenset(
     np.dtype(kind).name
@@ -171,7 +171,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def pack(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Data besides tokens as values of JSON, from which `unpack` makes arrays of the same dtype again."""
+    """Return side data as JSON; `unpack` restores arrays with their dtypes."""
     if not extra:
         return {}
     arrays = {key: _packed(cast("Any", value)) for key, value in extra.items() if isinstance(value, np.ndarray)}
@@ -210,14 +210,14 @@ def _packed(array: "NDArray[Any]") -> dict[str, Any]:
 
 
 def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
-    """An array, whose header is checked before anything is allocated for it."""
+    """Return an array; its header is checked before memory is allocated for it."""
     try:
         _has_keys(packed, ("dtype", "shape", "values"))
         name, shape, values = packed["dtype"], packed["shape"], packed["values"]
         if not isinstance(name, str) or name not in _DTYPES:
             raise ValueError(f"its dtype is {name!r:.80}; expected one of {', '.join(sorted(_DTYPES))}")
         if type(values) is not list or type(shape) is not list:
-            raise ValueError("its shape and its values are no lists")
+            raise ValueError("its shape and its values are not lists")
         if (
             not all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
             or not 1 <= len(cast("list[Any]", shape)) <= 32

@@ -238,9 +238,12 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["steps"][0].update(reward=True), "steps.0.reward: .*expected a number"),
         (lambda r: r["steps"][0]["parts"][0].update(temperature="1"), "steps.0.parts.0.temperature: "),
         (lambda r: r["steps"][0]["parts"][0].update(policy_version=10**30), "steps.0.parts.0.policy_version: "),
-        (lambda r: r["steps"][0].update(reply=0), "step 0 has the reply 0, which is no assistant's message"),
+        (lambda r: r["steps"][0].update(reply=0), "step 0 has the reply 0, which is not a message of the assistant"),
         (lambda r: r["steps"][0].update(finish_reason="done"), "steps.0.finish_reason: "),
-        (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 10**30), "contexts.main.tokens: .* no int32"),
+        (
+            lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 10**30),
+            "contexts.main.tokens: .* does not fit int32",
+        ),
         (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 4096), "contexts.main.tokens.3 is 4096; expected an"),
         (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, True), "contexts.main.tokens: .*at 3 it holds True"),
         (lambda r: r["contexts"]["main"]["tokens"].append(1), "context 'main' has 221 tokens and 220 logprobs"),
@@ -269,10 +272,10 @@ def test_what_is_wrong_is_named_with_the_file_the_line_and_the_field(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"seed":0', b'"seed":0,"seed":1', "the key 'seed' is there twice"),
-        (b'"seed":0', b'"seed":NaN', "NaN is no number of JSON"),
+        (b'"seed":0', b'"seed":0,"seed":1', "the key 'seed' occurs twice"),
+        (b'"seed":0', b'"seed":NaN', "NaN is not a number of JSON"),
         (b'"seed":0', b'"seed":1e999', "seed: "),
-        (b'"keep":0', b'"keep":0,"keep":0', "the key 'keep' is there twice"),
+        (b'"keep":0', b'"keep":0,"keep":0', "the key 'keep' occurs twice"),
         (b'"config":{', b'"config":{"a":"\\ud800",', "surrogates not allowed"),
         (b'"config":{', b'"config":{"a":1e999,', "config: .*cannot be written as JSON"),
         (b'"config":{', b'"config":{"a":"\xed\xa0\x80",', "not JSON: 'utf-8'"),

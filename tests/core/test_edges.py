@@ -231,9 +231,10 @@ def test_a_policy_that_returns_nonsense_is_refused(what: object) -> None:
     env.reset(seed=0)
     before = env.prompt()
     action = says(env, "one")
-    with pytest.raises(UndeclaredBreak, match="Returns returned"):
+    with pytest.raises(UndeclaredBreak, match="Returns returned") as refused:
         env.step(action)
-    assert np.array_equal(env.prompt(), [*before, *action.tokens])
+    ((_, prompt, sampled),) = env.fail(refused.value).prompts()
+    assert (prompt.tolist(), sampled.tolist()) == (before.tolist(), list(action.tokens))
 
 
 def test_a_policy_cannot_change_the_messages_that_it_sees() -> None:

@@ -132,20 +132,19 @@ class Counter(ToolEnv):
         self.total += number
         return self.total
 
+    def double(self) -> int:
+        """Double it."""
+        return 2 * self.total
+
+    def begin_again(self) -> str:
+        """Begin again."""
+        self.total = 0
+        return "Done."
+
     def start(self) -> Turn:
         self.total = 0
-
-        def double() -> int:
-            """Double it."""
-            return 2 * self.total
-
-        def reset() -> str:
-            """Begin again."""
-            self.total = 0
-            return "Done."
-
-        self.double = double
-        return Turn("Count.", tools=[*(tool_driver_of(self).tools().values()), envsdk.tool(double), envsdk.tool(reset)])
+        more = [envsdk.tool(self.double), envsdk.tool(name="reset")(self.begin_again)]
+        return Turn("Count.", tools=[*tool_driver_of(self).tools().values(), *more])
 
     def finish(self, reply: Message) -> Turn:
         return Turn(reward=float(self.total), terminated=True)
@@ -190,15 +189,18 @@ class Boss(Env):
         return Turn("Go on.")
 
 
-def test_functions_of_a_fork_work_on_the_fork() -> None:
+def test_methods_that_a_fork_holds_work_on_the_fork() -> None:
     class Hears(Boss):
-        def respond(self, reply: Message) -> Any:
-            def hear(result: HandoffResult) -> HandoffResult:
-                self.heard = True
-                return result
+        def hear(self, result: HandoffResult) -> HandoffResult:
+            self.heard = True
+            return result
 
-            self.heard, self.ask = False, lambda: self.heard
-            return Handoff(Draws(), result=hear) if not self.back else Turn(terminated=True)
+        def has_heard(self) -> bool:
+            return self.heard
+
+        def respond(self, reply: Message) -> Any:
+            self.heard, self.ask = False, self.has_heard
+            return Handoff(Draws(), result=self.hear) if not self.back else Turn(terminated=True)
 
     env = Hears()
     env.reset(seed=1)
@@ -206,6 +208,45 @@ def test_functions_of_a_fork_work_on_the_fork() -> None:
     fork = env.fork()
     play(fork, 6)
     assert (env.heard, fork.heard, env.ask(), fork.ask()) == (False, True, False, True)
+
+
+@pytest.mark.parametrize("holder", ["attribute", "handoff", "tool"])
+def test_a_nested_function_that_refers_to_the_environment_cannot_be_forked(holder: str) -> None:
+    class Nested(Boss):
+        def start(self) -> Turn:
+            super().start()
+
+            def name() -> str:
+                """Name it."""
+                return self.name
+
+            if holder == "attribute":
+                self.hook = name
+            return Turn("Delegate.", tools=[envsdk.tool(name)] if holder == "tool" else None)
+
+        def respond(self, reply: Message) -> Any:
+            return Handoff(Draws(), result=lambda result: self.seen(result) or result)
+
+        def seen(self, result: HandoffResult) -> None:
+            self.back.append(result.content)
+
+    env = Nested()
+    env.reset(seed=1)
+    if holder == "handoff":
+        play(env, 2)
+    if holder == "tool":
+        env.kept = tool_that_knows(env)
+    with pytest.raises(EpisodeError, match=r"nested function .* refers to (self|env).* make it a method"):
+        env.fork()
+
+
+def tool_that_knows(env: Env) -> Any:
+    @envsdk.tool
+    def name() -> str:
+        """Name it."""
+        return env.name
+
+    return name
 
 
 def test_a_fork_without_a_seed_draws_the_same() -> None:

@@ -278,10 +278,10 @@ def test_what_cannot_be_handed_over_to_is_refused() -> None:
         Handoff(Worker(), timeout_s=0)
     env = Boss([])
     env.plan = [Handoff(env)]
-    with pytest.raises(HandoffError, match="runs already"):
+    with pytest.raises(HandoffError, match="is running already"):
         rollout(env, says("I"), seed=1)
     twice = Worker()
-    with pytest.raises(HandoffError, match="runs already"):
+    with pytest.raises(HandoffError, match="is running already"):
         rollout(Boss([[Handoff(twice), Handoff(twice)]]), says("I"), seed=1)
 
 
@@ -672,9 +672,9 @@ def test_a_sub_agent_that_fails_before_the_first_turn_is_a_result(broken: Any) -
     ("said", "error", "message"),
     [
         ([Handoff(Worker(), history="full")], HandoffError, "before its first turn"),
-        ([Handoff(Worker()), Turn("?", reward=1.0)], TurnError, "nobody has replied"),
-        ([Handoff(Worker()), Turn("?", reward=1.0, terminated=True)], TurnError, "nobody has replied"),
-        ([Handoff(Worker()), Turn("?", continues=True)], TurnError, "nobody has replied"),
+        ([Handoff(Worker()), Turn("?", reward=1.0)], TurnError, "there is no reply yet"),
+        ([Handoff(Worker()), Turn("?", reward=1.0, terminated=True)], TurnError, "there is no reply yet"),
+        ([Handoff(Worker()), Turn("?", continues=True)], TurnError, "there is no reply yet"),
         ([Handoff(Worker()), Turn()], TurnError, "no message"),
         ([Turn("?", terminated=True)], TurnError, "ends the episode"),
         ([[]], TurnError, "not empty"),

@@ -1,6 +1,7 @@
 """An author may give any name to an attribute or a method of an environment, or is told at once that it is taken."""
 
 import copy
+import functools
 import re
 from typing import Any
 
@@ -102,12 +103,13 @@ def played(env: Env) -> list[Any]:
 EXPECTED = {kind: played(kind()) for kind in (Talk, Look)}
 
 
-def sets(name: str, value: Any, *places: str) -> Any:
-    def hook(env: Any, at: str) -> None:
-        if at in places:
-            setattr(env, name, value)
+def set_at(places: tuple[str, ...], name: str, value: Any, env: Any, at: str) -> None:
+    if at in places:
+        setattr(env, name, value)
 
-    return hook
+
+def sets(name: str, value: Any, *places: str) -> Any:
+    return functools.partial(set_at, places, name, value)
 
 
 @pytest.mark.parametrize("kind", [Talk, Look], ids=["Env", "ToolEnv"])
