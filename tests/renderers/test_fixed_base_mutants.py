@@ -140,7 +140,7 @@ def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
     texts += [user(), said()] * 6 + [user("x " * 200)]
     renderer = mutant(name)
     turns = emitted(renderer, texts)
-    with pytest.raises(TemplateUnsupported, match=r"the template writes something else|too long"):
+    with pytest.raises(TemplateUnsupported, match=r"the template writes something other|too long"):
         renderer.check_episode(texts, turns, ())
     unchecked = FixedBase(
         load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>", validate="off"
@@ -152,7 +152,7 @@ def test_validated_always_a_wrong_delta_is_refused_at_its_turn() -> None:
     template = MUTANTS["a long text changes the next header"].template
     renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", validate="always")
     renderer.extension(renderer.reply(said()), [user()], history=[user(), said()])
-    with pytest.raises(TemplateUnsupported, match="the template writes something else"):
+    with pytest.raises(TemplateUnsupported, match="the template writes something other"):
         renderer.extension(renderer.reply(said()), [user("x " * 200)], history=[user(), said()])
 
 

@@ -80,7 +80,7 @@ class Validation:
                     self.episode(messages[:end], [delta], tools)
             elif after is None or not self._is_all(after, delta, messages, tools):
                 raise TemplateUnsupported(
-                    f"the delta that was emitted after message {delta.reply} is not what the template writes there",
+                    f"after message {delta.reply} the template writes something other than the emitted delta",
                     pair=pairs[delta.reply],
                     expected=delta.text,
                     rendered=text if after is None else after,
