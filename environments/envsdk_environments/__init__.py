@@ -1,4 +1,4 @@
-"""The environments that come with envsdk. Importing this registers them; their modules load when they are used."""
+"""The environments that come with envsdk. Importing this package registers them; each module loads on first use."""
 
 from envsdk import register_env
 

@@ -12,7 +12,7 @@ from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
 
 MAX_CHARS = 200
-"""The longest expression; so the size of every number and the depth of every bracket are bounded, too."""
+"""The longest expression that is computed, which also bounds the size of numbers and the depth of brackets."""
 MAX_NUMBERS = 4
 _TOKEN = re.compile(r"\s*([0-9]+(\.[0-9]+)?|[-+*/()])")
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -22,13 +22,15 @@ class CalculatorConfig(ToolEnvConfig):
     """How hard the expressions are."""
 
     operands: int = Field(default=5, ge=2, le=12)
+    """The number of numbers in an expression."""
     max_number: int = Field(default=999, ge=2, le=10**6)
+    """The largest number in an expression."""
     split: Split = "train"
-    """No expression of one split is in the other."""
+    """No expression is in both splits."""
 
 
 class CalculatorTask(BaseModel):
-    """An expression; its value is the answer."""
+    """An expression, whose value is the answer."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,9 +49,9 @@ class CalculatorTask(BaseModel):
 class Calculator(ToolEnv):
     """Compute an expression with a calculator that takes a few numbers at a time.
 
-    Exercises: taking a problem apart, calling a tool several times, and using what it says. Reward: 1 if the last word
-    of the answer is the value, as a whole number or as a fraction in lowest terms. A task, if there is one, is
-    `{"expression": "(2 + 3) * 4"}`.
+    Exercises: splitting a problem into parts, calling a tool several times, and using its results. Reward: `correct`, 1
+    if the last word of the answer is the value, as a whole number or as a fraction in lowest terms. A task, if given,
+    is `{"expression": "(2 + 3) * 4"}`.
     """
 
     Config: ClassVar[type[EnvConfig]] = CalculatorConfig
@@ -82,7 +84,7 @@ class Calculator(ToolEnv):
         return str(value)
 
     def finish(self, reply: Message) -> Turn:
-        """Say whether it is the value."""
+        """Score the answer and end the episode."""
         words = reply.content.split()
         is_right = bool(words) and words[-1].rstrip(".") == str(self.value)
         verdict = "Right." if is_right else f"No, it is {self.value}."
@@ -103,13 +105,13 @@ class Calculator(ToolEnv):
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[str]]:
-    """Compute an expression of numbers, `+ - * /`, signs and brackets, exactly. Nothing else has a meaning.
+    """Compute an expression of numbers, `+ - * /`, signs and brackets exactly.
 
     Returns:
-        The value, and the operations that lead to it, in order, as expressions of one or two values each.
+        The value, and the operations that lead to it in order, as expressions of one or two values each.
 
     Raises:
-        ToolError: If it is no such expression, is too long, or divides by zero.
+        ToolError: If the text is not such an expression, is too long, or divides by zero.
     """
     if len(expression) > MAX_CHARS:
         raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are computed")
@@ -121,12 +123,12 @@ def evaluate(expression: str) -> tuple[Fraction, list[str]]:
 
 
 class _Reader:
-    """Reads an expression from left to right, and computes while it reads."""
+    """Read an expression from left to right, and compute it on the way."""
 
     def __init__(self, expression: str) -> None:
         self.operations: list[str] = []
         self.tokens: list[str] = []
-        """What is left to read, the first token last."""
+        """The tokens that are left to read, in reverse order."""
         position, end = 0, len(expression.rstrip())
         while position < end:
             match = _TOKEN.match(expression, position)
@@ -136,10 +138,10 @@ class _Reader:
             self.tokens.insert(0, match.group().strip())
             position = match.end()
 
-    def sum(self, weakest: int) -> Fraction:
-        """What operators join that bind at least so strongly."""
+    def sum(self, precedence: int) -> Fraction:
+        """Compute the next values that are joined by operators of at least this precedence."""
         value = self._value()
-        while self.tokens and _STRENGTH.get(self.tokens[-1], 0) >= weakest:
+        while self.tokens and _STRENGTH.get(self.tokens[-1], 0) >= precedence:
             sign = self.tokens.pop()
             right = self.sum(_STRENGTH[sign] + 1)
             self.operations.append(f"{_written(value)} {sign} {_written(right)}")
@@ -147,7 +149,7 @@ class _Reader:
         return value
 
     def _value(self) -> Fraction:
-        """A number, a bracket, or one of them with a sign."""
+        """Compute a number or a bracket, with or without a sign."""
         token = self.tokens.pop() if self.tokens else "the end"
         if token in ("-", "+"):
             count = len(self.operations)
@@ -184,7 +186,7 @@ def _written(value: Fraction) -> str:
 
 
 def _random(rng: np.random.Generator, config: CalculatorConfig) -> str:
-    """A random expression: brackets around two parts each, so that it is computed in steps."""
+    """Draw an expression with brackets around every two parts, so that it can be computed in steps."""
     parts = [str(number) for number in rng.integers(1, config.max_number + 1, size=config.operands)]
     while len(parts) > 1:
         at = int(rng.integers(len(parts) - 1))

@@ -1,4 +1,4 @@
-"""A chain of arithmetic steps in one turn, with an answer that is read strictly."""
+"""A chain of arithmetic steps in one turn, with a strict answer format."""
 
 import functools
 import importlib
@@ -22,12 +22,12 @@ Step: TypeAlias = tuple[Operation, int]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 CORRECT, FORMAT = 0.9, 0.1
 MAX_DIGITS = 20
-"""The longest whole number that is read; so no conversion of a number takes long."""
+"""The longest whole number that is read, so that no conversion takes long."""
 MAX_CHARS = 80
-"""The longest answer in a box."""
+"""The longest answer in a box, in characters."""
 MAX_DENOMINATOR = 10_000
 DECIMAL_PLACES = 12
-"""So many places of a decimal are compared."""
+"""The number of decimal places that are compared."""
 
 _SYSTEM = {
     "integer": (
@@ -64,19 +64,20 @@ _WHOLE = f"[0-9]{{1,{MAX_DIGITS}}}"
 _GROUPED = r"[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3}){1,6}"
 _FRACTION = rf"\\[dt]?frac(?:\{{-?{_WHOLE}\}}\{{{_WHOLE}\}}|[0-9][0-9])"
 _LATEX = re.compile(rf"[-+]?(?:(?:{_GROUPED}|{_WHOLE})(?:\.{_WHOLE})?|{_WHOLE}/{_WHOLE}|(?:{_WHOLE})?{_FRACTION})")
-"""One number, and nothing to compute: so the library takes no long time for any answer, and the task is no answer."""
+"""One number and nothing to compute, so that the library is fast and the task itself is not an answer."""
 
 
 class ChainArithmeticConfig(EnvConfig):
-    """How hard the chains are, how they are told, and how they are answered."""
+    """How hard the chains are, how they are written, and in which format they are answered."""
 
     split: Split = "train"
-    """No chain of one split is in the other."""
+    """No chain is in both splits."""
     difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """5, 8 or 16 steps, with numbers of up to 50, 99 or 999."""
+    """Easy, medium and hard chains have 5, 8 and 16 steps, with numbers up to 50, 99 and 999."""
     style: Literal["words", "symbols", "mixed"] = "mixed"
+    """How the chain is written; `mixed` draws one of the two for each episode."""
     answers: Literal["integer", "latex"] = "integer"
-    """`latex` has fractions in its chains, and needs `pip install 'envsdk[math]'`."""
+    """The answer format. `latex` also has fractions in its chains, and needs `pip install 'envsdk[math]'`."""
 
     @field_validator("answers")
     @classmethod
@@ -87,7 +88,7 @@ class ChainArithmeticConfig(EnvConfig):
 
 
 class ChainArithmeticTask(BaseModel):
-    """A number, and what is done to it."""
+    """A start value and the steps to apply to it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -104,7 +105,7 @@ class ChainArithmeticTask(BaseModel):
         return self
 
     def values(self) -> list[Fraction]:
-        """The number at the start and after each step."""
+        """Return the value at the start and after each step."""
         values = [Fraction(self.start)]
         for operation, number in self.steps:
             values.append(_apply(values[-1], operation, number))
@@ -112,19 +113,20 @@ class ChainArithmeticTask(BaseModel):
 
 
 class ChainArithmetic(Env):
-    r"""Do a chain of arithmetic steps that is told in words or in symbols, and answer in a fixed format.
+    r"""Do a chain of arithmetic steps, written in words or in symbols, and answer in a fixed format.
 
-    Exercises: keeping track of a value over many steps without a tool, and keeping to a format. It has one turn.
+    Exercises: keeping track of a value over many steps without a tool, and keeping to a format. An episode has one
+    step.
 
-    Reward: `format`, 0.1 for one answer that can be read, and `correct`, 0.9 if it is the right one. An answer is a
-    line `Answer: -42`, or `\boxed{-42}`: an optional minus and up to 20 of the digits 0 to 9, no more. With
-    `answers="latex"` it stands in a box: a whole number (`1,234` and `1{,}234`, too), a decimal, or a fraction
-    (`\frac{3}{4}`, `\tfrac34`, `3/4`, `1\frac{3}{4}`), with or without a sign; a decimal is compared in its first 12
-    places. Nothing that has to be computed is taken. All answers in a reply must be readable and written alike, else it
-    has none. What stands in the reasoning does not count.
+    Reward: `format`, 0.1 for one readable answer, and `correct`, 0.9 if it is right. An answer is a line `Answer: -42`,
+    or `\boxed{-42}`: an optional minus sign and 1 to 20 digits. With `answers="latex"`, the answer is in a box: a whole
+    number (also `1,234` and `1{,}234`), a decimal, or a fraction (`\frac{3}{4}`, `\tfrac34`, `3/4`, `1\frac{3}{4}`),
+    with or without a sign. Decimals are compared in their first 12 places. Expressions that have to be computed are not
+    accepted. If a reply has several answers, all of them must be readable and written alike; otherwise it has none. The
+    reasoning does not count.
 
-    A task, if there is one, is `{"start": 7, "steps": [["add", 5], ["multiply", 3]]}`; a step can also `subtract`,
-    `divide` or `subtract_from`. Without LaTeX the answer has to be a whole number.
+    A task, if given, is `{"start": 7, "steps": [["add", 5], ["multiply", 3]]}`; a step can also `subtract`, `divide` or
+    `subtract_from`. Without LaTeX, the answer has to be a whole number.
     """
 
     Config: ClassVar[type[EnvConfig]] = ChainArithmeticConfig
@@ -133,12 +135,12 @@ class ChainArithmetic(Env):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
-        """Tell the chain."""
+        """Ask for the result of the chain."""
         config: ChainArithmeticConfig = self.config
         self.chain: ChainArithmeticTask = self.task or random_chain(self.np_random, config)
         self.values = self.chain.values()
         if config.answers == "integer" and self.values[-1].denominator > 1:
-            raise TaskError(f"the answer {self.values[-1]} is no whole number; answers='latex' takes fractions")
+            raise TaskError(f"the answer {self.values[-1]} is not a whole number; use answers='latex' for fractions")
         in_words = self.np_random.random() < 0.5 if config.style == "mixed" else config.style == "words"
         question = _in_words(self.chain, self.np_random) if in_words else _in_symbols(self.chain)
         return Turn(question, system=_SYSTEM[config.answers])
@@ -152,7 +154,7 @@ class ChainArithmetic(Env):
         return Turn("Right." if is_right else f"No, it is {value}.", reward=reward, terminated=True)
 
     def reference_reply(self) -> Message:
-        """Say the value after each step, then answer."""
+        """Reason with the value after each step, then answer."""
         value = self.values[-1]
         answer = f"\\boxed{{{_as_latex(value)}}}" if self.config.answers == "latex" else f"Answer: {value}"
         return Message(role="assistant", reasoning=" -> ".join(map(str, self.values)), content=answer)
@@ -166,7 +168,7 @@ class ChainArithmetic(Env):
 
 
 def read_answer(content: str, *, in_latex: bool = False) -> str | None:
-    """The answer that a reply gives, as it is written; None if it gives none that can be read, or several."""
+    """Return the answer of a reply as it is written, or None if it has no readable answer, or different ones."""
     pattern, first = _LATEX if in_latex else _INTEGER, None
     for claim in _claims(content, in_latex=in_latex):
         if claim is None or not pattern.fullmatch(claim) or first not in (None, claim):
@@ -176,7 +178,7 @@ def read_answer(content: str, *, in_latex: bool = False) -> str | None:
 
 
 def _claims(content: str, *, in_latex: bool) -> Iterator[str | None]:
-    """All that is said to be the answer; None for a box that is not closed soon."""
+    """Yield everything that is given as an answer; None for a box that is not closed within `MAX_CHARS`."""
     if not in_latex:
         for line in content.split("\n"):
             before, mark, claim = line.partition("Answer:")
@@ -187,13 +189,13 @@ def _claims(content: str, *, in_latex: bool) -> Iterator[str | None]:
 
 
 def _without_box(claim: str) -> str:
-    """The claim of a line, which may stand in a box."""
+    """Return the answer of a line, without the box that may be around it."""
     is_box = claim.startswith("\\boxed{") and claim.endswith("}")
     return claim.removeprefix("\\boxed{")[:-1].strip() if is_box else claim
 
 
 def _until_closed(text: str) -> str | None:
-    """What stands before the brace that closes one which is open already."""
+    """Return the text up to the brace that closes an open one, or None if no brace does."""
     depth = 1
     for position, char in enumerate(text):
         depth += (char == "{") - (char == "}")
@@ -203,9 +205,9 @@ def _until_closed(text: str) -> str | None:
 
 
 def _is_latex_of(answer: str, value: Fraction) -> bool:
-    """Whether an answer that `_LATEX` takes is that value."""
+    """Return whether an answer that matches `_LATEX` has that value."""
     library = _math_verify()
-    # Its time limits are alarms, which only the main thread can set; what is asked here takes a few milliseconds.
+    # The library limits its time by alarms, which only the main thread can set. An answer takes a few milliseconds.
     config = library.LatexExtractionConfig()
     parsed = library.parse(f"\\boxed{{{answer}}}", [config], parsing_timeout=None, fallback_mode="no_fallback")
     right = library.parse(f"\\boxed{{{_as_latex(value)}}}", [config], parsing_timeout=None)
@@ -214,7 +216,7 @@ def _is_latex_of(answer: str, value: Fraction) -> bool:
 
 @functools.cache
 def _math_verify() -> Any:
-    """The library, without its warning that it has no time limit."""
+    """Import the library, and silence its warning that it has no time limit."""
     library = importlib.import_module("math_verify")
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith("Timeout is disabled"))
@@ -245,7 +247,7 @@ _SIZES = {
 
 
 def random_chain(rng: np.random.Generator, config: ChainArithmeticConfig) -> ChainArithmeticTask:
-    """A chain of that difficulty and split."""
+    """Draw a chain of the configured difficulty and split."""
     size = _SIZES[config.difficulty]
     start, steps = draw_in_split(
         config.split,
@@ -273,13 +275,13 @@ def _random_steps(rng: np.random.Generator, size: _Size, *, with_fractions: bool
 
 
 def _draws(rng: np.random.Generator) -> Iterator[float]:
-    """Random numbers from 0 to 1, drawn many at a time."""
+    """Yield random numbers from 0 to 1, drawn in batches."""
     while True:
         yield from rng.random(64).tolist()
 
 
 def _numbers(operation: Operation, value: Fraction, size: _Size, *, with_fractions: bool) -> Sequence[int]:
-    """What a step may take as its number."""
+    """Return the numbers that a step may have."""
     if operation not in ("multiply", "divide"):
         return range(2, size.max_term + 1)
     factors = range(2, size.max_factor + 1)
@@ -304,22 +306,22 @@ def _apply(value: Fraction, operation: Operation, number: int) -> Fraction:
 
 def _in_words(chain: ChainArithmeticTask, rng: np.random.Generator) -> str:
     choices: list[float] = rng.random(len(chain.steps)).tolist()
-    told = [
+    sentences = [
         _IN_WORDS[operation][int(choice * len(_IN_WORDS[operation]))].format(_number_in_words(number))
         for (operation, number), choice in zip(chain.steps, choices, strict=True)
     ]
-    return f"Start with {_number_in_words(chain.start)}. {' '.join(told)} What is the result?"
+    return f"Start with {_number_in_words(chain.start)}. {' '.join(sentences)} What is the result?"
 
 
 def _in_symbols(chain: ChainArithmeticTask) -> str:
-    told = [
+    lines = [
         _IN_SYMBOLS[operation].format(number if number >= 0 else f"({number})") for operation, number in chain.steps
     ]
-    return "\n".join([f"x = {chain.start}", *told, "What is x at the end?"])
+    return "\n".join([f"x = {chain.start}", *lines, "What is x at the end?"])
 
 
 def _number_in_words(number: int) -> str:
-    """A number below 100 in words, any other in digits."""
+    """Write a number from 0 to 99 in words, any other in digits."""
     if not 0 <= number < 100:
         return str(number)
     tens, ones = divmod(number, 10)

@@ -1,4 +1,4 @@
-"""A question that is too much for one: a parent asks researchers, each of whom reads a little of a corpus."""
+"""A question that is too large for one agent: a parent delegates parts of it to researchers, its sub-agents."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from envsdk import (
 from envsdk.errors import ToolError
 
 CORRECT, FOUND = 0.75, 0.25
-"""What the answer is worth, and what all that researchers can find is worth together."""
+"""The reward for the right answer, and the rewards that researchers can earn in all."""
 MAX_TITLES = 5
 _SYSTEM = (
     "You answer a question about a made-up world, of which you know nothing. Delegate parts of it to researchers: each "
@@ -41,24 +41,27 @@ _TRADES = ("baker", "carpenter", "doctor", "gardener", "painter", "sailor", "tea
 
 
 class DelegateConfig(ToolEnvConfig):
-    """How much there is to compare, how large the world is, and what researchers may do."""
+    """How large the question and the world are, and what researchers may do."""
 
     candidates: int = Field(default=3, ge=2, le=6)
-    """How many people the question names."""
+    """The number of people in the question."""
     people: int = Field(default=8, ge=2, le=100)
-    """How many people the world has, each in a town of their own."""
+    """The number of people in the world, each of whom lives in a town of their own."""
     max_researchers: int = Field(default=12, ge=1)
-    """So many are asked in an episode, one more is refused."""
+    """The maximum number of researchers in an episode."""
     researcher_steps: int = Field(default=8, ge=1)
+    """The maximum number of steps of a researcher."""
     researcher_articles: int = Field(default=3, ge=1)
-    """How many articles a researcher may read: too few for the whole question."""
+    """The maximum number of articles that a researcher may read: too few for the whole question."""
     split: Literal["train", "test"] = "train"
-    """No name in a world of one split is in a world of the other."""
+    """No name is in worlds of both splits."""
 
     @model_validator(mode="after")
     def _has_the_candidates(self) -> "DelegateConfig":
         if self.candidates > self.people:
-            raise ValueError(f"there are {self.candidates} candidates among {self.people} people")
+            raise ValueError(
+                f"candidates is {self.candidates} and people is {self.people}; expected candidates <= people"
+            )
         return self
 
 
@@ -67,61 +70,62 @@ class _Frozen(BaseModel):
 
 
 class Article(_Frozen):
-    """What a researcher may read."""
+    """An article of the corpus."""
 
     title: str
     text: str
 
 
 class Lead(_Frozen):
-    """Something to be found out."""
+    """A piece of information that the parent needs."""
 
     subject: str
-    """Who asks about it names this."""
+    """The name that a question about it has to contain."""
     value: str
-    """What is found; who answers names it."""
+    """The name that an answer has to contain."""
     question: str
-    """How the reference policy asks, ..."""
+    """The question that the reference policy asks."""
     titles: tuple[str, ...]
-    """... what it reads, ..."""
+    """The articles that the reference policy reads."""
     answer: str
-    """... and what it answers."""
+    """The answer that the reference policy gives."""
 
 
 class DelegateTask(_Frozen):
-    """A question, the articles, and what leads to the answer."""
+    """A question, the corpus, and the leads to the answer."""
 
     question: str
     answer: str = Field(min_length=1)
     articles: tuple[Article, ...] = Field(min_length=1)
     rounds: tuple[tuple[Lead, ...], ...] = ()
-    """Leads that can be followed side by side, one round after the other."""
+    """Rounds of leads. Those of one round can be followed in parallel."""
 
     @property
     def leads(self) -> list[Lead]:
-        """All leads."""
+        """The leads of all rounds."""
         return [lead for leads in self.rounds for lead in leads]
 
 
 class ResearcherTask(_Frozen):
-    """What a researcher is asked."""
+    """The question to a researcher, and what it can earn."""
 
     question: str
     leads: tuple[Lead, ...] = ()
-    """Those that the question names."""
+    """The leads whose subjects the question names."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
-    """What is earned for each value."""
+    """The reward for each value."""
 
 
 class Researcher(ToolEnv):
-    """Answer a question by searching and reading articles; the sub-agent of `Delegate`.
+    """Answer a question by searching and reading articles. This is the sub-agent of `Delegate`.
 
-    Reward: `found`, what the task says for each value that was read and that the answer names.
+    Reward: `found`, the sum of the task's rewards for the values that an article the researcher read and its answer
+    both name.
 
     Args:
-        articles: What there is to read.
-        max_articles: How many of them may be read.
-        **options: What every `ToolEnv` takes.
+        articles: The corpus.
+        max_articles: The maximum number of articles that may be read.
+        **options: The options of every `ToolEnv`.
     """
 
     Task: ClassVar[type[BaseModel] | None] = ResearcherTask
@@ -164,13 +168,13 @@ class Researcher(ToolEnv):
         return article.text
 
     def finish(self, reply: Message) -> Turn:
-        """Take the answer: what counts was read, and not guessed."""
-        read = _told(self.messages())
+        """Score the answer: only values that were read count, not guesses."""
+        read = _tool_texts(self.messages())
         said = [value for value in self.task.rewards if _names(reply.content, value) and _names(read, value)]
         return Turn(reward={"found": sum(self.task.rewards[value] for value in said)}, terminated=True)
 
     def reference_reply(self) -> Message | str:
-        """Search once, read what the leads say, and answer what stands there."""
+        """Search once, read the articles of the leads, and report what they say."""
         titles = list(dict.fromkeys(title for lead in self.task.leads for title in lead.titles))[: self.max_articles]
         replies = _replies(self.messages())
         if titles and not replies:
@@ -178,22 +182,23 @@ class Researcher(ToolEnv):
         if replies <= len(titles) and titles:
             title = titles[replies - 1]
             return Message.calling("read", {"title": title}, reasoning=f"I read about {title}.")
-        known = [lead.answer for lead in self.task.leads if _names(_told(self.messages()), lead.value)]
+        known = [lead.answer for lead in self.task.leads if _names(_tool_texts(self.messages()), lead.value)]
         return Message(role="assistant", reasoning="That is all.", content=" ".join(known) or "I do not know.")
 
 
 class Delegate(ToolEnv):
     """Answer a question about a made-up world by delegating parts of it to researchers.
 
-    Exercises: taking a question apart, asking so that somebody who does not know the whole can answer, asking several
-    at a time, and putting together what they say; as a researcher, searching, reading and reporting. The parent is one
-    sample, and each researcher is one.
+    Exercises: splitting a question into parts that can be answered without the whole, delegating several at a time, and
+    combining the answers; as a researcher, searching, reading and reporting. The parent is one sample, and each
+    researcher is one.
 
-    Reward: `correct`, 0.75 if the last word of the answer is the right one; and `found`, 0.25 in all, which researchers
-    earn: a part for each value that the parent needs, if who is the first to be asked about it reads and says it. A
-    researcher that ends without an answer is told to the parent as an error.
+    Reward: `correct`, 0.75 if the last word of the answer is right, and `found`, at most 0.25, which researchers earn:
+    an equal share for each value that the parent needs, if the first researcher that is asked about it reads and
+    reports it. The parent receives an error for a researcher that ends without an answer.
 
-    One policy may play all, or each role its own: `rollout(env, {"main": policy, "researcher": "reference"})`.
+    One policy may play all roles, or each role may have its own: `rollout(env, {"main": policy, "researcher":
+    "reference"})`.
     """
 
     Config: ClassVar[type[EnvConfig]] = DelegateConfig
@@ -224,19 +229,19 @@ class Delegate(ToolEnv):
         return [self._handoff(question) for question in questions]
 
     def finish(self, reply: Message) -> Turn:
-        """Say whether it is the answer."""
+        """Score the answer and end the episode."""
         words = reply.content.split()
         is_right = bool(words) and words[-1].rstrip(".").casefold() == self.quest.answer.casefold()
         verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
         return Turn(verdict, reward={"correct": CORRECT * is_right}, terminated=True)
 
     def reference_reply(self) -> Message | str:
-        """Ask for all leads of a round at a time, then answer, if the researchers said what is needed."""
-        replies, told = _replies(self.messages()), _told(self.messages())
+        """Delegate the leads of one round at a time, then answer if the researchers reported every value."""
+        replies, reported = _replies(self.messages()), _tool_texts(self.messages())
         if replies < len(self.quest.rounds):
             questions = [lead.question for lead in self.quest.rounds[replies]]
             return Message.calling("delegate", {"questions": questions}, reasoning="Somebody has to look that up.")
-        knows_all = all(_names(told, lead.value) for lead in self.quest.leads)
+        knows_all = all(_names(reported, lead.value) for lead in self.quest.leads)
         answer = self.quest.answer if knows_all else "I do not know."
         return Message(role="assistant", reasoning="Now I put it together.", content=answer)
 
@@ -251,7 +256,7 @@ class Delegate(ToolEnv):
         return Handoff(researcher, self._assignment(question), limits=limits, result=partial(_with_failure, question))
 
     def _assignment(self, question: str) -> ResearcherTask:
-        """What is asked; it earns something if nobody was asked for it before."""
+        """Return the task of a researcher. It earns a reward only for subjects that were not asked about before."""
         leads = [lead for lead in self.quest.leads if _names(question, lead.subject)]
         values = [lead.value for lead in leads if lead.subject not in self.asked_for]
         self.asked_for.update(lead.subject for lead in leads)
@@ -260,7 +265,7 @@ class Delegate(ToolEnv):
 
 
 def _with_failure(question: str, result: HandoffResult) -> HandoffResult:
-    """A result that says so if there is no answer."""
+    """Return the result, with an error if there is no answer."""
     if result.error is not None:
         return result
     if result.stop_reason != StopReason.TERMINATED:
@@ -275,12 +280,12 @@ def _words(text: str) -> set[str]:
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether a text names something."""
+    """Return whether a text contains a name."""
     return re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) is not None
 
 
-def _told(messages: Sequence[Message]) -> str:
-    """What tools answered."""
+def _tool_texts(messages: Sequence[Message]) -> str:
+    """Return the results of all tools as one text."""
     return "\n".join(message.content for message in messages if message.role == "tool")
 
 
@@ -299,7 +304,7 @@ class _Town(_Frozen):
 
 
 def _random(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
-    """A world in which everybody lives in a town of their own, and a question about some of the towns."""
+    """Draw a world in which each person lives in a town of their own, and a question about some of the towns."""
     count = config.people
     names = _random_names(rng, 3 * count, config.split)
     people, places, regions = names[:count], names[count : 2 * count], names[2 * count :]
@@ -345,7 +350,7 @@ def _lead_to_region(town: _Town) -> Lead:
 
 
 def _articles(town: _Town, rng: np.random.Generator) -> list[Article]:
-    """What is written about a town, its region, and who lives there; not all of it matters."""
+    """Draw the articles about a town, its region and its inhabitant, with irrelevant facts among the relevant ones."""
     born, ruled = (int(year) for year in rng.integers(1900, 2000, size=2))
     person, trade = town.inhabitant, _TRADES[int(rng.integers(len(_TRADES)))]
     texts = {
@@ -357,7 +362,7 @@ def _articles(town: _Town, rng: np.random.Generator) -> list[Article]:
 
 
 def _random_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
-    """So many names, none of which is a part of another: all have three syllables. The last one is of the split."""
+    """Draw names of three syllables, so that none is a part of another. The last syllable decides the split."""
     last = _LAST_SYLLABLES[split]
     first = len(_SYLLABLES)
     numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()

@@ -9,17 +9,19 @@ from envsdk.authoring.tasks import Split, draw_in_split
 
 
 class GuessNumberConfig(EnvConfig):
-    """The range that the number is from."""
+    """The range of the hidden number."""
 
     low: int = 1
+    """The smallest number."""
     high: int = 100
+    """The largest number."""
     split: Split = "train"
-    """A number of one split is never thought of in the other; those of `tasks` are not asked."""
+    """No hidden number is in both splits. Numbers in `tasks` are used as they are."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> "GuessNumberConfig":
         if self.low > self.high:
-            raise ValueError(f"low is {self.low} and high is {self.high}: there is no number between")
+            raise ValueError(f"low is {self.low} and high is {self.high}; expected low <= high")
         return self
 
 
@@ -34,8 +36,8 @@ class GuessNumberTask(BaseModel):
 class GuessNumber(Env):
     """Guess a hidden integer from 1 to 100; the environment answers higher or lower.
 
-    Exercises: using the answers so far, and keeping to a format. Reward: 1 for the number, -0.1 for a reply that is no
-    number. A task, if there is one, is `{"secret": 42}`.
+    Exercises: using the answers so far, and keeping to a format. Reward: 1 for the right number, and -0.1 for each
+    reply that is not a number. A task, if given, is `{"secret": 42}`.
     """
 
     Config: ClassVar[type[EnvConfig]] = GuessNumberConfig
@@ -45,16 +47,16 @@ class GuessNumber(Env):
     n_tasks: ClassVar[int | None] = 100
 
     def start(self) -> Turn:
-        """Think of a number."""
+        """Draw the number."""
         config: GuessNumberConfig = self.config
         low, high = self.low, self.high = config.low, config.high
         if self.task and not low <= self.task.secret <= high:
-            raise errors.TaskError(f"the secret {self.task.secret} is not from {low} to {high}")
+            raise errors.TaskError(f"the secret of the task is {self.task.secret}; expected {low} to {high}")
         self.secret = self.task.secret if self.task else draw_in_split(config.split, self._draw)
         return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:
-        """Say whether it is higher or lower."""
+        """Compare the guess with the hidden number."""
         try:
             guess = int(reply.content)
         except ValueError:
@@ -71,5 +73,5 @@ class GuessNumber(Env):
         return int(self.np_random.integers(self.low, self.high + 1))
 
     def reference_reply(self) -> str:
-        """Halve what is left."""
+        """Guess the middle of the remaining range."""
         return str((self.low + self.high) // 2)

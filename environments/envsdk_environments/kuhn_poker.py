@@ -1,4 +1,4 @@
-"""A card game that a model plays against itself: each player has a context of its own, and a card that only it sees."""
+"""A card game for two players, in which each has a context of its own and a card that the other does not see."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias
@@ -13,24 +13,24 @@ Moves: TypeAlias = tuple[str, ...]
 PLAYERS: tuple[str, str] = ("player0", "player1")
 MAX_CARD = 99
 MOST_CHIPS = 2
-"""How many chips a player can lose in a hand: the ante and a bet."""
+"""The maximum number of chips that a player can lose in a hand: the ante and a bet."""
 LEGAL: Mapping[Moves, tuple[str, str]] = {
     (): ("check", "bet"),
     ("check",): ("check", "bet"),
     ("bet",): ("fold", "call"),
     ("check", "bet"): ("fold", "call"),
 }
-"""What is legal after the moves of a hand: the careful move, and the bold one."""
+"""The legal moves after the moves of a hand: the careful one and the bold one."""
 OPTIMAL: Mapping[Moves, tuple[float, float, float]] = {
     (): (1 / 3, 0.0, 1.0),
     ("check",): (1 / 3, 0.0, 1.0),
     ("bet",): (0.0, 1 / 3, 1.0),
     ("check", "bet"): (0.0, 2 / 3, 1.0),
 }
-"""How likely the bold move is with the lowest, middle and highest card, in an equilibrium of the game.
+"""The probability of the bold move with the lowest, middle and highest card, in an equilibrium of the game.
 
-Source: H. W. Kuhn, "A simplified two-person poker", 1950; of the first player's optimal strategies, the one that bets
-most. Whoever acts first loses 1/18 chip a hand.
+Source: H. W. Kuhn, "A simplified two-person poker", 1950. Of the first player's optimal strategies, this one bets most.
+The player who acts first loses 1/18 chip per hand.
 """
 _SYSTEM = (
     "You play poker against another player, for {} hands. There are three cards; the highest wins. In each hand both "
@@ -45,28 +45,29 @@ class KuhnPokerConfig(EnvConfig):
     """How long a match is."""
 
     hands: int = Field(default=4, ge=1, le=100)
-    """In an even number of hands each player acts first as often as the other."""
+    """The number of hands. In an even number, both players act first equally often."""
     max_bad_replies: int = Field(default=1, ge=0)
-    """So many replies in a row that are no legal move are answered with what is legal; one more loses the match."""
+    """The maximum number of illegal replies in a row that are answered with the legal moves; one more loses the match.
+    """
     split: Literal["train", "test"] = "train"
-    """The cards of a match of one split are never those of a match of the other."""
+    """No deck is in matches of both splits."""
 
 
 class KuhnPokerTask(BaseModel):
-    """The cards, and who gets which."""
+    """The deck of a match, and the cards that are dealt in each hand."""
 
     model_config = ConfigDict(frozen=True)
 
     deck: tuple[int, int, int]
-    """From the lowest to the highest."""
+    """The three cards, from the lowest to the highest."""
     deals: tuple[tuple[int, int], ...] = Field(min_length=1)
-    """For each hand, which cards (0, 1 or 2) are dealt, first to who acts first."""
+    """For each hand, the indices in the deck (0, 1 or 2) of the first player's card and of the other's."""
 
     @field_validator("deck")
     @classmethod
     def _ascends(cls, deck: tuple[int, int, int]) -> tuple[int, int, int]:
         if not deck[0] < deck[1] < deck[2]:
-            raise ValueError(f"the deck {deck} does not go up from card to card")
+            raise ValueError(f"the deck is {deck}; expected three cards in ascending order")
         return deck
 
     @field_validator("deals")
@@ -74,26 +75,26 @@ class KuhnPokerTask(BaseModel):
     def _are_two_cards_each(cls, deals: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         wrong = [deal for deal in deals if deal[0] == deal[1] or not {*deal} <= {0, 1, 2}]
         if wrong:
-            raise ValueError(f"{wrong[0]} are no two of the cards 0, 1 and 2")
+            raise ValueError(f"the deal {wrong[0]} is not two different cards of 0, 1 and 2")
         return deals
 
 
 class KuhnPoker(Env):
     """Play a match of Kuhn poker against yourself, or against another policy.
 
-    Exercises: self-play with hidden information. The players are the contexts `player0` and `player1`, since neither
-    may see what the other was dealt and thought; each is one sample. One policy plays both, or each its own:
-    `rollout(env, {"player0": policy, "player1": "reference"})`. The reference policy is an equilibrium: no other wins
-    against it in the long run.
+    Exercises: self-play with hidden information. The players are the contexts `player0` and `player1`, because neither
+    may see the other's card and reasoning; each is one sample. One policy plays both, or each player has its own:
+    `rollout(env, {"player0": policy, "player1": "reference"})`. The reference policy plays an equilibrium: no policy
+    wins against it in the long run.
 
-    Reward: each context has its own, which sum to 0: the chips that it won, as a share of the most that can be won, so
-    from -1 to 1. Who twice in a row replies with no legal move loses the match: -1, and 1 for the other, if that has
-    spoken. The episode's own reward, `played`, is 1 for a match that is played to its end; it is no player's.
+    Reward: each context has its own reward from -1 to 1, the chips that it won as a share of the maximum; they sum to
+    0. A player who makes two illegal replies in a row loses the match: -1, and 1 for the other player if it has acted.
+    The episode's own reward, `played`, is 1 for a match that is played to its end; it belongs to no player.
     """
 
     Config: ClassVar[type[EnvConfig]] = KuhnPokerConfig
     Task: ClassVar[type[BaseModel] | None] = KuhnPokerTask
-    # A player who is cut off has made no legal move; that may not save it from losing.
+    # A reply that was cut off is an illegal move. It must not end the match without a loss.
     default_limits: ClassVar[Limits] = Limits(end_on_cut=False)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
@@ -103,14 +104,14 @@ class KuhnPoker(Env):
         self.won = [0.0, 0.0]
         self.bad_replies = 0
         self.news: list[list[str]] = [[], []]
-        """What each player is told when it is its turn."""
+        """What each player will read when it is its turn."""
         self.met: set[str] = set()
         self.hand = -1
         self._deal()
         return self._ask({}, {})
 
     def respond(self, reply: Message) -> Turn:
-        """Take a move."""
+        """Apply a move."""
         move = _last_word(reply.content)
         if move not in LEGAL[self.moves]:
             return self._refuse()
@@ -123,7 +124,7 @@ class KuhnPoker(Env):
 
     @property
     def player(self) -> int:
-        """Whose turn it is: 0 or 1."""
+        """The index of the player whose turn it is, 0 or 1."""
         return (self.hand + len(self.moves)) % 2
 
     def reference_reply(self) -> Message:
@@ -138,13 +139,13 @@ class KuhnPoker(Env):
         self.hand += 1
         self.moves: Moves = ()
         deal = self.match.deals[self.hand]
-        self.cards = deal if self.hand % 2 == 0 else deal[::-1]  # by player
+        self.cards = deal if self.hand % 2 == 0 else deal[::-1]  # indexed by player
         self.chances: list[float] = self.np_random.random(3).tolist()  # what the reference policy draws from
         for player, news in enumerate(self.news):
             news.append(f"Hand {self.hand + 1} of {len(self.match.deals)}. Your card is {self._card(player)}.")
 
     def _ask(self, rewards: Mapping[str, float], metrics: Mapping[str, float]) -> Turn:
-        """Ask whose turn it is for a move."""
+        """Ask the player whose turn it is for a move."""
         name = PLAYERS[self.player]
         careful, bold = LEGAL[self.moves]
         news, self.news[self.player] = self.news[self.player], []
@@ -158,14 +159,16 @@ class KuhnPoker(Env):
         return Turn(text, system=system, context=name, context_rewards=rewards, metrics=metrics)
 
     def _refuse(self) -> Turn:
-        """Say what is legal, or end the match."""
+        """Answer an illegal move with the legal ones, or end the match."""
         self.bad_replies += 1
         if self.bad_replies <= self.config.max_bad_replies:
             careful, bold = LEGAL[self.moves]
             return Turn(f"That is no legal move. {careful.title()} or {bold}?", metrics={"illegal": 1.0})
         loser, winner = self.player, 1 - self.player
         rewards = {PLAYERS[loser]: -1.0 - self.won[loser], PLAYERS[winner]: 1.0 - self.won[winner]}
-        met = {name: reward for name, reward in rewards.items() if name in self.met}  # others have no context
+        met = {
+            name: reward for name, reward in rewards.items() if name in self.met
+        }  # a player who has not acted has no context
         return Turn(
             "That is no legal move. You lose the match.",
             reward={"played": 0.0},
@@ -175,7 +178,7 @@ class KuhnPoker(Env):
         )
 
     def _end_hand(self) -> Turn:
-        """Pay, and go on with the next hand, if there is one."""
+        """Score the hand, and start the next one or end the match."""
         first = self.hand % 2
         gain = first_players_gain((self.cards[first], self.cards[1 - first]), self.moves)
         gains = (gain, -gain) if first == 0 else (-gain, gain)
@@ -200,10 +203,10 @@ class KuhnPoker(Env):
 
 
 def first_players_gain(cards: tuple[int, int], moves: Moves) -> int:
-    """How many chips who acted first has won.
+    """Return how many chips the player who acted first has won.
 
     Args:
-        cards: Its card and the other's.
+        cards: The card of the player who acted first, and the other's, as indices in the deck.
         moves: The moves of a hand that has ended.
     """
     if moves[-1] == "fold":

@@ -1,4 +1,4 @@
-"""Many messages, one after the other, and questions at the end: more to read than stays in sight."""
+"""Many messages, one after the other, and questions at the end: more to read than may stay in the context."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -22,16 +22,17 @@ _NOTED = re.compile(r"(.+) ([=+]) (-?[0-9]+)")
 
 
 class LongNotesConfig(ToolEnvConfig):
-    """How much there is to read, and how much may be written down."""
+    """How much there is to read, and how much may be noted."""
 
     split: Split = "train"
-    """No depot that messages of one split are about is in the other."""
+    """No depot is in messages of both splits."""
     difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """10, 20 or 40 messages of about 100, 160 or 215 words, with 2, 3 or 5 questions."""
+    """Easy, medium and hard tasks have 10, 20 and 40 messages of about 100, 160 and 215 words, and 2, 3 and 5
+    questions."""
     max_note_chars: int = Field(default=400, ge=1)
-    """The longest note."""
+    """The maximum length of a note, in characters."""
     max_notes_chars: int = Field(default=4000, ge=1)
-    """How long all notes may be together: far less than the messages are."""
+    """The maximum length of all notes together, in characters: far less than the messages have."""
 
 
 class _Frozen(BaseModel):
@@ -39,13 +40,14 @@ class _Frozen(BaseModel):
 
 
 class Fact(_Frozen):
-    """What a message says of something that may be asked."""
+    """A fact in a message that a question may be about."""
 
     about: str = Field(pattern=r"^[^;\n]+$")
-    """What is asked for: `What is ...?`"""
+    """What the fact is about; the question is `What is ...?`."""
     value: int = Field(ge=-(10**9), le=10**9)
+    """The value."""
     adds: bool = False
-    """Whether it adds to what was said before, or takes its place."""
+    """Whether the value is added to the earlier one; otherwise it replaces it."""
 
 
 class Document(_Frozen):
@@ -53,27 +55,27 @@ class Document(_Frozen):
 
     text: str = Field(min_length=1)
     facts: tuple[Fact, ...] = ()
-    """What it says that counts."""
+    """The facts in it."""
 
 
 class LongNotesTask(_Frozen):
-    """What there is to read, and what is asked at the end."""
+    """The messages, and the questions at the end."""
 
     topic: str
-    """What questions will be about; it is told at the start."""
+    """What the questions will be about. The first message contains it."""
     documents: tuple[Document, ...] = Field(min_length=1, max_length=1000)
     questions: tuple[str, ...] = Field(min_length=1, max_length=100)
-    """Each is what a fact is about."""
+    """For each question, what a fact is about."""
 
     @model_validator(mode="after")
     def _can_be_answered(self) -> "LongNotesTask":
         unknown = set(self.questions) - {fact.about for document in self.documents for fact in document.facts}
         if unknown:
-            raise ValueError(f"no document has a fact about {min(unknown)!r:.80}")
+            raise ValueError(f"a question is about {min(unknown)!r:.80}, but no document has a fact about it")
         return self
 
     def answers(self) -> list[int]:
-        """The answers to the questions."""
+        """Return the answers to the questions."""
         known = put_together(fact for document in self.documents for fact in document.facts)
         return [known[about] for about in self.questions]
 
@@ -81,23 +83,24 @@ class LongNotesTask(_Frozen):
 class LongNotes(ToolEnv):
     """Read many messages, and answer questions about facts that are scattered over them.
 
-    Exercises: telling what matters from what does not, writing it down in time, and adding up what comes in parts. Each
-    message is a user's; `write_note` and `read_notes` are tools, and notes outlive every rewrite of the context. What
-    that context still shows at the end is the history policy's choice, and so is the break that an episode has:
+    Exercises: separating relevant from irrelevant facts, noting them in time, and adding up values that come in parts.
+    Each message is a user message; the tools `write_note` and `read_notes` keep notes, which outlive every rewrite of
+    the context. The history policy decides what the context still shows at the end, and which breaks an episode has:
 
-    - `keep`: no break. The context holds all messages: about 3,000, 6,500 or 15,000 of Qwen3's tokens in the three
-      difficulties. A smaller `Limits(max_context_tokens=...)` ends the episode before anything is asked; there is none
-      by default, so that every policy can be compared with this one.
-    - `strip`: `thinking_stripped`, at each message and at the questions, as the family's template has it.
+    - `keep`: no break. The context holds all messages: about 3,000, 6,500 and 15,000 tokens of Qwen3 in the three
+      difficulties. A smaller `Limits(max_context_tokens=...)` ends the episode before the questions. There is no such
+      limit by default, so that every history policy can be compared with this one.
+    - `strip`: `thinking_stripped`, at each message and at the questions, as the family's template does.
     - `compact`: `compaction`, every N steps.
-    - `budget`: `budget`, whenever the prompt would pass it. Old messages vanish; without notes their facts are lost. It
-      has to hold a message and the notes: 1,500 tokens do in the easy tasks, 2,500 in the hard ones.
-    - `summarize`: `summary`, and what is not in it is lost, unless it is in the notes.
+    - `budget`: `budget`, whenever the prompt would exceed the limit. Old messages are dropped, and their facts are lost
+      unless they were noted. The budget has to hold a message and the notes: 1,500 tokens suffice for easy tasks, 2,500
+      for hard ones.
+    - `summarize`: `summary`. A fact that is in neither the summary nor the notes is lost.
 
-    Reward: `correct`, the share of the questions that are answered right. An answer is a line `1. 42`; a question with
-    two different answers has none. A task, if there is one, has a `topic`, `documents` with a `text` and its `facts`
-    (`{"about": "the gate code of Zorvan", "value": 4821}`; with `"adds": true` values add up), and `questions`, each
-    of them what a fact is about. With more than 90 documents it needs larger `limits`.
+    Reward: `correct`, the share of questions with the right answer. An answer is a line `1. 42`; a question with two
+    different answers has none. A task, if given, has a `topic`, `documents` with a `text` and its `facts` (`{"about":
+    "the gate code of Zorvan", "value": 4821}`; with `"adds": true`, values add up), and `questions`, each of which is
+    what a fact is about. More than 90 documents need larger `limits`.
     """
 
     Config: ClassVar[type[EnvConfig]] = LongNotesConfig
@@ -106,7 +109,7 @@ class LongNotes(ToolEnv):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def start(self) -> Turn:
-        """Say what will be asked."""
+        """Announce what the questions will be about."""
         self.quest: LongNotesTask = self.task or random_task(self.np_random, self.config)
         self.shown = 0
         self.asked = False
@@ -139,7 +142,7 @@ class LongNotes(ToolEnv):
         return "\n".join([*notes, *([self._questions()] if self.asked else [])])
 
     def finish(self, reply: Message) -> Turn:
-        """Show the next message, or ask, or score the answers."""
+        """Show the next message, ask the questions, or score the answers."""
         if self.asked:
             return self._score(reply)
         documents = self.quest.documents
@@ -150,7 +153,7 @@ class LongNotes(ToolEnv):
         return Turn(f"Message {self.shown} of {len(documents)}\n\n{documents[self.shown - 1].text}")
 
     def reference_reply(self) -> Message | str:
-        """Note the facts of each message while it is in sight; answer with what the notes say."""
+        """Note the facts of each message while the context shows it, and answer from the notes."""
         is_message = self.messages()[-1].role == "user"
         if self.asked:
             return (
@@ -166,7 +169,7 @@ class LongNotes(ToolEnv):
         return Message(role="assistant", reasoning="There is nothing to write down now.", content="next")
 
     def null_reply(self) -> str:
-        """Go on, and answer nothing."""
+        """Ask for the next message, and answer nothing."""
         return "next"
 
     def _questions(self) -> str:
@@ -184,14 +187,14 @@ class LongNotes(ToolEnv):
         )
 
     def _answer_from_notes(self) -> Message:
-        """Answer with what the last message says, which holds the notes."""
+        """Answer from the last message, which holds the notes."""
         known = put_together(_facts_in(self.messages()[-1].content))
         answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
         return Message(role="assistant", reasoning="It is all in the notes.", content="\n".join(answers))
 
 
 def put_together(facts: Iterable[Fact]) -> dict[str, int]:
-    """What is known after all facts, in their order: some add up, others take the place of those before them."""
+    """Return the value of each subject after all facts, in order: a fact adds to the earlier value or replaces it."""
     known: dict[str, int] = {}
     for fact in facts:
         known[fact.about] = fact.value + (known.get(fact.about, 0) if fact.adds else 0)
@@ -199,7 +202,7 @@ def put_together(facts: Iterable[Fact]) -> dict[str, int]:
 
 
 def read_answers(content: str) -> dict[int, int]:
-    """The answers of a reply, by the numbers of their questions; a question with different answers has none."""
+    """Return the answers of a reply by the number of the question, without questions that have different answers."""
     found: dict[int, set[int]] = {}
     for line in content.split("\n"):
         match = _ANSWER.fullmatch(line.strip())
@@ -213,13 +216,13 @@ def _as_note(fact: Fact) -> str:
 
 
 def _facts_in(notes: str) -> list[Fact]:
-    """The facts that the reference policy wrote down."""
+    """Return the facts in the reference policy's notes."""
     parts = [part for line in notes.split("\n") for part in re.sub(r"\ANote [0-9]+: ", "", line).split("; ")]
     matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
     return [Fact(about=match[1], value=int(match[3]), adds=match[2] == "+") for match in matches]
 
 
-# Random tasks: the post of an office that looks after depots.
+# Random tasks: the letters to an office that manages depots.
 
 
 class _Size(NamedTuple):
@@ -312,74 +315,76 @@ _CODE_RANGE, _CRATE_RANGE = (1000, 10_000), (2, 60)
 
 
 class _Draws:
-    """Random choices, many drawn at a time."""
+    """Make random choices from numbers that are drawn in batches."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._left: list[float] = []
 
     def below(self, stop: int) -> int:
-        """A whole number from 0 on, below `stop`."""
+        """Draw an integer from 0 to `stop - 1`."""
         if not self._left:
             self._left = self._rng.random(512).tolist()
         return int(self._left.pop() * stop)
 
     def pick(self, items: Sequence[str]) -> str:
-        """One of the items."""
+        """Draw one of the items."""
         return items[self.below(len(items))]
 
     def many(self, items: Sequence[str], count: int) -> list[str]:
-        """So many of the items, the same ones perhaps twice."""
+        """Draw items with replacement."""
         return [items[int(draw * len(items))] for draw in self._rng.random(count).tolist()]
 
     def some(self, items: Iterable[str], count: int) -> list[str]:
-        """So many of the items, each once."""
+        """Draw items without replacement."""
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(count)]
 
 
-class _Told(NamedTuple):
+class _News(NamedTuple):
+    """A sentence of a message and its fact."""
+
     sentence: str
     fact: Fact
 
 
 def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesTask:
-    """Messages and questions of that difficulty and split."""
+    """Draw messages and questions of the configured difficulty and split."""
     size, draws = _SIZES[config.difficulty], _Draws(rng)
     depots = _depots(draws, size.depots, config.split)
-    told, abouts = list[list[_Told]](), dict[str, None]()
+    news, abouts = list[list[_News]](), dict[str, None]()
     while len(abouts) < size.questions:
-        told = [_news(draws, depots) for _ in range(size.documents)]
-        abouts = {item.fact.about: None for news in told for item in news}
-    documents = tuple(_document(draws, depots, size.sentences, news) for news in told)
+        news = [_news_of_message(draws, depots) for _ in range(size.documents)]
+        abouts = {item.fact.about: None for one in news for item in one}
+    documents = tuple(_document(draws, depots, size.sentences, one) for one in news)
     return LongNotesTask(topic=_TOPIC, documents=documents, questions=tuple(draws.some(abouts, size.questions)))
 
 
 def _depots(draws: _Draws, count: int, split: Split) -> list[str]:
-    """Names that are of the split, each by itself: so no depot is in both."""
+    """Draw distinct names of the split."""
     names: dict[str, None] = {}
     while len(names) < count:
         names[draw_in_split(split, lambda: "".join(draws.pick(_SYLLABLES) for _ in range(3)).title())] = None
     return list(names)
 
 
-def _news(draws: _Draws, depots: Sequence[str]) -> list[_Told]:
-    """What a message says that counts: up to two facts, of different depots."""
-    return [_told(draws, depot) for depot in draws.some(depots, draws.below(3))]
+def _news_of_message(draws: _Draws, depots: Sequence[str]) -> list[_News]:
+    """Draw the facts of a message: up to two, of different depots."""
+    return [_draw_news(draws, depot) for depot in draws.some(depots, draws.below(3))]
 
 
-def _told(draws: _Draws, depot: str) -> _Told:
+def _draw_news(draws: _Draws, depot: str) -> _News:
     if draws.below(2):
         code = _CODE_RANGE[0] + draws.below(_CODE_RANGE[1] - _CODE_RANGE[0])
         fact = Fact(about=f"the gate code of {depot}", value=code)
-        return _Told(draws.pick(_CODES).format(depot=depot, number=code), fact)
+        return _News(draws.pick(_CODES).format(depot=depot, number=code), fact)
     crates = _CRATE_RANGE[0] + draws.below(_CRATE_RANGE[1] - _CRATE_RANGE[0])
     fact = Fact(about=f"the crate count of {depot}", value=crates, adds=True)
-    return _Told(draws.pick(_CRATES).format(depot=depot, number=crates), fact)
+    return _News(draws.pick(_CRATES).format(depot=depot, number=crates), fact)
 
 
-def _document(draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[_Told]) -> Document:
-    """A message in which what counts is hidden among other things."""
+def _document(draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[_News]) -> Document:
+    """Draw a message that hides its facts among irrelevant sentences."""
     text = draws.many(_FILLERS, sentences)
     beside = [_beside_the_point(draws, draws.pick(depots)) for _ in range(1 + draws.below(2))]
     for sentence in (*beside, *(item.sentence for item in news)):
@@ -388,7 +393,7 @@ def _document(draws: _Draws, depots: Sequence[str], sentences: int, news: Sequen
 
 
 def _beside_the_point(draws: _Draws, depot: str) -> str:
-    """A sentence that looks as if it counted."""
+    """Draw an irrelevant sentence that looks like a fact."""
     sentence = draws.pick(_BESIDE_THE_POINT)
     low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
     return sentence.format(depot=depot, number=low + draws.below(high - low))

@@ -1,4 +1,4 @@
-"""Several small sums in one conversation with a model that thinks before it answers."""
+"""Several small arithmetic questions in one conversation, for models that think before they answer."""
 
 from typing import Any, ClassVar
 
@@ -13,9 +13,11 @@ class MathChatConfig(EnvConfig):
     """How long the conversation is, and how large the numbers are."""
 
     questions: int = Field(default=6, ge=1)
+    """The number of questions."""
     max_number: int = Field(default=99, ge=2)
+    """The largest number in a question."""
     split: Split = "train"
-    """No conversation of one split is in the other."""
+    """No conversation is in both splits."""
 
 
 class MathChatTask(BaseModel):
@@ -29,16 +31,18 @@ class MathChatTask(BaseModel):
     @model_validator(mode="after")
     def _has_an_answer_each(self) -> "MathChatTask":
         if len(self.questions) != len(self.answers):
-            raise ValueError(f"there are {len(self.questions)} questions and {len(self.answers)} answers")
+            raise ValueError(
+                f"there are {len(self.questions)} questions and {len(self.answers)} answers; give one each"
+            )
         return self
 
 
 class MathChat(Env):
-    """Answer sums, one after the other; each is a user's message, so Qwen3's template drops the thinking before it.
+    """Answer arithmetic questions, each in a new user message, so that Qwen3's template drops earlier thinking.
 
-    Exercises: arithmetic over a conversation whose thinking is kept, stripped at every question, or compacted every N
-    steps, as the history policy says. Reward: for each question, 1 / questions if the last word of the reply is the
-    answer. A task, if there is one, has `questions` and `answers`.
+    Exercises: arithmetic over a conversation whose thinking the history policy keeps, strips at every question, or
+    compacts every N steps. Reward: `correct`, 1 / questions for each question if the last word of the reply is the
+    answer. A task, if given, has `questions` and `answers`.
     """
 
     Config: ClassVar[type[EnvConfig]] = MathChatConfig
@@ -55,7 +59,7 @@ class MathChat(Env):
         return Turn(self.chat.questions[0], system="Think, then answer with the number alone.")
 
     def respond(self, reply: Message) -> Turn:
-        """Say whether it was right, and ask the next question."""
+        """Score the answer, and ask the next question."""
         answer = str(self.chat.answers[self.asked])
         words = reply.content.split()
         is_right = bool(words) and words[-1].rstrip(".") == answer
@@ -67,7 +71,7 @@ class MathChat(Env):
         return Turn(f"{verdict} {self.chat.questions[self.asked]}", reward=reward)
 
     def reference_reply(self) -> Message:
-        """Think aloud, then answer."""
+        """Reason, then answer."""
         question, answer = self.chat.questions[self.asked], self.chat.answers[self.asked]
         reasoning = f"The question is: {question} I work it out step by step, and the result is {answer}."
         return Message(role="assistant", reasoning=reasoning, content=str(answer))

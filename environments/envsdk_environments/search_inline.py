@@ -1,4 +1,4 @@
-"""Search inside the assistant's own turn: the model writes a query between tags, and the results appear behind it."""
+"""Search inside the assistant's own message: the model writes a query between tags, and the results follow it."""
 
 from typing import ClassVar
 
@@ -25,12 +25,14 @@ _MAX_FOUND = 3
 
 
 class SearchInlineConfig(EnvConfig):
-    """How large the world is, and how far away the answer."""
+    """How large the world is, and how many searches lead to the answer."""
 
     people: int = Field(default=8, ge=1, le=1000)
+    """The number of people in the world."""
     hops: int = Field(default=2, ge=1, le=len(_QUESTIONS))
+    """The number of searches that lead to the answer."""
     split: Split = "train"
-    """No question of one split is in the other."""
+    """No question is in both splits."""
 
 
 class Fact(BaseModel):
@@ -51,14 +53,14 @@ class SearchInlineTask(BaseModel):
     answer: str
     facts: tuple[Fact, ...] = Field(min_length=1)
     path: tuple[str, ...] = ()
-    """What to search for, one thing after the other; only the reference policy looks at it."""
+    """The searches that lead to the answer, in order. The reference policy makes them."""
 
 
 class SearchInline(Env):
     """Answer a question about a made-up world by searching it, all in one message.
 
-    Exercises: searching in several hops, and going on with a text in which results were put. What is put there was not
-    sampled and is not trained. Reward: 1 if what stands between `<answer>` and `</answer>` is the answer.
+    Exercises: searching in several hops, and continuing a message into which results were inserted. The inserted text
+    was not sampled and is not trained. Reward: `correct`, 1 if the text between `<answer>` and `</answer>` is right.
     """
 
     Config: ClassVar[type[EnvConfig]] = SearchInlineConfig
@@ -74,7 +76,7 @@ class SearchInline(Env):
         return Turn(self.quest.question, system=_SYSTEM, stop=_STOP)
 
     def respond(self, reply: Message) -> Turn:
-        """Put what was found behind the query, or take the answer; whichever comes first in what is new."""
+        """Append the results of a query, or score an answer: whichever comes first in the new text."""
         tag, said = first_tagged(reply.new_text)
         if tag is None:
             return Turn("Write <search>words</search> or <answer>the answer</answer>.", stop=_STOP)
@@ -90,12 +92,12 @@ class SearchInline(Env):
         return draw_in_split(config.split, lambda: _random(self.np_random, config), lambda quest: quest.question)
 
     def search(self, words: str) -> str:
-        """The facts whose subject is among the words."""
+        """Return the facts whose subject is in the query."""
         found = [fact.text for fact in self.quest.facts if fact.subject.casefold() in words.casefold()]
         return " ".join(found[:_MAX_FOUND]) or "Nothing was found."
 
     def reference_reply(self) -> str:
-        """Search for one thing after the other, then answer."""
+        """Make the searches of the path, then answer."""
         if self.searches < len(self.quest.path):
             return f"I look up <search>{self.quest.path[self.searches]}</search>"
         return f"So it is <answer>{self.quest.answer}</answer>"
@@ -106,10 +108,10 @@ class SearchInline(Env):
 
 
 def first_tagged(text: str) -> tuple[str | None, str]:
-    """Return the first tag that is closed, and what is between it and its end, in time linear in the text."""
+    """Return the first tag that is closed and the text inside it, or (None, ""), in time linear in the text."""
     found: list[tuple[int, str, str]] = []
     for tag in _TAGS:
-        # If the first opening is not closed behind it, no later one is.
+        # If the first opening tag is not closed, no later one is.
         start = text.find(f"<{tag}>")
         end = text.find(f"</{tag}>", start)
         if 0 <= start < end:
@@ -118,7 +120,7 @@ def first_tagged(text: str) -> tuple[str | None, str]:
 
 
 def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlineTask:
-    """A world in which everybody lives in a town of their own, and a question about one of them."""
+    """Draw a world in which each person lives in a town of their own, and a question about one of them."""
     names = _names(rng, config.people * len(_QUESTIONS) + config.people)
     chains = [names[i :: config.people] for i in range(config.people)]  # person, town, region, river
     facts = [
@@ -136,7 +138,7 @@ def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlin
 
 
 def _names(rng: np.random.Generator, count: int) -> list[str]:
-    """So many names, none of which is a part of another: all have four syllables."""
+    """Draw distinct names of four syllables, so that none is a part of another."""
     numbers: list[int] = rng.choice(len(_SYLLABLES) ** 4, size=count, replace=False).tolist()
     places: list[int] = [len(_SYLLABLES) ** place for place in range(4)]
     return ["".join(_SYLLABLES[number // place % len(_SYLLABLES)] for place in places).title() for number in numbers]

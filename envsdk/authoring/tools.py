@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Annotated, Any, NamedTuple, NotRequired, cast, get_args, get_origin, get_type_hints, overload
 
-from docstring_parser import ParseError
-from docstring_parser import parse as parse_docstring
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
@@ -192,6 +190,9 @@ class _Documentation(NamedTuple):
 
 
 def _documentation(function: Any) -> _Documentation:
+    from docstring_parser import ParseError  # here, since an Env without tools does not need it
+    from docstring_parser import parse as parse_docstring
+
     text = inspect.getdoc(function) or ""
     try:
         documentation = parse_docstring(text)

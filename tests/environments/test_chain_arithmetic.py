@@ -65,7 +65,7 @@ def score(env: ChainArithmetic, content: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(("difficulty", "split"), ALL)
 @pytest.mark.parametrize("style", ["words", "symbols"])
-def test_the_answer_is_what_the_question_says(difficulty: str, split: str, style: str):
+def test_the_answer_is_the_result_of_the_question(difficulty: str, split: str, style: str):
     env = ChainArithmetic(difficulty=difficulty, split=split, style=style)
     for seed in range(20):
         env.reset(seed=seed)

@@ -87,9 +87,9 @@ def test_no_answer_of_one_split_is_one_of_the_other():
     assert not answers["train"] & answers["test"]
 
 
-def test_there_is_no_question_behind_the_last():
+def test_there_is_no_question_after_the_last():
     questions = get_questions("easy", "train")
-    with pytest.raises(IndexError, match=f"there is no question {len(questions)} of {len(questions)}"):
+    with pytest.raises(IndexError, match=f"question {len(questions)} is out of range"):
         questions[len(questions)]
     with pytest.raises(errors.TaskError, match="there is no task"):
         CorpusSearch().reset(options={"task": 10**9})
@@ -125,7 +125,7 @@ def test_names_are_unambiguous(world: World):
     assert not names & ends  # the end of no name is a name
 
 
-def test_articles_say_where_relations_lead_and_nothing_else_says_it(world: World):
+def test_only_the_article_of_an_entity_contains_its_relations(world: World):
     rng = random.Random(0)
     for number, relation in enumerate(world.relations):
         for source in rng.sample(world.members[relation.source], 40):
@@ -273,7 +273,7 @@ def test_a_forked_process_makes_an_index_of_its_own():
     assert subprocess.run([sys.executable, "-c", FORKED_PROCESS], timeout=60, check=False).returncode == 0
 
 
-def test_without_full_text_search_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_without_full_text_search_the_constructor_raises(monkeypatch: pytest.MonkeyPatch):
     connect = sqlite3.connect
 
     def without_virtual_tables(*arguments: Any) -> sqlite3.Connection:
@@ -315,7 +315,7 @@ def test_what_is_found_is_listed_with_a_sentence_and_the_next_page():
         ("read", {"title": "Loud Library"}, "Error: there is no article 'Loud Library'; search for a title"),
     ],
 )
-def test_an_error_says_what_is_wrong_and_the_episode_goes_on(name: str, arguments: dict, told: str):
+def test_a_wrong_call_is_answered_with_an_error_and_the_episode_continues(name: str, arguments: dict, told: str):
     env = CorpusSearch(tasks=[TASK])
     env.reset(seed=0)
     step(env, "", (name, arguments))

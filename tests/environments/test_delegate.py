@@ -130,7 +130,7 @@ def test_rewards_are_named_and_researchers_earn_theirs_themselves():
     ]
 
 
-def test_what_somebody_was_asked_before_earns_nothing_again():
+def test_a_second_question_about_the_same_subject_earns_nothing():
     env = Delegate()
     env.reset(seed=0)
     person = env.quest.leads[0].subject
@@ -163,7 +163,7 @@ def test_with_researchers_that_do_not_try_the_reference_policy_does_not_know():
         ({}, says("It is in Nowhere."), "It is in Nowhere."),
     ],
 )
-def test_the_parent_is_told_what_became_of_a_researcher(options: dict, researcher: Any, told: str):
+def test_the_parent_reads_how_a_researcher_ended(options: dict, researcher: Any, told: str):
     env = Delegate(**options)
     env.reset(seed=0)
     question = env.quest.leads[-1].question
@@ -272,7 +272,7 @@ def test_a_task_may_be_given():
 
 
 def test_more_candidates_than_people_are_refused():
-    with pytest.raises(errors.ConfigError, match="there are 4 candidates among 3 people"):
+    with pytest.raises(errors.ConfigError, match="candidates is 4 and people is 3; expected candidates <= people"):
         Delegate(candidates=4, people=3)
 
 
@@ -298,7 +298,7 @@ def test_a_search_finds_titles_by_the_words_of_the_article(researcher: Researche
         assert researcher.search(words) == "Nothing was found."
 
 
-def test_only_so_many_articles_are_read(researcher: Researcher):
+def test_a_researcher_reads_at_most_max_articles(researcher: Researcher):
     first, second, third, *_ = researcher.articles.values()
     assert researcher.read(f" {first.title.upper()} ") == first.text
     with pytest.raises(errors.ToolError, match="there is no article 'x'"):

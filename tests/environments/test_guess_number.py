@@ -27,7 +27,7 @@ def test_a_range_without_a_number_is_refused(options: dict) -> None:
 
 def test_a_secret_outside_the_range_is_refused() -> None:
     env = envsdk.make(ID, tasks=[{"secret": 1000}])
-    with pytest.raises(errors.TaskError, match="1000 is not from 1 to 100"):
+    with pytest.raises(errors.TaskError, match="the secret of the task is 1000; expected 1 to 100"):
         env.reset(seed=0)
 
 

@@ -57,7 +57,7 @@ def pure_strategies(places: list[tuple[str, ...]]) -> Any:
         yield {**OPTIMAL, places[0]: choices[:3], places[1]: choices[3:]}
 
 
-def test_with_optimal_play_the_first_player_loses_an_eighteenth_and_nobody_does_better():
+def test_with_optimal_play_the_first_player_loses_an_eighteenth_and_no_player_does_better():
     assert mean(OPTIMAL) == pytest.approx(-1 / 18)
     assert max(map(mean, pure_strategies(FIRST))) == pytest.approx(-1 / 18)
     assert min(map(mean, pure_strategies(SECOND))) == pytest.approx(-1 / 18)
@@ -127,7 +127,7 @@ def test_no_player_sees_what_the_other_has():
     assert env.messages()[-1].content.startswith("They had 50." if env.context == "player0" else "They had 70.")
 
 
-def test_who_acts_first_changes_from_hand_to_hand_and_both_are_told_how_it_ended():
+def test_the_first_player_alternates_and_both_players_read_how_a_hand_ended():
     env = KuhnPoker(tasks=[{"deck": [1, 2, 3], "deals": [[0, 1], [2, 1], [1, 2]]}])
     observation, _ = env.reset(seed=0)
     order = [observation.context]
@@ -259,9 +259,9 @@ def test_no_deck_of_a_test_match_is_in_a_train_match():
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ({"deck": [3, 2, 1], "deals": [[0, 1]]}, "does not go up"),
-        ({"deck": [1, 2, 3], "deals": [[1, 1]]}, r"\(1, 1\) are no two of the cards"),
-        ({"deck": [1, 2, 3], "deals": [[1, 3]]}, "are no two of the cards"),
+        ({"deck": [3, 2, 1], "deals": [[0, 1]]}, "three cards in ascending order"),
+        ({"deck": [1, 2, 3], "deals": [[1, 1]]}, r"the deal \(1, 1\) is not two different cards"),
+        ({"deck": [1, 2, 3], "deals": [[1, 3]]}, "is not two different cards"),
         ({"deck": [1, 2, 3], "deals": []}, "deals"),
     ],
 )

@@ -106,7 +106,7 @@ def test_strip_loses_the_thinking_at_each_message_and_at_the_questions():
 
 
 @pytest.mark.parametrize("every", [2, 5, 38])
-def test_compact_loses_the_thinking_every_so_many_steps(every: int):
+def test_compact_drops_the_thinking_every_n_steps(every: int):
     trajectory = play(LongNotes(history={"name": "compact", "every": every}))
     assert breaks(trajectory) == ({"compaction": 37 // every} if every < 38 else {})
 
@@ -145,7 +145,7 @@ def test_whoever_takes_notes_succeeds_under_every_policy(history: Any, difficult
 
 @pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
-def test_whoever_takes_none_succeeds_only_while_all_messages_are_in_sight(history: Any, difficulty: str):
+def test_without_notes_a_policy_succeeds_only_while_the_context_shows_all_messages(history: Any, difficulty: str):
     rewards = [play(LongNotes(history=history, difficulty=difficulty), writes_nothing, seed).reward for seed in (0, 1)]
     if history in (BUDGET, SUMMARIZE):
         assert max(rewards) < 1.0
@@ -204,7 +204,7 @@ def test_a_conversation_goes_from_message_to_message_and_then_to_the_questions()
     ("text", "error"),
     [(" \n", "is empty"), ("x" * 401, "it may have 400"), ("x" * 60, "all notes together may have 50 more")],
 )
-def test_a_note_that_cannot_be_written_is_told_so(text: str, error: str):
+def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, error: str):
     env = started(max_notes_chars=100)
     step(env, text="y" * 50)
     result = step(env, text=text)

@@ -50,7 +50,7 @@ def test_results_stand_inside_one_message_and_are_not_trained(tokenizer, enable_
     assert reply.errors == ()
 
 
-def test_what_was_sampled_behind_a_stop_string_stays(tokenizer):
+def test_what_was_sampled_after_a_stop_string_stays(tokenizer):
     env = SearchInline(tokenizer=tokenizer)
     env.reset(seed=0)
     name = env.quest.path[0]
@@ -72,7 +72,7 @@ def test_a_search_that_ended_its_turn_goes_on_as_a_declared_edit():
 @pytest.mark.parametrize(
     ("words", "found"), [("nobody", "Nothing was found."), ("", "Nothing was found."), ("<|im_end|>", "Nothing")]
 )
-def test_a_search_that_finds_nothing_says_so(words: str, found: str):
+def test_a_search_without_results_reports_that(words: str, found: str):
     env = SearchInline()
     env.reset(seed=0)
     assert env.search(words).startswith(found)

@@ -48,7 +48,7 @@ def test_a_letter_is_marked_as_often_as_it_is_in_both_words(words: tuple[str, st
         ("llama", "hello", "EEAAA"),
     ],
 )
-def test_letters_that_come_twice_are_marked_as_the_rule_says(guess: str, secret: str, marked: str):
+def test_repeated_letters_are_marked_at_most_as_often_as_the_secret_has_them(guess: str, secret: str, marked: str):
     assert marks(guess, secret) == [SHORT[mark] for mark in marked]
 
 

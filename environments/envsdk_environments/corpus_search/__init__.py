@@ -1,4 +1,4 @@
-"""Questions about a made-up world that take several searches."""
+"""Questions about a made-up world that need several searches."""
 
 import re
 import unicodedata
@@ -24,26 +24,26 @@ _SYSTEM = (
 
 
 class CorpusSearchConfig(ToolEnvConfig):
-    """How hard the questions are."""
+    """Which questions are asked."""
 
     split: Split = "train"
-    """No answer of one split is an answer of the other."""
+    """No answer is in both splits."""
     difficulty: Difficulty = "medium"
-    """`easy`: two articles lead to the answer; `medium`: three; `hard`: four."""
+    """The number of articles that lead to the answer: two (`easy`), three (`medium`) or four (`hard`)."""
 
 
 class CorpusSearch(ToolEnv):
     """Answer a question about a made-up world by searching its encyclopedia of more than 5,000 articles.
 
-    Exercises: taking a question apart, searching, reading, and going on from what was read. A question is such as
-    "Which town is now the home of the mentor of the author of the poem Quiet Library?"; the same people and places are
-    named in many articles that do not matter.
+    Exercises: splitting a question into parts, searching, reading, and continuing from what was read. An example of a
+    question is "Which town is now the home of the mentor of the author of the poem Quiet Library?". Many irrelevant
+    articles name the same people and places.
 
-    Reward: `correct`, 1 if the answer ends with the right name, whose upper and lower case do not matter. Metrics:
-    `searches` and `reads`, and at the end `found`, the share of the articles on the way to the answer that were read.
+    Reward: `correct`, 1 if the answer ends with the right name, in upper or lower case. Metrics: `searches` and `reads`
+    count the calls of a step; `found`, at the end, is the share of the articles on the path that were read.
 
-    A task, if there is one, is `{"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path":
-    ["Quiet Library"]}`. The articles are always the same.
+    A task, if given, is `{"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path": ["Quiet
+    Library"]}`. The articles are always the same.
 
     Raises:
         FullTextSearchUnavailable: If the sqlite of this Python has no FTS5.
@@ -65,7 +65,9 @@ class CorpusSearch(ToolEnv):
         self.quest: CorpusSearchTask = self.task
         missing = [title for title in self.quest.path if self._index.text(title) is None]
         if missing:
-            raise TaskError(f"there is no article {missing[0]!r}, which the path of the task names")
+            raise TaskError(
+                f"there is no article {missing[0]!r}, which is in the path of the task; use titles of the corpus"
+            )
         self.read_titles: set[str] = set()
         return Turn(self.quest.question, system=_SYSTEM)
 
@@ -95,29 +97,29 @@ class CorpusSearch(ToolEnv):
         return text
 
     def after_tools(self, reply: Message, results: list[Message]) -> Turn:
-        """Hand over the results, and count."""
+        """Return the results, and count the calls."""
         names = [call.name for call in reply.tool_calls]
         return Turn(results, metrics={"searches": names.count("search"), "reads": names.count("read")})
 
     def finish(self, reply: Message) -> Turn:
-        """Say whether it is the answer."""
+        """Score the answer and end the episode."""
         is_right = _ends_with(reply.content, self.quest.answer)
         verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
         metrics = {"found": self._found()} if self.quest.path else {}
         return Turn(verdict, reward={"correct": float(is_right)}, metrics=metrics, terminated=True)
 
     def reference_reply(self) -> Message:
-        """Search for what was read of last, read it, and answer when an article names the answer."""
-        told = [message.content for message in self.messages() if message.role == "tool"]
-        path, step = self.quest.path, len(told) // 2
-        if len(told) % 2:
-            is_found = f"- {path[step]}: " in told[-1]
+        """Search for the next article of the path, read it, and answer when an article names the answer."""
+        results = [message.content for message in self.messages() if message.role == "tool"]
+        path, step = self.quest.path, len(results) // 2
+        if len(results) % 2:
+            is_found = f"- {path[step]}: " in results[-1]
             return (
                 Message.calling("read", {"title": path[step]}, reasoning="That is the article.")
                 if is_found
                 else _give_up()
             )
-        known = told[-1] if told else self.quest.question
+        known = results[-1] if results else self.quest.question
         wanted = path[step] if step < len(path) else self.quest.answer
         if wanted not in known:
             return _give_up()
@@ -131,7 +133,7 @@ class CorpusSearch(ToolEnv):
 
     @property
     def _index(self) -> Index:
-        return get_index()  # it belongs to the process; the environment holds nothing of it
+        return get_index()  # one for the process, so that a copy of the environment does not copy it
 
     def _found(self) -> float:
         titles = {title.casefold() for title in self.quest.path}
@@ -146,7 +148,7 @@ def _as_text(page: Page, number: int) -> str:
 
 
 def _ends_with(text: str, name: str) -> bool:
-    """Whether the last words of a text are a name."""
+    """Return whether a text ends with a name."""
     words, wanted = (re.findall(r"[^\W_]+", unicodedata.normalize("NFC", one).casefold()) for one in (text, name))
     return bool(wanted) and words[-len(wanted) :] == wanted
 

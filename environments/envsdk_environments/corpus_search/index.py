@@ -1,4 +1,4 @@
-"""A search engine for the articles: sqlite's full-text search, in memory, made once per process."""
+"""The search engine for the articles: sqlite's full-text search in memory, built once per process."""
 
 import os
 import re
@@ -17,8 +17,8 @@ from .world import get_world
 PAGE_SIZE = 5
 _TITLE_WEIGHT = 8.0
 _MOST_MATCHES = 1_000
-"""So many articles are ranked for a query, those with its rarest words. It bounds the time that a query takes; a word
-that stands in more articles is not searched for."""
+"""The maximum number of articles that are ranked for a query, which bounds its time. A word that is in more articles is
+not searched for."""
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -27,15 +27,15 @@ class FullTextSearchUnavailable(EnvsdkError):
 
 
 class Hit(NamedTuple):
-    """An article that a query finds."""
+    """An article that a query found."""
 
     title: str
     snippet: str
-    """Its sentence that has the most words of the query."""
+    """The article's sentence with the most words of the query."""
 
 
 class Page(NamedTuple):
-    """A part of what a query finds."""
+    """One page of the results of a query."""
 
     hits: list[Hit]
     has_more: bool
@@ -43,7 +43,11 @@ class Page(NamedTuple):
 
 @cache
 def check_full_text_search() -> None:
-    """Raise `FullTextSearchUnavailable` if there is none."""
+    """Check that sqlite has full-text search.
+
+    Raises:
+        FullTextSearchUnavailable: If it does not.
+    """
     try:
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.execute("CREATE VIRTUAL TABLE probe USING fts5(text)")
@@ -55,7 +59,12 @@ def check_full_text_search() -> None:
 
 
 class Index:
-    """Articles by title and by words. It never changes, and many threads may use it."""
+    """Find articles by title and by words. An index never changes, and any thread may use it.
+
+    Args:
+        names: The titles of the articles.
+        articles: The sentences of each article, in the same order.
+    """
 
     def __init__(self, names: Sequence[str], articles: Sequence[Sequence[str]]) -> None:
         self._articles = dict(zip(names, articles, strict=True))
@@ -77,27 +86,27 @@ class Index:
         self._frequencies: Mapping[str, int] = dict(self._connection.execute("SELECT term, doc FROM words"))
 
     def text(self, title: str) -> str | None:
-        """The article of a title, whose upper and lower case do not matter; None if there is none."""
+        """Return the article with a title, in upper or lower case, or None if there is no such article."""
         name = self._titles.get(title.strip().casefold())
         return None if name is None else " ".join(self._articles[name])
 
     def search(self, query: str, page: int = 1) -> Page:
-        """The articles that have words of a query, those first that have the most and the rarest.
+        """Return the articles that have words of a query, ranked by BM25.
 
         Args:
-            query: Any text; what is no word of an article, or is in most of them, finds nothing.
-            page: Which part of what was found, from 1.
+            query: Any text. Words that are in no article, or in very many, find nothing.
+            page: The number of the page of results, from 1.
         """
         words = self._chosen(query)
         if not words:
             return Page([], has_more=False)
-        # quoted words are only words: no query is an expression
+        # Quoted, so that no word of a query is an operator.
         match = " OR ".join(f'"{word}"' for word in words)
         rows = self._rows(match, limit=PAGE_SIZE + 1, offset=PAGE_SIZE * (page - 1))
         return Page([self._hit(row, words) for row in rows[:PAGE_SIZE]], has_more=len(rows) > PAGE_SIZE)
 
     def _chosen(self, query: str) -> list[str]:
-        """The rarest words of a query, as many as may be ranked."""
+        """Return the rarest words of a query, within the limit on ranked articles."""
         words = {word: self._frequencies.get(word, 0) for word in _words(query)}
         chosen: list[str] = []
         left = _MOST_MATCHES
@@ -128,9 +137,9 @@ _locks: dict[int, threading.Lock] = {}
 
 
 def get_index() -> Index:
-    """The index of the world's articles; made when it is first asked for, once in each process.
+    """Return the index of the world's articles, which is built on first use.
 
-    A process that was forked makes its own: a connection, and a lock that another thread held, are of no use there.
+    A forked process builds its own: it must not use the parent's connection, or a lock that another thread held.
     """
     process = os.getpid()
     if process not in _indexes:
@@ -142,7 +151,7 @@ def get_index() -> Index:
 
 
 def _words(text: str) -> dict[str, None]:
-    """The words of a text as the index has them: without accents, in lower case; each once."""
+    """Return the distinct words of a text as the index stores them: in lower case, without accents."""
     if not text.isascii():
         text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
     return dict.fromkeys(_WORD.findall(text.casefold()))

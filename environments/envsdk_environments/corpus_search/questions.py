@@ -1,4 +1,4 @@
-"""Questions whose answer is found by going from article to article."""
+"""Questions whose answer is reached by following relations from article to article."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -26,20 +26,20 @@ class CorpusSearchTask(BaseModel):
 
     question: str = Field(min_length=1)
     answer: str = Field(min_length=1)
-    """One name."""
+    """The name that is asked for."""
     path: tuple[str, ...] = ()
-    """The titles of the articles that lead to it, in order; the reference policy follows them."""
+    """The titles of the articles that lead to the answer, in order. The reference policy reads them."""
 
 
 class _Chains(NamedTuple):
-    """Chains of relations, and the entities from which they can be followed."""
+    """A chain of relations, and the entities from which it leads to an answer."""
 
     relations: tuple[int, ...]
     starts: "NDArray[np.int32]"
 
 
 class Questions:
-    """All questions of a split that have so many hops, as a sequence. No entity is the answer in both splits."""
+    """The sequence of all questions of a split with a number of hops. No entity is the answer in both splits."""
 
     def __init__(self, world: World, hops: int, split: Split) -> None:
         self._world = world
@@ -51,7 +51,7 @@ class Questions:
 
     def __getitem__(self, index: int) -> CorpusSearchTask:
         if not 0 <= index < len(self):
-            raise IndexError(f"there is no question {index} of {len(self)}")
+            raise IndexError(f"question {index} is out of range; expected 0 to {len(self) - 1}")
         at = int(np.searchsorted(self._ends, index, side="right"))
         chains = self._chains[at]
         start = int(chains.starts[index - int(self._ends[at])])
@@ -60,12 +60,12 @@ class Questions:
 
 @cache
 def get_questions(difficulty: Difficulty, split: Split) -> Questions:
-    """The questions; they are found when they are first asked for."""
+    """Return the questions, which are computed on first use."""
     return Questions(get_world(), HOPS[difficulty], split)
 
 
 def _follow(world: World, hops: int, split: Split) -> Iterator[_Chains]:
-    """All chains of different relations along which no entity comes twice, and that end at an answer of the split."""
+    """Yield the chains of distinct relations that visit no entity twice and end at an answer of the split."""
     is_answer = np.array([*(split_of(name) == split for name in world.names), False])
     for relations in _sequences(world, hops):
         numbers = world.members[world.relations[relations[0]].source]
@@ -80,7 +80,7 @@ def _follow(world: World, hops: int, split: Split) -> Iterator[_Chains]:
 
 
 def _sequences(world: World, hops: int) -> list[tuple[int, ...]]:
-    """All sequences of different relations each of which begins where the one before it ends."""
+    """Return all sequences of distinct relations in which each starts at the kind where the previous one ends."""
     sequences: list[tuple[int, ...]] = [(number,) for number in range(len(world.relations))]
     for _ in range(hops - 1):
         sequences = [

@@ -1,6 +1,6 @@
-"""A made-up world: who and what there is, how they are related, and an article about each.
+"""A made-up world: its entities, the relations between them, and an article about each.
 
-It is made once per process and is always the same: out of the words of `world.json` and a fixed seed.
+The world is generated once per process from the words of `world.json` and a fixed seed, so it is always the same.
 """
 
 import random
@@ -26,36 +26,36 @@ class _Frozen(BaseModel):
 
 
 class Relation(_Frozen):
-    """What leads from an entity, the source, to one other, the target."""
+    """A relation that leads from one entity, the source, to another one, the target."""
 
     source: Kind
     target: Kind
     share: float
-    """How many entities have it."""
+    """The share of entities of the source's kind that have it."""
     phrase: str
-    """What somebody calls the target who knows the source alone."""
+    """How a question names the target by means of the source."""
     question: str
     sentences: tuple[str, ...]
-    """How the source's article says it: `{s}` is the source, `{t}` the target."""
+    """Sentences for the source's article: `{s}` is the source, `{t}` the target."""
 
 
 class _Aside(_Frozen):
-    """A sentence that mentions somebody else and answers no question."""
+    """A distracting sentence, which mentions another entity and answers no question."""
 
     target: Kind
     sentence: str
 
 
 class _Words(_Frozen):
-    """What names and sentences are made of."""
+    """The parts of names and sentences."""
 
     counts: dict[Kind, int]
     relations: tuple[Relation, ...]
     mentions: dict[Kind, str]
-    """How questions call an entity."""
+    """How questions name an entity of each kind."""
     openings: dict[Kind, tuple[str, ...]]
     nouns: dict[Kind, tuple[str, ...]]
-    """What entities are, make, or are known for."""
+    """What an entity of each kind is, makes, or is known for."""
     asides: dict[Kind, tuple[_Aside, ...]]
     onsets: tuple[str, ...]
     vowels: tuple[str, ...]
@@ -69,22 +69,24 @@ class _Words(_Frozen):
 
 
 class World(NamedTuple):
-    """All entities, by number."""
+    """All entities, identified by their number."""
 
     names: tuple[str, ...]
     members: Mapping[Kind, range]
     mentions: tuple[str, ...]
-    """How questions call each."""
+    """How questions name each entity."""
     relations: tuple[Relation, ...]
     targets: "NDArray[np.int32]"
-    """Where each relation leads from each entity, or the number behind the last, which leads there again."""
+    """The target of each relation from each entity, int32 of shape (n_relations, n_entities + 1).
+
+    The number n_entities stands for no target, and leads to itself."""
     articles: tuple[tuple[str, ...], ...]
-    """The sentences of each article; its title is the name."""
+    """The sentences of the article about each entity; its title is the entity's name."""
 
 
 @cache
 def get_world() -> World:
-    """The world; made when it is first asked for."""
+    """Return the world, which is generated on first use."""
     words = _Words.model_validate_json(Path(__file__).with_name("world.json").read_bytes())
     return _Maker(words, random.Random(_SEED)).make()
 
@@ -92,7 +94,7 @@ def get_world() -> World:
 class _Maker:
     def __init__(self, words: _Words, rng: random.Random) -> None:
         self.words = words
-        self.random = rng.random  # the one method whose numbers are the same in every version of Python
+        self.random = rng.random  # the only method whose numbers are the same in every version of Python
 
     def make(self) -> World:
         words = self.words
@@ -114,7 +116,7 @@ class _Maker:
         return World(names, members, tuple(mentions), words.relations, targets, tuple(articles))
 
     def _draw_names(self) -> Iterator[str]:
-        """Names for all entities, no two the same."""
+        """Yield a distinct name for each entity."""
         makers: Mapping[Kind, Callable[[], str]] = {
             "person": lambda: f"{self._syllables(2)} {self._one_of(surnames)}",
             "town": lambda: self._syllables(2) + self._one_of(self.words.town_ends),
@@ -131,7 +133,7 @@ class _Maker:
             yield from names
 
     def _draw_targets(self, relation: Relation, members: Mapping[Kind, range], nowhere: int) -> list[int]:
-        """Where a relation leads from each entity, and from nowhere."""
+        """Draw the target of a relation from each entity, and from `nowhere`, the number of no target."""
         targets = [nowhere] * (nowhere + 1)
         choices = members[relation.target]
         for source in members[relation.source]:
@@ -143,7 +145,7 @@ class _Maker:
     def _write(
         self, names: Sequence[str], members: Mapping[Kind, range], nouns: Sequence[str], targets: "NDArray[np.int32]"
     ) -> Iterator[tuple[str, ...]]:
-        """An article about each entity: what it is, then its relations and asides, in any order."""
+        """Yield an article about each entity: what it is, then its relations and distractors in random order."""
         for kind, numbers in members.items():
             own = [
                 (relation.sentences, column)

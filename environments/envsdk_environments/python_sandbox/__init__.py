@@ -1,4 +1,4 @@
-"""Small problems that take a program to solve, and a sandbox to run it in."""
+"""Small problems that need a program, and a sandbox to run it in."""
 
 from functools import partial
 from typing import ClassVar
@@ -21,12 +21,13 @@ class PythonSandboxConfig(ToolEnvConfig):
     """How hard the problems are, and what programs may do."""
 
     split: Split = "train"
-    """No problem of one split is one of the other."""
+    """No problem is in both splits."""
     difficulty: Difficulty = "medium"
-    """`easy` takes a loop, `medium` an algorithm that everybody knows, `hard` one that has to be thought of."""
+    """`easy` problems need a loop, `medium` ones a well-known algorithm, `hard` ones an algorithm to be designed."""
     sandbox_limits: SandboxLimits = SandboxLimits(timeout_s=5, cpu_s=5, memory_mib=256, output_kib=8)
+    """The limits of each program."""
     isolation: Isolation = "auto"
-    """What keeps programs apart from the machine."""
+    """How programs are isolated from the machine; see `envsdk.sandbox`."""
 
 
 class PythonSandboxTask(BaseModel):
@@ -38,15 +39,15 @@ class PythonSandboxTask(BaseModel):
     answer: str = Field(pattern=r"^\S*[^\s.]$")
     """A number, or one word."""
     solution: str | None = None
-    """A program that prints the answer, for the reference policy; without it, that just knows the answer."""
+    """A program that prints the answer, for the reference policy. Without it, the policy answers without a program."""
 
 
 class PythonSandbox(ToolEnv):
-    """Answer a question about numbers or data that nobody computes by hand, by writing and running Python programs.
+    """Answer a question about numbers or data that is too long to compute by hand, by running Python programs.
 
-    Exercises: writing programs, reading what they print, and mending them. Reward: `correct`, 1 if the last word of the
-    answer is the right number. A program that fails, or reaches a limit, is told so. If programs cannot be run at all,
-    the episode ends as an error. A task, if there is one, is `{"question": "What is 2 to the 100th power?", "answer":
+    Exercises: writing programs, reading their output, and fixing them. Reward: `correct`, 1 if the last word of the
+    answer is right. The model reads the error of a program that fails or reaches a limit. If programs cannot be run at
+    all, the episode fails. A task, if given, is `{"question": "What is 2 to the 100th power?", "answer":
     "1267650600228229401496703205376", "solution": "print(2**100)"}`.
     """
 
@@ -54,10 +55,12 @@ class PythonSandbox(ToolEnv):
     Task: ClassVar[type[BaseModel] | None] = PythonSandboxTask
     default_limits: ClassVar[Limits] = Limits(max_steps=12, max_tool_calls=20)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    told_exceptions: ClassVar[tuple[type[Exception], ...]] = ()  # none is the model's fault
+    told_exceptions: ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # any exception is a failure of the sandbox, not of the model
 
     def start(self) -> Turn:
-        """Ask the question, if programs can be run here."""
+        """Ask the question, after a check that programs can be run here."""
         config: PythonSandboxConfig = self.config
         check_isolation(config.isolation)
         self.problem = (
@@ -80,14 +83,14 @@ class PythonSandbox(ToolEnv):
         return result.report()
 
     def finish(self, reply: Message) -> Turn:
-        """Say whether it is the answer."""
+        """Score the answer and end the episode."""
         words, answer = reply.content.split(), self.problem.answer()
         is_right = bool(words) and words[-1].rstrip(".") == answer
         verdict = "Right." if is_right else f"No, it is {answer}."
         return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
 
     def reference_reply(self) -> Message:
-        """Write a program, run it, and answer with what it printed."""
+        """Run the solution, and answer with its output."""
         last = self.messages()[-1]
         if last.role == "tool":
             return Message(role="assistant", reasoning="That is it.", content=last.content)

@@ -1,4 +1,4 @@
-"""The problems: for each kind, the function that finds the answer, the question, and how its numbers are drawn."""
+"""The problems: for each kind, a function that computes the answer, the question, and how its numbers are drawn."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ Arguments: TypeAlias = dict[str, Any]
 
 
 class Problem(NamedTuple):
-    """A question, a program that answers it, and the answer, which is computed when it is asked for."""
+    """A question, a program that answers it, and a function that computes the answer."""
 
     question: str
     solution: str | None
@@ -26,15 +26,15 @@ class Kind(NamedTuple):
     """Problems that differ in numbers."""
 
     solve: Callable[..., int]
-    """Finds the answer. Its text is also the program that does."""
+    """Computes the answer. Its source is also the solution program."""
     question: str
-    """It has the names of the function's parameters in it."""
+    """The question, with the function's parameters as format fields."""
     draw: Callable[[np.random.Generator], Arguments]
-    """Draws the function's parameters."""
+    """Draws the function's arguments."""
 
 
 def random_problem(rng: np.random.Generator, difficulty: Difficulty, split: Split) -> Problem:
-    """Draw problems until one is of the split."""
+    """Draw a problem of the split."""
     kinds = KINDS[difficulty]
 
     def draw() -> tuple[Kind, Arguments]:
@@ -56,7 +56,7 @@ def _answer(solve: Callable[..., int], arguments: Mapping[str, Any]) -> str:
 
 
 def _program(solve: Callable[..., int], arguments: Mapping[str, Any]) -> str:
-    """A program that prints what the function returns."""
+    """Return a program that prints what the function returns."""
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return f"{_source(solve)}\n\nprint({solve.__name__}({given}))\n"
 
@@ -133,7 +133,7 @@ SQUARE_REMAINDERS = (
 )
 
 
-# Medium: a known algorithm.
+# Medium: a well-known algorithm.
 
 
 def primes(first: int, last: int, modulus: int, remainder: int) -> int:
@@ -230,7 +230,7 @@ ORDERS = (
 )
 
 
-# Hard: an algorithm that has to be thought of.
+# Hard: an algorithm that has to be designed.
 
 
 def rising_sum(length: int, x: int, factor: int, addend: int, modulus: int) -> int:

@@ -3,7 +3,7 @@
 import sqlite3
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,11 +12,12 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, too
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ConfigError, TaskError, ToolError
 
-from . import guarded
 from .domains import TRADES, draw_names, make_database
-from .guarded import QueryLimits, Row, TooManySteps, make_image, run_script, tables_of
+from .guarded.query import Found, QueryLimits, Row
+from .images import make_image, run_script, tables_of
 from .questions import Difficulty, Question, draw_question
 from .results import as_text, is_same
+from .worker import QueryWorker, TooManySteps
 
 __all__ = ["SqlAnalyst", "SqlAnalystConfig", "SqlAnalystTask"]
 
@@ -28,80 +29,91 @@ _SYSTEM = (
     "day, a range its ends."
 )
 _EVENTS = (120, 200)
-"""How many events the database has that can be explored, and the other one: where there are more, more goes wrong."""
+"""The numbers of events in the database that can be explored and in the other one, which is larger so that
+more wrong queries have another result there."""
 _SAMPLE_ROWS = 3
 _MOST_EXPECTED_ROWS = 1_000
 _MOST_QUESTIONS = 200
-"""So many are drawn until one is worth asking and its query takes no more steps than it may."""
+"""The maximum number of questions that are drawn until one can be asked."""
 
 
 class SqlAnalystConfig(ToolEnvConfig):
-    """How hard the questions are, and what queries may do."""
+    """How hard the questions are, and the limits of queries."""
 
     split: Split = "train"
-    """No question of one split is a question of the other."""
+    """No question is in both splits."""
     difficulty: Difficulty = "medium"
-    """`easy`: one table; `medium`: joins and groups; `hard`: several steps, such as the best of each group."""
+    """`easy` questions need one table, `medium` ones joins and groups, `hard` ones several steps, such as the best row
+    of each group."""
     max_rows: int = Field(default=30, ge=1, le=1_000)
-    """So many rows of a result are shown."""
+    """The maximum number of rows of a result that are shown."""
     max_steps_per_query: int = Field(default=500_000, ge=1_000)
-    """Instructions of the machine of sqlite. A right query takes some thousands; these take a fraction of a second.
-    Questions whose right query takes more are not asked."""
+    """The maximum number of instructions of sqlite's virtual machine. A right query takes some thousands; 500,000 take
+    a fraction of a second. Questions whose right query takes more are not asked."""
     max_value_bytes: int = Field(default=1_000, ge=1_000, le=1_000_000)
-    """The longest text in a result; memory in a query is bounded by this times some 100,000."""
+    """The longest text that a query may compute, in bytes. Its memory is limited to 256 MiB in any case."""
     max_failed_answers: int = Field(default=2, ge=0)
-    """So many answers that are no query which runs are answered with what is wrong; one more ends the episode."""
+    """The maximum number of answers that do not run and are answered with the error. One more ends the episode."""
 
 
 class SqlAnalystTask(BaseModel):
-    """A question about a database of one's own."""
+    """A question about databases that the task brings."""
 
     model_config = ConfigDict(frozen=True)
 
     question: str = Field(min_length=1)
     query: str = Field(min_length=1)
-    """A query that finds the answer, and that the limits of the environment allow."""
+    """A right query, which has to run within the limits of the environment."""
     databases: tuple[str, ...] = Field(min_length=1)
-    """SQL scripts, each of which makes a database. The first can be explored; the others have the same tables with
-    other rows, so that an answer cannot be written into the query."""
+    """SQL scripts, each of which makes a database. The first one can be explored. The others have the same tables with
+    other rows, so that a query with the answer written into it does not match."""
     is_ordered: bool = False
-    """Whether the question asks for an order of rows."""
+    """Whether the question asks for rows in a certain order."""
 
 
 class _Quest(NamedTuple):
-    """A question, and what a right query finds."""
+    """A question, its databases, and the result of a right query."""
 
     question: Question
     databases: tuple[bytes, ...]
     expected: tuple[tuple[Row, ...], ...]
-    """The rows that are found in each database."""
+    """The rows that a right query finds in each database."""
 
 
 class SqlAnalyst(ToolEnv):
     """Explore a database, and answer a question about it with a query.
 
-    Exercises: finding out how data is laid out, writing SQL (joins, groups, windows, empty values), and trying before
-    answering. A question is such as "Which 3 products have the highest number of units in orders from 2021-03-05 to
-    2022-01-20? Give the name and the number of units, the highest first. ...". Databases, and the names of their tables
-    and columns, are made up anew for each.
+    Exercises: finding out how data is laid out, writing SQL (joins, groups, windows, NULL values), and trying a query
+    before answering. An example of a question is "Which 3 products have the highest number of units in orders from
+    2021-03-05 to 2022-01-20? Give the name and the number of units, the highest first. ...". The databases, and the
+    names of their tables and columns, are drawn anew for each episode.
 
-    Reward: `match`, 1 if the query that is the answer finds the same as the right one: the same columns in order and
-    the same rows as often, in the same order if the question asks for one. Integers have to be the same exactly; where
+    Reward: `match`, 1 if the query in the answer has the same result as the right one: the same columns in order, and
+    the same rows equally often, in the same order if the question asks for one. Integers are compared exactly. Where
     one of two numbers is real, they may differ by a millionth of the larger one, or of 1. Names of columns do not
-    matter. It has to match in the database that can be explored and in another one, which has the same tables and other
-    rows.
+    matter. The results have to match in the database that can be explored and in another one, which has the same tables
+    and other rows.
 
-    A query can do nothing but read: it is stopped after a number of steps, and what takes much memory, writes, opens
-    files, or has another result each time is refused with what is wrong.
+    A query can only read. It runs in a process of its own, which limits its steps, memory and time. A query that
+    exceeds a limit, writes, opens files, or depends on the time of day or on chance is answered with an error.
 
-    A task, if there is one, is `{"question": "...", "query": "SELECT ...", "databases": ["CREATE TABLE ...; INSERT
-    ...;", ...], "is_ordered": false}`.
+    A task, if given, is `{"question": "...", "query": "SELECT ...", "databases": ["CREATE TABLE ...; INSERT ...;",
+    ...], "is_ordered": false}`.
     """
 
     Config: ClassVar[type[EnvConfig]] = SqlAnalystConfig
     Task: ClassVar[type[BaseModel] | None] = SqlAnalystTask
     default_limits: ClassVar[Limits] = Limits(max_steps=24)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.worker = QueryWorker()
+
+    def close(self) -> None:
+        """End the process that runs queries. It may be called again."""
+        self.worker.close()
+        super().close()
 
     def start(self) -> Turn:
         """Ask the question."""
@@ -136,10 +148,10 @@ class SqlAnalyst(ToolEnv):
             query: One SELECT.
         """
         self.queries += 1
-        return as_text(guarded.run_query(self._database, query, self._query_limits, self.config.max_rows))
+        return as_text(self._run(self._database, query, self.config.max_rows))
 
     def finish(self, reply: Message) -> Turn:
-        """Compare what the query finds with what it should."""
+        """Compare the result of the query with the right one."""
         query = _query_in(reply.content)
         try:
             matches = [self._matches(query, index) for index in range(len(self.quest.databases))]
@@ -152,14 +164,14 @@ class SqlAnalyst(ToolEnv):
 
     def reference_reply(self) -> Message:
         """Look at the tables, try the query, and answer with it."""
-        told = [message.content for message in self.messages() if message.role == "tool"]
+        results = [message.content for message in self.messages() if message.role == "tool"]
         query = self.quest.question.query
-        if not told:
+        if not results:
             return Message.calling("list_tables", reasoning="First I look at which tables there are.")
-        if len(told) == 1:
-            tables = [line.rsplit(" (", 1)[0] for line in told[0].splitlines()]
+        if len(results) == 1:
+            tables = [line.rsplit(" (", 1)[0] for line in results[0].splitlines()]
             return Message.calling("describe_tables", {"tables": tables}, reasoning="Now I look at what is in them.")
-        if len(told) == 2:
+        if len(results) == 2:
             return Message.calling("run_query", {"query": query}, reasoning="I try a query.")
         return Message(role="assistant", reasoning="That is what was asked for.", content=f"```sql\n{query}\n```")
 
@@ -174,21 +186,25 @@ class SqlAnalyst(ToolEnv):
     @property
     def _query_limits(self) -> QueryLimits:
         config: SqlAnalystConfig = self.config
-        return QueryLimits(config.max_steps_per_query, config.max_value_bytes)
+        steps = config.max_steps_per_query
+        return QueryLimits(steps, config.max_value_bytes, max_cpu_s=10 + steps // 50_000)
+
+    def _run(self, database: bytes, query: str, max_rows: int) -> Found:
+        return self.worker.run(database, query, self._query_limits, max_rows)
 
     def _described(self, table: str) -> str:
         query = f"SELECT * FROM {_quoted(table)}"
-        rows = guarded.run_query(self._database, query, self._query_limits, _SAMPLE_ROWS)
+        rows = self._run(self._database, query, _SAMPLE_ROWS)
         return f"{tables_of(self._database)[table]};\n\n{as_text(rows)}"
 
     def _count(self, table: str) -> object:
         count = f"SELECT COUNT(*) FROM {_quoted(table)}"
-        return guarded.run_query(self._database, count, self._query_limits, 1).rows[0][0]
+        return self._run(self._database, count, 1).rows[0][0]
 
     def _matches(self, query: str, index: int) -> bool:
-        """Whether a query finds in one of the databases what it should."""
+        """Return whether a query has the right result in one of the databases."""
         expected = self.quest.expected[index]
-        found = guarded.run_query(self.quest.databases[index], query, self._query_limits, len(expected))
+        found = self._run(self.quest.databases[index], query, len(expected))
         return not found.has_more and is_same(expected, found.rows, self.quest.question.is_ordered)
 
     def _fail(self, error: ToolError) -> Turn:
@@ -198,10 +214,10 @@ class SqlAnalyst(ToolEnv):
         return Turn(f"Error: {error}. Answer with one SELECT.")
 
     def _draw(self) -> _Quest:
-        """A question of the split that is worth asking, and two databases that differ in their rows.
+        """Draw two databases with the same tables, and a question of the split whose answer cannot be guessed.
 
         Raises:
-            ConfigError: If the queries of all questions that are drawn take too many steps.
+            ConfigError: If the right query of every question that was drawn takes too many steps.
         """
         config: SqlAnalystConfig = self.config
         trade = int(self.np_random.integers(len(TRADES)))
@@ -221,8 +237,8 @@ class SqlAnalyst(ToolEnv):
                 if _is_telling(quest.expected):
                     return quest
         raise ConfigError(
-            f"of {_MOST_QUESTIONS} questions none can be asked: max_steps_per_query={config.max_steps_per_query} is "
-            f"too small for {config.difficulty} questions, make it larger"
+            f"none of {_MOST_QUESTIONS} questions can be asked: max_steps_per_query={config.max_steps_per_query} is "
+            f"too small for {config.difficulty} questions; increase it"
         )
 
     def _read(self, task: SqlAnalystTask) -> _Quest:
@@ -233,16 +249,14 @@ class SqlAnalyst(ToolEnv):
             raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
 
     def _solve(self, question: Question, databases: tuple[bytes, ...]) -> _Quest:
-        found = [
-            guarded.run_query(image, question.query, self._query_limits, _MOST_EXPECTED_ROWS) for image in databases
-        ]
+        found = [self._run(image, question.query, _MOST_EXPECTED_ROWS) for image in databases]
         if any(one.has_more for one in found):
             raise ToolError(f"it finds more than {_MOST_EXPECTED_ROWS:,} rows")
         return _Quest(question, databases, tuple(tuple(one.rows) for one in found))
 
 
 def _is_telling(expected: tuple[tuple[Row, ...], ...]) -> bool:
-    """Whether nobody finds that by chance: there is something in each database, and not the same."""
+    """Return whether the results cannot be guessed: neither is trivial, and they differ."""
     is_something = all(rows and rows not in (((0,),), ((None,),)) for rows in expected)
     return is_something and not is_same(expected[0], expected[1], is_ordered=False)
 
@@ -256,7 +270,7 @@ def _image_of_script(script: str) -> bytes:
 
 
 def _query_in(content: str) -> str:
-    """The query of an answer: what stands in its last block, or all of it."""
+    """Return the query of an answer: its last code block, or all of it."""
     blocks = content.split("```")[1::2]
     query = blocks[-1].strip() if blocks else content.strip()
     return query[3:].strip() if blocks and query[:3].lower() == "sql" else query

@@ -1,7 +1,7 @@
-"""Made-up databases: what trades call things, and rows.
+"""Draw made-up databases.
 
-All trades have tables of the same shape: people of areas have events, whose lines have items, which makers make. What
-the tables and columns are called is drawn anew for each database, so it has to be looked up.
+All trades have tables of the same shape: people in areas have events, whose lines have items, which makers make. The
+names of tables and columns are drawn anew for each database, so that they have to be looked up.
 """
 
 import functools
@@ -13,18 +13,19 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from .guarded import Row, Value, make_image
+from .guarded.query import Row, Value
+from .images import make_image
 
 T = TypeVar("T")
 
 FIRST_DAY = np.datetime64("2020-01-01")
 DAYS = 4 * 365
-"""Events are from so many days, from the first on."""
+"""The number of days, from the first day on, in which events happen."""
 PRICES = (5.0, 150.0)
 MOST_SCORE = 5
 _AREAS, _PEOPLE, _MAKERS, _ITEMS = 8, 40, 8, 25
 _LINES = (1, 2, 2, 3)
-"""How many lines an event may have, the same likely."""
+"""The numbers of lines that an event may have, with equal probability."""
 _SCHEMA = """
 CREATE TABLE {area} (
   {area.id} INTEGER PRIMARY KEY,
@@ -69,28 +70,28 @@ CREATE TABLE {line} (
 
 
 class Table(str):
-    """The name of a table, with those of its columns as attributes: a format may have `{event}` and `{event.date}`."""
+    """The name of a table. The names of its columns are attributes, for formats with `{event}` and `{event.date}`."""
 
 
 class Trade(BaseModel):
-    """What a trade calls things."""
+    """The words of a trade."""
 
     model_config = ConfigDict(frozen=True)
 
     words: dict[str, str]
-    """In questions."""
+    """The words in questions."""
     tables: dict[str, tuple[str, ...]]
-    """The word for one row of a table, and what the table may be called."""
+    """For each table, the word for one row, followed by possible names of the table."""
     columns: dict[str, tuple[str, ...]]
-    """What columns may be called."""
+    """Possible names of columns."""
     values: dict[str, tuple[str, ...]]
-    """The values of a column."""
+    """The values of columns."""
     nouns: tuple[str, ...]
-    """What items are called, behind an adjective."""
+    """Names of items, which follow an adjective."""
 
 
 class _Words(BaseModel):
-    """What names are made of; those of the fields that trades do not have are the same in all of them."""
+    """The parts of all names. The fields that a trade does not have are the same for all trades."""
 
     trades: tuple[Trade, ...]
     columns: dict[str, tuple[str, ...]]
@@ -115,11 +116,11 @@ _REFERENCES = {
     "line.event": "event",
     "line.item": "item",
 }
-"""Columns that are called after what they refer to."""
+"""Columns that are named after the table that they refer to."""
 
 
 def draw_names(trade: Trade, rng: np.random.Generator) -> dict[str, Table]:
-    """Names for the tables and columns of a database, by what they stand for."""
+    """Draw the names of the tables and columns of a database, by their role."""
 
     def one_of(choices: Sequence[str]) -> str:
         return choices[int(rng.integers(len(choices)))]
@@ -141,7 +142,7 @@ def draw_names(trade: Trade, rng: np.random.Generator) -> dict[str, Table]:
 
 @functools.lru_cache(maxsize=64)
 def make_database(trade_index: int, names_seed: int, rows_seed: int, events: int) -> bytes:
-    """A database of a trade; those with the same names differ in their rows alone."""
+    """Return a database of a trade. Databases with the same `names_seed` differ only in their rows."""
     trade = TRADES[trade_index]
     names = draw_names(trade, np.random.default_rng(names_seed))
     rows = _draw_rows(trade, events, np.random.default_rng(rows_seed))
@@ -157,12 +158,12 @@ def make_database(trade_index: int, names_seed: int, rows_seed: int, events: int
 
 
 def day(index: int) -> str:
-    """A day of `DAYS`, as databases hold it."""
+    """Return a day of `DAYS` as databases store it."""
     return str(FIRST_DAY + np.timedelta64(index, "D"))
 
 
 def _draw_rows(trade: Trade, events: int, rng: np.random.Generator) -> dict[str, list[Row]]:
-    """Rows for each table. What refers to an area, a person or a maker is empty in one of eight."""
+    """Draw the rows of each table. A reference to an area, a person or a maker is NULL in one of eight rows."""
 
     def some(values: Sequence[T], count: int) -> list[T]:
         return [values[i] for i in rng.integers(len(values), size=count).tolist()]
@@ -212,5 +213,5 @@ def _draw_rows(trade: Trade, events: int, rng: np.random.Generator) -> dict[str,
 
 
 def _numbered(*columns: Sequence[Value]) -> list[Row]:
-    """Rows whose first column counts from 1."""
+    """Return rows whose first column counts from 1."""
     return list(zip(range(1, len(columns[0]) + 1), *columns, strict=True))

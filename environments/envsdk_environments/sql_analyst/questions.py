@@ -1,4 +1,4 @@
-"""Questions about the made-up databases, with the query that answers each."""
+"""Questions about the made-up databases, with a right query for each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -14,16 +14,16 @@ _SHORTEST_PERIOD, _LONGEST_PERIOD = 120, 480
 
 
 class Question(NamedTuple):
-    """A question, and what answers it."""
+    """A question and a right query."""
 
     text: str
     query: str
     is_ordered: bool
-    """Whether the question asks for an order."""
+    """Whether the question asks for rows in a certain order."""
 
 
 class _Form(NamedTuple):
-    """A question with gaps, and its query. In the text `{event}` is the trade's word, in the query the table."""
+    """A question and its query with format fields. `{event}` is a word in the text, and a table in the query."""
 
     text: str
     query: str
@@ -232,7 +232,7 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
 def draw_question(
     trade: Trade, names: Mapping[str, Table], difficulty: Difficulty, rng: np.random.Generator
 ) -> Question:
-    """A question about a database of a trade whose tables and columns have these names."""
+    """Draw a question about a database of a trade whose tables and columns have these names."""
     forms = _FORMS[difficulty]
     form = forms[int(rng.integers(len(forms)))]
     values = _draw_values(trade, rng)
@@ -245,7 +245,7 @@ def draw_question(
 
 
 def _draw_values(trade: Trade, rng: np.random.Generator) -> dict[str, str]:
-    """What stands in the gaps of a question. No trade's values have quotes in them."""
+    """Draw the values of the format fields. No trade's values contain quotes."""
 
     def one_of(values: Sequence[str]) -> str:
         return values[int(rng.integers(len(values)))]

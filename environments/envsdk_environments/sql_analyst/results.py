@@ -1,26 +1,27 @@
-"""What a query found: whether it is what it should be, and as text."""
+"""Compare the results of queries, and write them as text."""
 
 from collections.abc import Sequence
 from math import isclose
 from typing import TypeAlias
 
-from .guarded import Found, Row, Value
+from .guarded.query import Found, Row, Value
 
 TOLERANCE = 1e-6
-"""Real numbers are the same if they differ by no more than this, or than this share of the larger one."""
+"""Real numbers are the same if they differ by at most this, or by at most this share of the larger one."""
 _MAX_CELL_CHARS = 100
 _Place: TypeAlias = tuple[tuple[str, ...], tuple[str | bytes, ...], tuple[int | float, ...]]
 
 
 def is_same(expected: Sequence[Row], given: Sequence[Row], is_ordered: bool) -> bool:
-    """Whether two results are the same.
+    """Return whether two results are the same.
 
-    The same number of columns in the same order, and the same rows as often; in the same order where that was asked
-    for. Integers are compared exactly, a real number with an integer or a real number within the tolerance. A text is
-    never a number, NULL is the same as NULL alone, and texts and bytes are compared as they are. What columns are
-    called does not matter.
+    They are if they have the same number of columns, and the same rows equally often, in the same order if
+    `is_ordered`. Integers are compared exactly, a real number with an integer or a real number within the tolerance. A
+    text never equals a number, NULL equals only NULL, and texts and bytes are compared exactly. Names of columns do not
+    matter.
 
-    Rows in any order are compared in one order of both results, each with the first row that is left and is the same.
+    For rows in any order, both results are sorted, and each expected row is matched with the first given row that is
+    the same and was not matched yet.
     """
     if len(expected) != len(given):
         return False
@@ -48,7 +49,7 @@ def _is_same_value(one: Value, other: Value) -> bool:
 
 
 def _place(row: Row) -> _Place:
-    """Where a row is sorted: by what is compared exactly, then by its numbers, which may differ a little."""
+    """Return the sort key of a row: first what is compared exactly, then its numbers, which may differ a little."""
     numbers = tuple(value for value in row if isinstance(value, (int, float)))
     others = tuple(value for value in row if isinstance(value, (str, bytes)))
     kinds = tuple("number" if isinstance(value, (int, float)) else type(value).__name__ for value in row)
@@ -56,7 +57,7 @@ def _place(row: Row) -> _Place:
 
 
 def as_text(found: Found) -> str:
-    """A result for the model: names of columns, rows, and how many there are."""
+    """Write a result for the model: names of columns, rows, and the number of rows."""
     lines = [" | ".join(found.columns), *(" | ".join(map(_cell, row)) for row in found.rows)]
     count = len(found.rows)
     total = f"the first {count} rows; there are more" if found.has_more else f"{count} row{'s' * (count != 1)}"

@@ -1,7 +1,7 @@
-"""A word game: find the secret word by what is said of each letter of a guess.
+"""A word game: find the secret word from the marks for the letters of each guess.
 
-The words are in `words.txt`: common English words of five letters, written down for envsdk letter by letter of the
-alphabet, and copied from no list.
+The words are in `words.txt`: common English words of five letters, which were written for envsdk and not copied from a
+list.
 """
 
 import string
@@ -34,16 +34,16 @@ _SYSTEM = (
 
 
 class WordGuessConfig(EnvConfig):
-    """How many words there are to choose from, and how many guesses."""
+    """How many words to choose from, and how many guesses."""
 
     split: Split = "train"
     """No word is the secret in both splits."""
     difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """20 words and 6 guesses, 50 words and 5 guesses, or 100 words and 4 guesses."""
+    """Easy, medium and hard games have 20 words and 6 guesses, 50 words and 5, and 100 words and 4."""
 
 
 class WordGuessTask(BaseModel):
-    """The words to choose from, the one that is meant, and how often may be guessed."""
+    """The words to choose from, the secret one, and the number of guesses."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,24 +55,23 @@ class WordGuessTask(BaseModel):
     def _is_a_game(self) -> "WordGuessTask":
         wrong = [word for word in self.words if not (word.isascii() and word.isalpha() and word.islower())]
         if wrong:
-            raise ValueError(f"{wrong[0]!r:.80} is no word of the letters a to z, all of them small")
+            raise ValueError(f"the word {wrong[0]!r:.80} has other characters than lower-case letters from a to z")
         if len(set(self.words)) < len(self.words) or len({len(word) for word in self.words}) > 1:
-            raise ValueError("the words are not all different and of one length")
+            raise ValueError("the words have to be distinct and of the same length")
         if self.secret not in self.words:
             raise ValueError(f"the secret {self.secret!r:.80} is not one of the words")
         return self
 
 
 class WordGuess(Env):
-    """Find a secret word among those of a list, by what is said of each letter of the words that are guessed.
+    """Find the secret word of a list from the marks for the letters of each guess.
 
-    Exercises: putting together what several answers say, and choosing a guess that tells much. The last word of a reply
-    is the guess; one that is not in the list uses up a guess.
+    Exercises: combining several answers, and choosing an informative guess. The last word of a reply is the guess; a
+    word that is not in the list uses up a guess.
 
-    Reward: at the end, `solved` is 0.8 for the word, and `progress` is 0.2 for it, or else the share of its letters
-    that the best guess had at their place. A task, if there is one, is
-    `{"words": ["stone", "store"], "secret": "store", "guesses": 2}`. The reference policy guesses the first word that
-    fits; the random tasks are those that it solves.
+    Reward, at the end: `solved`, 0.8 for the secret word, and `progress`, 0.2 times the share of letters that the best
+    guess had at the right place. A task, if given, is `{"words": ["stone", "store"], "secret": "store", "guesses": 2}`.
+    The reference policy guesses the first word that fits all marks. Random tasks are drawn such that it solves them.
     """
 
     Config: ClassVar[type[EnvConfig]] = WordGuessConfig
@@ -90,19 +89,19 @@ class WordGuess(Env):
         return Turn(f"The secret word is one of these: {words}. You have {self._guesses_left()}.", system=_SYSTEM)
 
     def respond(self, reply: Message) -> Turn:
-        """Take a guess, and mark its letters."""
+        """Mark the letters of a guess."""
         self.left -= 1
         guess = _last_word(reply.content)
         is_legal = guess in self.words
         if is_legal:
             self.guessed.append(guess)
-        answer = _told(guess, self.game.secret) if is_legal else "That is no word of the list."
+        answer = _marked(guess, self.game.secret) if is_legal else "That is no word of the list."
         if self.left and guess != self.game.secret:
             return Turn(f"{answer} You have {self._guesses_left()}.", metrics={"illegal": not is_legal})
         return self._end(answer, is_legal=is_legal)
 
     def reference_reply(self) -> Message:
-        """Guess the first word that fits what was said."""
+        """Guess the first word that fits all marks."""
         fitting = _fitting(self.game.words, self.guessed, self.game.secret)
         return Message(role="assistant", reasoning=f"{len(fitting)} of the words fit.", content=fitting[0])
 
@@ -127,9 +126,10 @@ class WordGuess(Env):
 
 
 def marks(guess: str, secret: str) -> list[Mark]:
-    """What is said of each letter of a guess.
+    """Return the mark of each letter of a guess.
 
-    Letters at their place are marked first. What is left of the secret then marks the others, from left to right.
+    Letters at the right place are marked first. The other letters of the secret then mark the rest of the guess, from
+    left to right.
     """
     found: list[Mark] = ["right" if mine == its else "absent" for mine, its in zip(guess, secret, strict=True)]
     left = [its for mine, its in zip(guess, secret, strict=True) if mine != its]
@@ -140,7 +140,7 @@ def marks(guess: str, secret: str) -> list[Mark]:
     return found
 
 
-def _told(guess: str, secret: str) -> str:
+def _marked(guess: str, secret: str) -> str:
     return f"{guess}: {', '.join(map(' '.join, zip(guess, marks(guess, secret), strict=True)))}."
 
 
@@ -161,7 +161,7 @@ _SIZES = {"easy": _Size(20, 6), "medium": _Size(50, 5), "hard": _Size(100, 4)}
 
 
 def random_game(rng: np.random.Generator, config: WordGuessConfig) -> WordGuessTask:
-    """A game of that difficulty and split, which the reference policy wins."""
+    """Draw a game of the configured difficulty and split that the reference policy wins."""
     size, secrets = _SIZES[config.difficulty], _SECRETS[config.split]
     while True:
         secret = secrets[int(rng.integers(len(secrets)))]
@@ -174,7 +174,7 @@ def random_game(rng: np.random.Generator, config: WordGuessConfig) -> WordGuessT
 
 
 def _fitting(words: Sequence[str], guessed: Sequence[str], secret: str) -> Sequence[str]:
-    """The words of which the same would have been said of all guesses, and that were not guessed."""
+    """Return the words that were not guessed and for which all guesses would have had the same marks."""
     for guess in guessed:
         said = marks(guess, secret)
         words = [word for word in words if word != guess and marks(guess, word) == said]
@@ -182,7 +182,7 @@ def _fitting(words: Sequence[str], guessed: Sequence[str], secret: str) -> Seque
 
 
 def _guesses_needed(words: Sequence[str], secret: str) -> int:
-    """How many guesses the reference policy needs."""
+    """Return the number of guesses that the reference policy needs."""
     needed = 1
     while words[0] != secret:
         words = _fitting(words, words[:1], secret)

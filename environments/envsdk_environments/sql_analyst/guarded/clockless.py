@@ -1,4 +1,4 @@
-"""Calls sqlite's functions for dates and times, and lets none of them read the clock or the time zone.
+"""Call sqlite's functions for dates and times, but let none of them read the clock or the time zone.
 
 Which arguments make a function read them depends on the version of sqlite: `date()`, `date('now')`, `date('subsec')`,
 `date('2020-01-01', 'localtime')`. So sqlite itself decides: it refuses every such call in a generated column
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ClocklessFunctions:
-    """Sqlite's functions for dates and times, as far as their value depends on their arguments alone.
+    """Sqlite's functions for dates and times, restricted to calls whose value depends only on the arguments.
 
     Args:
         connection: A connection to an empty database in memory, in autocommit mode.
