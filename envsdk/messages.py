@@ -248,6 +248,10 @@ class Message(_Frozen):
         """
         return str(self.__dict__.get(_NEW_TEXT, self.content))
 
+    def with_reasoning(self, reasoning: str | None) -> Self:
+        """Return the message with another reasoning (None: without any), or itself if it has that already."""
+        return self if self.reasoning == reasoning else self.model_copy(update={"reasoning": reasoning})
+
     def as_reply(self, new_text: object) -> "Message":
         """A copy to hand over: with `str(new_text)` as `new_text`, and arguments of calls that may be changed."""
         calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]

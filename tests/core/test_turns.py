@@ -840,7 +840,7 @@ def test_tools_that_cannot_be_written_leave_the_context_as_it_was():
     tool = {"type": "function", "function": {"name": "look", "parameters": {"x": {1, 2}}}}
     env = Says([Turn("Q?"), Turn("Q?", tools=[tool])], renderer=qwen3())
     env.reset(seed=0)
-    with pytest.raises(errors.RenderError, match="tool is no JSON"):
+    with pytest.raises(errors.RenderError, match="tool is not JSON"):
         env.step(Reply("4<|im_end|>").action())
     assert text_of(env.prompt()) == f"{ASKED}4<|im_end|>"
 
