@@ -210,7 +210,7 @@ def test_what_a_function_raises_is_an_error_and_no_reward():
 
     (failed,) = gather(lambda: Dataset(tasks=ROWS, score=broken), "reference", seeds=[0])
     assert failed.status == "error" and "the judge is down" in (failed.error or "")
-    with pytest.raises(TurnError, match="is no number"):
+    with pytest.raises(TurnError, match="expected a number"):
         play(Dataset(tasks=ROWS, score=lambda reply, answer: "good"))
 
 
