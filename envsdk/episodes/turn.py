@@ -172,7 +172,7 @@ def _check_end(prefill: object, terminated: bool, truncated: bool) -> None:
             "episode is cut off before that"
         )
     if prefill is not None:
-        raise TurnError("the Turn ends the episode, so there is no next reply that prefill could begin: leave it out")
+        raise TurnError("this Turn ends the episode, so there is no next reply that a prefill could begin")
 
 
 def _check_continues(prefill: object, system: object, tools: object, context: object, ends: bool) -> None:
@@ -180,8 +180,8 @@ def _check_continues(prefill: object, system: object, tools: object, context: ob
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise TurnError(
-            f"continues=True is given together with {' and '.join(given)}: a reply that continues has no prefill, keeps "
-            "its system message, tools and context, and does not end the episode"
+            f"continues=True is given together with {' and '.join(given)}: a reply that continues has no prefill, "
+            "keeps its system message, tools and context, and does not end the episode"
         )
 
 
