@@ -181,6 +181,6 @@ def test_the_sdk_keeps_all_of_its_own_in_one_attribute() -> None:
 def test_a_method_that_the_sdk_calls_is_no_flag() -> None:
     with pytest.raises(ReservedName, match=r"self\.finish is set to True; expected a function"):
         Look().finish = True
-    with pytest.raises(ReservedName, match=r"Named\.finish is a method that the SDK calls"):
+    with pytest.raises(ReservedName, match=r"Named\.finish is a method that envsdk calls"):
         type("Named", (Look,), {"finish": False})
     Talk().finish = True

@@ -683,7 +683,7 @@ def test_partials_and_objects_that_can_be_called_are_tools():
 
 @pytest.mark.parametrize("value", [weather, int, 3, "search", classmethod(weather.function)])
 def test_what_is_no_function_is_no_tool(value: Any):
-    with pytest.raises(errors.ConfigError, match="a tool is made of a function"):
+    with pytest.raises(errors.ConfigError, match="a tool is made from a function"):
         tool(value)
 
 
