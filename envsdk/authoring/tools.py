@@ -70,7 +70,7 @@ class Tool:
             raise ConfigError(f"a tool is named {self.name!r:.80}; expected 1 to 64 letters, digits, '_' and '-'")
         if self.timeout_s is not None and not (isinstance(self.timeout_s, (int, float)) and self.timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"the tool {self.name!r} has timeout_s {self.timeout_s!r:.80}; expected None or a number of seconds above 0"
+                f"the tool {self.name!r} has timeout_s {self.timeout_s!r:.80}; expected None or seconds above 0"
             )
 
     @property
@@ -249,9 +249,7 @@ def _arguments_type(
                 f"the tool {name!r} has the parameter {parameter}; expected parameters that can each be passed by name"
             )
         if parameter.name not in hints:
-            raise ConfigError(
-                f"the parameter {parameter.name!r} of the tool {name!r} has no type hint; add one, such as '{parameter.name}: str'"
-            )
+            raise ConfigError(f"the parameter {parameter.name!r} of the tool {name!r} has no type hint; add one")
         if isinstance(parameter.default, FieldInfo):
             raise ConfigError(
                 f"the parameter {parameter.name!r} of the tool {name!r} has a Field as its default; write "
