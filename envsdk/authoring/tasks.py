@@ -106,7 +106,7 @@ def _read_jsonl(path: Path) -> Sequence[Any]:
     return rows
 
 
-def pick(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
+def pick_task(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
     """Return the index of an episode's task.
 
     The same seed always gives the same task. Any `len(rows)` consecutive seeds that start at a multiple of `len(rows)`
@@ -140,7 +140,7 @@ def _order(count: int, epoch: int, position: int) -> int:
             return position
 
 
-def find(rows: Rows | None, choice: object) -> Any:
+def find_task(rows: Rows | None, choice: object) -> Any:
     """Return the task that `reset(options={"task": choice})` specifies: the row at an index, or the row itself.
 
     Raises:

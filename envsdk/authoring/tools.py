@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what OpenAI's function calling accepts
 
 
-def _as_they_are(arguments: dict[str, Any]) -> dict[str, Any]:
+def _unchanged(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
@@ -62,7 +62,7 @@ class Tool:
     parameters: Mapping[str, Any]
     function: Function
     timeout_s: float | None = None
-    read: Callable[[dict[str, Any]], dict[str, Any]] = _as_they_are
+    read: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
     is_method: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Tool:
         return self if function is self.function else replace(self, function=function)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.read is _as_they_are:
+        if self.read is _unchanged:
             return Tool, (self.name, self.description, self.parameters, self.function, self.timeout_s)
         owner = getattr(self.function, "__self__", None)
         function: Any = inspect.unwrap(self.function)

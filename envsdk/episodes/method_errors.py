@@ -25,7 +25,7 @@ def _describe(returned: object) -> str:
         return f"the text {returned!r:.60}, not a Turn: return Turn({returned!r:.60})"
     if isinstance(returned, Mapping):
         keys = ", ".join(map(str, cast("Mapping[Any, Any]", returned)))
-        return f"a mapping with {keys:.80}, not a Turn: return Turn(...) with what is in it as arguments"
+        return f"a mapping with {keys:.80}, not a Turn: return Turn(...) with its items as arguments"
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         return "a generator, not a Turn: it has a `yield`, where it should `return` a Turn"
     if inspect.isawaitable(returned):

@@ -46,8 +46,8 @@ class Turn:
         truncated: Whether the episode is cut off although the task is not over.
         info: Entries for the `info` of the step. Keys that envsdk uses itself are refused.
         prefill: The beginning of the next reply, which the policy does not sample: a text, which follows the generation
-            prompt verbatim, or an assistant `Message`. The model continues the message's content if it has any
-            (`content=""` closes the reasoning), and its reasoning otherwise.
+            prompt verbatim, or an assistant `Message`. The model continues the message's content if `content` is
+            given (`content=""` closes the reasoning), and its reasoning otherwise.
         continues: Let the model continue the reply that this turn answers, with `messages` appended to that reply: a
             text verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
             follows it. A stop token that ended the reply is dropped, which is a declared `edit`. If a limit ends the
@@ -232,9 +232,7 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
         return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
-        if any(isinstance(number, (str, bytes)) for number in named.values()):
-            raise TypeError("a text is not a number")
-        numbers = {check_text(str(name)): float(number) for name, number in named.items()}
+        numbers = {check_text(str(name)): _as_float(number) for name, number in named.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(
             f"{field} is {value!r:.80}; expected a number or a mapping of names to numbers ({error})"
@@ -242,6 +240,12 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
     if not all(abs(number) <= LARGEST for number in (*numbers.values(), sum(numbers.values()))):
         raise TurnError(f"{field} is {value!r:.80}; expected numbers that are finite in float32, which trainers use")
     return numbers
+
+
+def _as_float(number: Any) -> float:
+    if isinstance(number, (str, bytes)):  # float() would read them
+        raise TypeError("a text is not a number")
+    return float(number)
 
 
 def _read_context_rewards(value: object) -> dict[str, float]:
@@ -300,8 +304,11 @@ def _checked_schema(tool: Any) -> ToolSchema:
             f"a tool is {tool!r:.80}; expected what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
             "{'type': 'function', 'function': {'name': ...}}"
         )
-    parameters: Any = cast("Any", function).get("parameters") or {}
+    _check_parameters(cast("Any", function).get("parameters") or {})
+    return cast("ToolSchema", tool)
+
+
+def _check_parameters(parameters: Any) -> None:
     required: Any = cast("Any", parameters).get("required") or () if isinstance(parameters, Mapping) else None
     if not isinstance(required, (list, tuple)):
         raise TurnError(f"the parameters of a tool are {parameters!r:.80}; expected the JSON schema of an object")
-    return cast("ToolSchema", tool)

@@ -270,7 +270,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a forgotten @tool": (forgotten_tool, CONFIG, "Is @tool missing above search()?"),
     "async close": (async_close, CONFIG, "Wrong.close() (test_mistakes.py, line"),
     "async reference_reply": (async_reference, CONFIG, "make it a plain `def`"),
-    "a wrong name under Args": (wrong_name_in_docstring, CONFIG, "describes 'itme', which is not one of its parameters; did"),
+    "a wrong name under Args": (wrong_name_in_docstring, CONFIG, "'itme', which is not one of its parameters; did"),
     "self.task without tasks": (reads_no_task, errors.TaskError, "reads self.task, which is None (line"),
     "self.task.answer without tasks": (reads_no_task_later, errors.TaskError, "Wrong.respond() (test_mistakes.py,"),
     "a task that is an object": (lambda: Says(tasks=[{"a": object()}]).reset(), errors.TaskError, "cannot be recorded"),

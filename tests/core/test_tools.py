@@ -933,7 +933,7 @@ def test_numpy_results_are_plain_json():
 def test_tools_are_a_list(tools: Any):
     env = Desk()
     env.tools = tools
-    with pytest.raises(errors.ConfigError, match="`tools` of Desk is .*; expected a list of tools"):
+    with pytest.raises(errors.ConfigError, match=r"`tools` of Desk is .*; expected a list of tools"):
         begun(env)
 
 
