@@ -836,13 +836,14 @@ def test_a_new_system_message_that_does_not_fit_the_budget_ends_the_episode():
     assert play.trajectory.stop_reason == StopReason.CONTEXT_FULL
 
 
-def test_tools_that_cannot_be_written_leave_the_context_as_it_was():
+def test_tools_that_cannot_be_written_leave_the_record_as_it_was():
     tool = {"type": "function", "function": {"name": "look", "parameters": {"x": {1, 2}}}}
     env = Says([Turn("Q?"), Turn("Q?", tools=[tool])], renderer=qwen3())
     env.reset(seed=0)
-    with pytest.raises(errors.RenderError, match="tool is no JSON"):
+    with pytest.raises(errors.RenderError, match="tool is no JSON") as refused:
         env.step(Reply("4<|im_end|>").action())
-    assert text_of(env.prompt()) == f"{ASKED}4<|im_end|>"
+    ((_, prompt, sampled),) = env.fail(refused.value).prompts()
+    assert (text_of(prompt), text_of(sampled)) == (ASKED, "4<|im_end|>")
 
 
 # Content forges nothing.
