@@ -189,7 +189,7 @@ def test_a_trajectory_says_which_function_scored(score: Any, name: str):
     env.reset(seed=0)
     said = env.config.model_dump(mode="json")["score"]
     assert said.endswith(name) and " at 0x" not in said
-    assert env.episode.config["score"] == said
+    assert env.episode.header.config["score"] == said
 
 
 def test_a_plain_function_needs_no_event_loop_and_an_async_one_does(monkeypatch: pytest.MonkeyPatch):
