@@ -1,4 +1,4 @@
-"""The errors that envsdk raises. Each says what was given, what was expected, and what to do."""
+"""The errors that envsdk raises. Each message states what was given, what was expected, where, and what to do."""
 
 import difflib
 import reprlib
@@ -15,41 +15,41 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 class EnvsdkError(Exception):
-    """The base of all errors of this package."""
+    """The base class of all errors that envsdk raises."""
 
 
 class NoEndWarning(UserWarning):
-    """An episode that nothing limits had so many steps that it was ended."""
+    """An episode without a limit was ended after `STEPS_WITHOUT_LIMIT` steps."""
 
 
 class ReservedName(EnvsdkError, AttributeError):
-    """An environment gives a name to something of its own that the SDK uses for something else."""
+    """An environment uses a name for an attribute or a method of its own that envsdk uses already."""
 
 
 class UnknownName(EnvsdkError, LookupError):
-    """A renderer, environment, history policy, tool or option of that name does not exist."""
+    """There is no renderer, environment, history policy, tool or option of the given name."""
 
 
 class PluginError(EnvsdkError):
-    """A plug-in is known by name, but could not be imported or does not hold what it should."""
+    """A plug-in is registered, but it cannot be imported or does not contain what its entry point promises."""
 
 
 class TokenizerError(EnvsdkError):
-    """A tokenizer could not be loaded, or lacks the control tokens that a renderer needs."""
+    """A tokenizer cannot be loaded, or lacks control tokens that the renderer needs."""
 
 
 class RenderError(EnvsdkError, ValueError):
-    """A conversation holds something that the model family cannot express."""
+    """A conversation contains something that the model family cannot express."""
 
 
 class TemplateUnsupported(RenderError):
-    """A chat template does something that measuring cannot follow, or must not: no token was handed out for it.
+    """A chat template does something that cannot be measured, so no tokens were emitted for it.
 
     Attributes:
-        previous: What the last reply was, or an empty string if it is not about a turn.
-        following: What comes next, or an empty string.
-        expected: What was expected.
-        rendered: What the template rendered.
+        previous: The kind of the last reply; empty if the error is not about a turn.
+        following: The kind of the messages that follow that reply, or empty.
+        expected: The text that was expected, or empty.
+        rendered: The text that the template rendered, or empty.
         advice: What to try.
     """
 
@@ -59,7 +59,7 @@ class TemplateUnsupported(RenderError):
         self.previous, self.following = pair
         self.expected, self.rendered = expected, rendered
         self.advice = (
-            "Try other template_arguments, a renderer of that model family, or a template that keeps what it wrote"
+            "Try other template_arguments, a renderer for this model family, or a template that keeps what it rendered"
         )
         where = f"{pair[0]} -> {pair[1]}: " if pair[0] else ""
         texts = [f"{name} {text!r:.300}" for name, text in (("expected", expected), ("rendered", rendered)) if text]
@@ -67,72 +67,72 @@ class TemplateUnsupported(RenderError):
 
 
 class ActionError(EnvsdkError, ValueError):
-    """An action is not legal: a token out of range, or log-probabilities that do not fit."""
+    """An action is not valid: a token id is out of range, or the log-probabilities do not match the tokens."""
 
 
 class ConfigError(EnvsdkError, ValueError):
-    """An option of an environment, a renderer, a history policy or a limit is not valid."""
+    """An option of an environment, a renderer, a history policy or the limits is not valid."""
 
 
 class TokenizerMismatch(ConfigError):
-    """A policy was made for another tokenizer than the environment has, or nobody chose the environment's."""
+    """The policy's tokenizer differs from the environment's, or no tokenizer was chosen for the environment."""
 
 
 class SandboxError(EnvsdkError):
-    """A program could not be run, or nobody knows how it ended. It says nothing about the program."""
+    """The sandbox failed to run a program, or lost track of how it ended. The program itself may be correct."""
 
 
 class SandboxUnavailable(SandboxError):
-    """This machine does not isolate programs; the message says what is missing, and what can be done."""
+    """This machine cannot isolate programs. The message names what is missing and what to do."""
 
 
 class MissingPackage(EnvsdkError, ImportError):
-    """Something needs a package that is not installed; the message says how to install it."""
+    """A required package is not installed. The message explains how to install it."""
 
 
 class HandoffError(EnvsdkError, ValueError):
-    """A handoff is not legal: to something that is no Env, to one that is running, or too deep."""
+    """A handoff is not valid: its target is not an Env or is running already, or it is nested too deeply."""
 
 
 class EpisodeError(EnvsdkError, RuntimeError):
-    """A call that does not fit the state of the episode, such as `step` before `reset` or after the end."""
+    """A call does not fit the state of the episode, such as `step` before `reset` or after the end."""
 
 
 class TurnError(EnvsdkError, ValueError):
-    """An environment returned something that is not a legal `Turn`."""
+    """An environment returned something other than a valid `Turn`."""
 
 
 class TaskError(EnvsdkError, ValueError):
-    """Task data could not be read, or a task does not fit the environment."""
+    """Task data cannot be read, or a task does not fit the environment."""
 
 
 class ToolError(EnvsdkError):
-    """What a tool raises to tell the model that its call failed; the message is what the model gets."""
+    """Raised by a tool to report to the model that its call failed. The model receives the message."""
 
 
 class UndeclaredBreak(EnvsdkError):
-    """Tokens of a context were dropped and nothing declared it."""
+    """Tokens of a context were dropped without a declared break."""
 
 
 class ContextFull(EnvsdkError):
-    """A history policy has nothing left to drop and the context is still too long; the episode is truncated."""
+    """The context is too long and the history policy has nothing left to drop. The episode is truncated."""
 
 
 class PolicyError(EnvsdkError, TypeError):
-    """A policy is none, or returned something that is no action."""
+    """A policy cannot be used as one, or returned something other than an action."""
 
 
 class InvalidSample(EnvsdkError, ValueError):
-    """A training sample is not sound; the message names the field and the position."""
+    """A training sample is inconsistent. The message names the field and the position."""
 
 
 class SingleSampleOnly(EnvsdkError):
-    """A trainer takes one sample of a rollout, and there are several.
+    """A trainer takes one sample per rollout, but a rollout has several.
 
     Attributes:
-        trainer: The trainer.
-        trajectory_id: The rollout.
-        breaks: The rollout's breaks: each starts another sample, or a sub-agent's.
+        trainer: The trainer's name.
+        trajectory_id: The id of the rollout.
+        breaks: The rollout's breaks, except for returns from sub-agents. Each starts another sample.
     """
 
     def __init__(self, trainer: str, trajectory_id: str, breaks: Sequence[Any], samples: int) -> None:
@@ -141,30 +141,30 @@ class SingleSampleOnly(EnvsdkError):
         named = Counter(f"{break_.reason} in {break_.context!r}" for break_ in self.breaks)
         listed = ", ".join(f"{count} x {name}" for name, count in named.most_common(5)) or "several players"
         super().__init__(
-            f"{trainer} takes one sample of a rollout, and {trajectory_id!r} has {samples}: {listed}. Choose "
-            "on_break='last_segment' (trains the last segment of the main context) or 'drop', another history policy, "
-            "or a trainer that takes several"
+            f"{trainer} takes one sample per rollout, but {trajectory_id!r} has {samples}: {listed}. Choose "
+            "on_break='last_segment' (train on the last segment of the main context) or 'drop', another history "
+            "policy, or a trainer that takes several samples"
         )
 
 
 class TreeTooLarge(EnvsdkError, ValueError):
-    """A tree does not fit: a branch into a batch, or a dense mask into memory."""
+    """A branch of a tree does not fit into a batch, or a dense mask does not fit into memory."""
 
 
 class TreeUnsupported(EnvsdkError, ValueError):
-    """A forward pass over a tree would not give what the separate samples give; the message names the part."""
+    """A forward pass over a tree would not give the results of separate samples. The message names the model's part."""
 
 
 class InvalidRecord(EnvsdkError, ValueError):
-    """A stored trajectory or sample cannot be read: another schema, or damaged."""
+    """A stored trajectory or sample cannot be read: it has another schema, or it is damaged."""
 
 
 class StorageError(EnvsdkError, OSError):
-    """Records could not be written: the disk is full, or there is no permission. The message names what was kept."""
+    """Records cannot be written, such as on a full disk or without permission. The message names what was kept."""
 
 
 def what_is_invalid(error: "ValidationError") -> str:
-    """What a pydantic model refuses, on one line: each field with its reason and what was given; the first ten."""
+    """Return the first ten problems of a validation error on one line: field, reason, and what was given."""
     found = error.errors(include_url=False)
     listed = [
         f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_shortened(item['input'])})"
@@ -174,7 +174,7 @@ def what_is_invalid(error: "ValidationError") -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception, `encodable`, whatever its `__str__` does."""
+    """Return the text of an exception as `encodable` text, even if its `__str__` fails."""
     try:
         return encodable(str(error))
     except Exception:
@@ -182,17 +182,17 @@ def message_of(error: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return a text with each half of a surrogate pair, which UTF-8 does not have, written as Python escapes it."""
+    """Return a text that UTF-8 can encode: each half of a surrogate pair becomes a Python escape."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _shortened(value: object) -> str:
-    """The beginning of a value's `repr`, which for long lists and texts is not made as a whole."""
+    """Return the beginning of a value's `repr`, without making the whole `repr` of a long list or text."""
     return _REPR.repr(value)[:80]
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:
-    """Make an `UnknownName` that suggests near names, or lists the known ones."""
+    """Return an `UnknownName` error that suggests similar names, or else lists all known ones."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     if near:

@@ -1,4 +1,4 @@
-"""How long an episode may go on, and why it ended."""
+"""Limits of an episode, and the reasons why episodes end."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,7 +11,7 @@ from .errors import ConfigError, what_is_invalid
 
 
 def plain_integer(value: Any) -> Any:
-    """Return a NumPy integer as an int, and any other value as it is."""
+    """Return a NumPy integer as an int, and any other value unchanged."""
     return value.item() if isinstance(value, np.integer) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
@@ -20,50 +20,58 @@ Count: TypeAlias = Annotated[int, BeforeValidator(plain_integer)]
 
 
 STEPS_WITHOUT_LIMIT = 1000
-"""After this many steps an episode ends that nothing limits."""
+"""An episode without a limit ends after this many steps."""
 MAX_EMPTY_ABORTS = 16
-"""After this many interruptions in a row without a token an episode ends."""
+"""An episode ends after this many interruptions in a row that sampled no token."""
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """Why an episode ended.
+
+    Attributes:
+        TERMINATED: The environment ended the episode: the task is over.
+        TRUNCATED: The environment cut the episode off.
+        MAX_STEPS: The limit of that name was reached; likewise `MAX_CONTEXT_TOKENS`, `MAX_SAMPLED_TOKENS` and
+            `MAX_TOOL_CALLS`.
+        CUT: The policy or its server cut a reply (`finish_reason == "length"`) before any limit of the episode or of
+            the turn was reached, and `Limits.end_on_cut` is set.
+        ABORTED: The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without sampling a token.
+        NO_END: The episode had `STEPS_WITHOUT_LIMIT` steps and no limit.
+        CONTEXT_FULL: The context was too long, and the history policy had nothing left to drop.
+        ERROR: Something failed. What was sampled before is kept.
+    """
 
     TERMINATED = "terminated"
-    """The environment said so: the task is over."""
     TRUNCATED = "truncated"
-    """The environment cut the episode off."""
     MAX_STEPS = "max_steps"
     MAX_CONTEXT_TOKENS = "max_context_tokens"
     MAX_SAMPLED_TOKENS = "max_sampled_tokens"
     MAX_TOOL_CALLS = "max_tool_calls"
     CUT = "cut"
-    """The policy or its server cut a reply (`finish_reason == "length"`) before any limit of the episode or of the
-    turn, and `end_on_cut` is set."""
     ABORTED = "aborted"
-    """The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without a token."""
     NO_END = "no_end"
-    """It had `STEPS_WITHOUT_LIMIT` steps, and nothing limits it."""
     CONTEXT_FULL = "context_full"
-    """The history policy has nothing left to drop."""
     ERROR = "error"
-    """Something failed; what was sampled before is kept."""
 
 
 class Limits(BaseModel):
-    """Limits of an episode; None is no limit. One that is reached truncates, after the last reply was scored.
+    """Limits of an episode; None means no limit. At a limit, the episode is truncated, after its last reply was scored.
 
     Attributes:
-        max_steps: Steps (replies) in the episode.
-        max_context_tokens: Tokens in one context, prompt and reply together.
-        max_sampled_tokens: Tokens that the policy samples in the episode.
-        max_tool_calls: Calls of tools in the episode.
-        end_on_cut: Whether a reply that was cut ends the episode: with `max_context_tokens` or `max_sampled_tokens` as
-            its reason where that limit cut it, else with `cut`. A reply that `Turn(max_tokens=)` cut ends nothing.
-        max_handoff_depth: How deep handoffs may nest. One that goes deeper is an error, and no end.
+        max_steps: At most how many steps (replies) the episode has.
+        max_context_tokens: At most how many tokens a context holds, prompt and reply together.
+        max_sampled_tokens: At most how many tokens the policy samples in the episode.
+        max_tool_calls: At most how many tool calls are run in the episode.
+        end_on_cut: Whether a reply that was cut ends the episode. The stop reason is the limit that cut the reply
+            (`max_context_tokens` or `max_sampled_tokens`), else `cut`. A reply that `Turn(max_tokens=)` cut does not
+            end the episode.
+        max_handoff_depth: How deeply handoffs may be nested. A deeper handoff raises a `HandoffError`; it does not end
+            the episode with a stop reason.
 
-    What a sub-agent does counts for those that handed over to it, too, but for `max_context_tokens`. An episode with
-    neither `max_steps` nor `max_sampled_tokens` ends after 1,000 steps, with a warning: a history policy may make room
-    in a context again and again. With `max_sampled_tokens`, only replies without a token count here.
+    The steps, sampled tokens and tool calls of a sub-agent also count for the agents that handed over to it. An episode
+    with neither `max_steps` nor `max_sampled_tokens` ends after 1,000 steps, with a warning, because a history policy
+    may make room in a context again and again. With `max_sampled_tokens` alone, only replies without a token count
+    toward these 1,000 steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -77,15 +85,15 @@ class Limits(BaseModel):
 
     @classmethod
     def of(cls, value: "Limits | Mapping[str, Any] | None", default: "Limits") -> "Limits":
-        """Read limits as an author or a specification gives them.
+        """Return limits, given in one of the forms that `Env(limits=)` accepts.
 
         Args:
-            value: A `Limits`, taken as it is; a mapping, which changes the fields that it names (None removes a limit);
-                or None, for `default`.
+            value: A `Limits`; a mapping, which changes the fields of `default` that it names (None removes a limit); or
+                None for `default`.
             default: The limits that a mapping changes.
 
         Raises:
-            ConfigError: If `value` is none of these, or a field is unknown or out of range.
+            ConfigError: If `value` has another type, or a field is unknown or out of range.
         """
         if value is None:
             return default
@@ -94,6 +102,6 @@ class Limits(BaseModel):
         try:
             return cls.model_validate({**dict(default), **dict(value)})
         except ValidationError as error:
-            raise ConfigError(f"limits {value!r} are not valid: {what_is_invalid(error)}") from error
+            raise ConfigError(f"limits is {value!r:.80}, which is not valid: {what_is_invalid(error)}") from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"limits are a Limits or a mapping, got {value!r}") from error
+            raise ConfigError(f"limits is {value!r:.80}; expected a Limits or a mapping of its fields") from error

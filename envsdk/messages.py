@@ -1,6 +1,6 @@
-"""Chat messages: what environments and models say to each other.
+"""Chat messages, which environments and models exchange. This module knows nothing about tokens.
 
-Knows nothing about tokens. The shapes follow the OpenAI chat format, with `reasoning` beside the content.
+The fields follow the OpenAI chat format, with `reasoning` next to the content.
 """
 
 import copy
@@ -13,14 +13,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]
-"""A tool as a JSON schema in the OpenAI form, `{"type": "function", "function": {"name": ..., ...}}`."""
+"""The JSON schema of a tool in the OpenAI form: `{"type": "function", "function": {"name": ..., ...}}`."""
 
 
 def check_text(text: str) -> str:
-    """Return a text that can be encoded as UTF-8.
+    """Return a text unchanged if it can be encoded as UTF-8.
 
     Raises:
-        ValueError: If it holds half of a surrogate pair.
+        ValueError: If it contains half of a surrogate pair.
     """
     try:
         text.encode()
@@ -34,15 +34,19 @@ Text: TypeAlias = Annotated[str, AfterValidator(check_text)]
 
 
 _MAX_DEPTH = 64
-_MAX_LISTED = 32  # an error is reported for each call, of which a reply may have many
-_MAX_INTEGER = 10**4000  # Python reads and writes no longer ones
+_MAX_LISTED = 32  # tools in an error message, since each call of a reply may have one
+_MAX_INTEGER = 10**4000  # Python does not read or write longer integers as text by default
 
 
 def check_json(value: Any, depth: int = 0) -> None:
-    """Refuse what JSON cannot hold, and what is too deep or too long to be written again.
+    """Check that JSON can represent a value, and that the value is not too deeply nested or too long to be written.
+
+    Args:
+        value: The value.
+        depth: How deeply the value is nested.
 
     Raises:
-        ValueError: It says what is wrong.
+        ValueError: If not. The text may reach the model as the answer to a tool call, so changing it changes prompts.
     """
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
@@ -71,9 +75,9 @@ def check_json(value: Any, depth: int = 0) -> None:
 
 
 def read_arguments(given: Any) -> Any:
-    """Read arguments at the edge: the JSON text of an object becomes that object; anything else stays as it is.
+    """Return the object that a JSON text contains, and anything else unchanged.
 
-    Text stays text if reading it would lose something: a key that comes twice, a number that JSON cannot hold.
+    A text stays a text if reading it would lose something: a duplicate key, or a number that JSON cannot represent.
     """
     if not isinstance(given, str):
         return given
@@ -86,10 +90,10 @@ def read_arguments(given: Any) -> Any:
 
 
 def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON of its pairs: an `object_pairs_hook`.
+    """Return a JSON object made of its pairs, as an `object_pairs_hook` of `json.loads`.
 
     Raises:
-        ValueError: If a key comes twice, since the first value would be lost.
+        ValueError: If a key comes twice, because the first value would be lost.
     """
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -103,7 +107,7 @@ def _is_json(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_is_json)]
-"""The arguments of a call by name: values of JSON."""
+"""The arguments of a call by name; all values are JSON values."""
 
 
 class _Frozen(BaseModel):
@@ -111,7 +115,12 @@ class _Frozen(BaseModel):
 
 
 class TextPart(_Frozen):
-    """A part of a message's content that is text."""
+    """A text part of a message's content.
+
+    Attributes:
+        type: Always `"text"`.
+        text: The text.
+    """
 
     type: Literal["text"] = "text"
     text: Text
@@ -122,15 +131,15 @@ ContentPart: TypeAlias = TextPart
 
 
 class ToolCall(_Frozen):
-    """A call of a tool by the model.
+    """A tool call by the model.
 
     Attributes:
         name: The tool's name; empty if the call could not be read.
-        arguments: The arguments by name, or the text that the model gave in their place, verbatim. JSON text in a
-            message of the OpenAI form is read (see `from_openai`); a text given to `ToolCall` itself stays text.
-        id: The call's id, for families that have ids.
-        error: What is wrong with the call, or None: not JSON, unknown tool, missing argument, not closed.
-        raw: The call's text as it was sampled, where that is not the text that the family itself would write.
+        arguments: The arguments by name; or the text that the model sampled instead of an object, verbatim.
+            `from_openai` reads JSON text; a text given to `ToolCall` directly stays a text.
+        id: The call's id, in model families that have call ids; else None.
+        error: What is wrong with the call (not JSON, unknown tool, missing argument, not closed), or None.
+        raw: The sampled text of the call, if the model family would render the call differently; else None.
     """
 
     name: Text
@@ -141,13 +150,13 @@ class ToolCall(_Frozen):
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "ToolCall":
-        """Read a call in the OpenAI form, or one given flat as name and arguments.
+        """Return a call that is given in the OpenAI form, or as a flat mapping with `name` and `arguments`.
 
-        Arguments that are the JSON text of an object, as OpenAI's form has them, become that object, as in inference
-        servers: chat templates expect it. Any other text stays that text.
+        As in inference servers, arguments that are the JSON text of an object become that object, which chat templates
+        expect. Any other text stays a text.
 
         Raises:
-            pydantic.ValidationError: If it is not a call.
+            pydantic.ValidationError: If `data` is not a call.
         """
         function = data.get("function", data)
         given = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {"name": function}
@@ -155,9 +164,9 @@ class ToolCall(_Frozen):
         return cls.model_validate({"name": given.get("name"), "arguments": arguments, "id": data.get("id")})
 
     def to_openai(self) -> dict[str, Any]:
-        """Write the call in the OpenAI form, with the arguments as a dict, as chat templates expect them.
+        """Return the call in the OpenAI form, with its arguments as a dict, which chat templates expect.
 
-        Arguments that are a text stay that text.
+        Arguments that are a text stay a text.
         """
         call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return call if self.id is None else {"id": self.id, **call}
@@ -173,7 +182,7 @@ def _read_call(call: Any) -> Any:
 
 
 def _with_arguments(call: Any) -> Any:
-    """A call that was given flat, as name and arguments, with its arguments read."""
+    """Return a flat call with its arguments read as JSON."""
     if not isinstance(call, Mapping) or "arguments" not in call:
         return cast("Any", call)
     fields = cast("Mapping[str, Any]", call)
@@ -185,19 +194,20 @@ def _none_is_empty(value: Any) -> Any:
 
 
 class Message(_Frozen):
-    """One chat message.
+    """A chat message. It is immutable.
 
     Attributes:
-        role: Who speaks.
-        content: The text. A list of typed parts is accepted as well; it is kept in `parts`, and its text is here.
-        reasoning: The model's thinking. None is no think block at all, an empty string is an empty one.
-        tool_calls: The calls that an assistant makes, in order.
-        tool_call_id: On a tool message, the id of the call that it answers.
-        name: On a tool message, the tool's name; elsewhere the speaker's.
-        parts: The content's typed parts, where it was given as parts.
-        errors: What was wrong with a sampled message: a block that was not closed, tokens after the end, ...
-            The errors of single calls are in `ToolCall.error` too. An error that came up several times is here once.
-        open_block: Inside what a sampled message ended: it was cut, stopped at a string, or did not close it.
+        role: The author of the message: `system`, `developer`, `user`, `assistant` or `tool`.
+        content: The text. It may be given as a list of typed parts, which `parts` then holds.
+        reasoning: The model's thinking. None means that there is no think block; an empty string is an empty block.
+        tool_calls: The tool calls of an assistant message, in order.
+        tool_call_id: In a tool message, the id of the call that it answers.
+        name: In a tool message, the tool's name; in other messages, the author's name.
+        parts: The typed parts of the content, if it was given as parts; else None.
+        errors: What could not be read in a sampled message, such as a block that was not closed or tokens after the
+            end. Errors of single calls are also in `ToolCall.error`. An error that occurs several times is listed once.
+        open_block: The block (`reasoning` or `tool_call`) in which a sampled message ended, because it was cut, stopped
+            at a stop string, or did not close the block; else None.
     """
 
     role: Role
@@ -227,9 +237,11 @@ class Message(_Frozen):
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         if self.role != "assistant" and (self.tool_calls or self.reasoning is not None):
-            raise ValueError(f"a {self.role} message has no reasoning and no tool calls: only an assistant's has")
+            raise ValueError(
+                f"a {self.role} message has reasoning or tool calls, which only an assistant message may have"
+            )
         if self.parts is not None and "".join(part.text for part in self.parts) != self.content:
-            raise ValueError("content and parts differ: give one of them")
+            raise ValueError("content and parts have different texts: give only one of them")
         return self
 
     @field_validator("tool_calls", mode="before")
@@ -241,38 +253,48 @@ class Message(_Frozen):
 
     @property
     def new_text(self) -> str:
-        """What of a reply was sampled since the environment last spoke: as text, control tokens by their names.
+        """The text that the model sampled since the environment's last turn, with control tokens by their names.
 
-        Where it is no sampled reply, it is the content. A stop token at the end is left out, what was sampled behind a
-        stop string is not.
+        It omits a stop token at the end, but contains what was sampled after a stop string. For a message that was not
+        sampled, it is the content.
         """
         return str(self.__dict__.get(_NEW_TEXT, self.content))
 
+    def with_reasoning(self, reasoning: str | None) -> Self:
+        """Return the message with another reasoning (None: without any), or itself if it has that already."""
+        return self if self.reasoning == reasoning else self.model_copy(update={"reasoning": reasoning})
+
     def as_reply(self, new_text: object) -> "Message":
-        """A copy to hand over: with `str(new_text)` as `new_text`, and arguments of calls that may be changed."""
+        """Return a copy for the author: `new_text` is `str(new_text)`, and its calls' arguments may be modified."""
         calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]
         reply = self.model_copy(update={"tool_calls": tuple(calls)} if calls else None)
-        object.__setattr__(reply, _NEW_TEXT, new_text)  # beside the fields: it is neither compared nor stored
+        object.__setattr__(reply, _NEW_TEXT, new_text)  # not a field, so it is neither compared nor stored
         return reply
 
     @classmethod
     def calling(
         cls, tool: str, arguments: Mapping[str, Any] | None = None, *, reasoning: str | None = None
     ) -> "Message":
-        """An assistant's message that calls a tool, such as a reference policy gives."""
+        """Return an assistant message that calls a tool, such as for `Env.reference_reply`.
+
+        Args:
+            tool: The tool's name.
+            arguments: The arguments by name.
+            reasoning: The message's reasoning, if any.
+        """
         call = ToolCall(name=tool, arguments=dict(arguments or {}))
         return cls(role="assistant", reasoning=reasoning, tool_calls=(call,))
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "Message":
-        """Read a message in the OpenAI chat format.
+        """Return a message that is given in the OpenAI chat format.
 
         Args:
             data: A mapping with `role`, `content` (text, parts or None) and, optionally, `reasoning_content` (or
                 `reasoning`), `tool_calls`, `tool_call_id` and `name`.
 
         Raises:
-            pydantic.ValidationError: For a role, a content part or a key that is not known.
+            pydantic.ValidationError: If a role, a content part or a key is unknown.
         """
         fields = dict(data)
         if "reasoning_content" in fields:
@@ -282,7 +304,7 @@ class Message(_Frozen):
         return cls.model_validate(fields)
 
     def to_openai(self) -> dict[str, Any]:
-        """Write the message in the OpenAI chat format; what is not set is left out."""
+        """Return the message in the OpenAI chat format, without the fields that are not set."""
         content: Any = self.content if self.parts is None else [part.model_dump() for part in self.parts]
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.reasoning is not None:
@@ -297,7 +319,12 @@ class Message(_Frozen):
 
 
 def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]") -> list[Message]:
-    """Read what an author may give as messages: a text (a user message), one message, or a list of them."""
+    """Return a list of messages, given as a text (a user message), one message, or a list of messages.
+
+    Raises:
+        TypeError: If an item of the list is neither a `Message` nor a mapping.
+        pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
+    """
     if isinstance(value, str):
         return [Message(role="user", content=value)]
     if isinstance(value, Message):
@@ -309,15 +336,15 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
 
 def _mapping(item: object) -> Mapping[str, Any]:
     if not isinstance(item, Mapping):
-        raise TypeError(f"expected a Message or a mapping in the list, got a {type(item).__name__}: {item!r:.80}")
+        raise TypeError(f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping")
     return cast("Mapping[str, Any]", item)
 
 
 def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
-    """Note on each call of `message` whether its tool is unknown or an argument that the schema requires is missing.
+    """Check that each call of a message names a known tool and has the arguments that the tool's schema requires.
 
     Returns:
-        The message itself if nothing was found, else a copy with `ToolCall.error` set and `errors` extended.
+        The message itself if all calls pass, else a copy with `ToolCall.error` set and `errors` extended.
     """
     if not message.tool_calls:
         return message

@@ -1,4 +1,4 @@
-"""Packages that not everybody has, which are imported when they are used."""
+"""Optional packages, which are imported when they are first used."""
 
 import importlib
 from typing import Any
@@ -7,15 +7,15 @@ from .errors import MissingPackage
 
 
 def load(module: str, what: str, advice: str) -> Any:
-    """Import a module of such a package.
+    """Import a module of an optional package and return it.
 
     Args:
-        module: Its full name.
-        what: What needs it, with its verb: `"a batch of tensors needs"`.
-        advice: How to install it.
+        module: The module's full name.
+        what: The beginning of the error message, up to the verb: `"a batch of tensors needs"`.
+        advice: How to install the package.
 
     Raises:
-        MissingPackage: It names what is not installed, and the advice.
+        MissingPackage: If the package, or one that it needs, is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,8 +1,8 @@
-"""Renderers and environments by name, the built-in ones and those of others alike.
+"""The registry of renderers and environments, built-in and third-party alike.
 
-Both come through entry points of installed packages. In the group `envsdk.renderers` an entry point's name is the
-renderer's, and it points to its class; in `envsdk.environments` it points to a module that calls `register_env` when it
-is imported. A plug-in that cannot be imported is reported by its name and stops no other.
+Both are found through the entry points of installed packages. In the group `envsdk.renderers`, an entry point has the
+renderer's name and points to its class. In the group `envsdk.environments`, it points to a module that calls
+`register_env` when it is imported. A plug-in that cannot be imported is reported by name, and the others still load.
 """
 
 import inspect
@@ -30,17 +30,20 @@ _ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
 _renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
 _loaded_plugins: set[str] = set()
-_broken_plugins: dict[str, str] = {}
+_failed_plugins: dict[str, str] = {}
 
 
 class PluginWarning(UserWarning):
-    """A plug-in could not be imported."""
+    """A plug-in cannot be imported, so its environments are not available."""
 
 
 def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
-    """Register a renderer: `get_renderer(name, tokenizer, **options)` calls `factory(tokenizer, **options)`.
+    """Register a renderer under a name. A package should use an entry point in the group `envsdk.renderers` instead.
 
-    A package registers its renderers with entry points in the group `envsdk.renderers` instead.
+    Args:
+        name: The renderer's name.
+        factory: Makes the renderer, such as its class: `get_renderer(name, tokenizer, **options)` returns
+            `factory(tokenizer, **options)`.
 
     Raises:
         PluginError: If another renderer has that name.
@@ -48,28 +51,29 @@ def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
     points = {point.value for point in entry_points(group=RENDERERS) if point.name == name}
     known = {_path(_renderers[name])} if name in _renderers else points
     if known - {_path(factory)}:
-        raise PluginError(f"the renderer name {name!r} is taken by {known.pop()}")
+        raise PluginError(f"the renderer name {name!r} is taken by {known.pop()}; {_path(factory)} needs another name")
     _renderers[name] = factory
 
 
 def list_renderers() -> list[str]:
-    """The names of all renderers."""
+    """Return the names of all renderers, sorted."""
     return sorted({*_renderers, *(point.name for point in entry_points(group=RENDERERS))})
 
 
 def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
-    """Make a renderer.
+    """Return a renderer, made by its name.
 
     Args:
-        name: Its name; `list_renderers()` has them. It may have options, as in `"qwen3:enable_thinking=false"`.
-        tokenizer: What `load_tokenizer` takes; None is the embedded vocabulary by default.
+        name: The renderer's name, one of `list_renderers()`. It may include options:
+            `"qwen3:enable_thinking=false"`.
+        tokenizer: What `load_tokenizer` accepts; None is the embedded vocabulary.
         **options: The renderer's own options.
 
     Raises:
-        UnknownName: If there is none of that name; near names are suggested.
-        PluginError: If its package cannot be imported.
-        ConfigError: If it does not take the options.
-        TokenizerError: If the tokenizer does not load, or lacks control tokens that the family needs.
+        UnknownName: If there is no renderer of that name. Similar names are suggested.
+        PluginError: If the renderer's package cannot be imported, or it does not make a `Renderer`.
+        ConfigError: If the renderer does not accept an option.
+        TokenizerError: If the tokenizer cannot be loaded, or lacks control tokens that the model family needs.
     """
     given = specification(name) if isinstance(name, str) else name  # pyright: ignore[reportUnnecessaryIsInstance]
     if isinstance(given, dict):
@@ -81,28 +85,33 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
         if not points:
             raise unknown_name("renderer", name, list_renderers())
         if len({point.value for point in points}) > 1:
-            raise PluginError(f"two packages have a renderer {name!r}: {', '.join(point.value for point in points)}")
+            found = ", ".join(point.value for point in points)
+            raise PluginError(f"several packages provide a renderer {name!r}: {found}; uninstall all but one of them")
         factory = _renderers[name] = _load(points[0])
     try:
         inspect.signature(factory).bind(None, **options)
     except TypeError as error:
-        raise ConfigError(f"renderer {name!r} with {options}: {error}; it is {inspect.signature(factory)}") from error
+        raise ConfigError(
+            f"the renderer {name!r} does not accept {options}: {error}. Its arguments are {inspect.signature(factory)}"
+        ) from error
     renderer: object = factory(load_tokenizer(tokenizer), **options)
     if not isinstance(renderer, Renderer):
-        raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}, and no envsdk.Renderer")
+        raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}; expected an envsdk.Renderer")
     return renderer
 
 
 def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> None:
-    """Register an environment, with gymnasium too.
+    """Register an environment under an id, with gymnasium as well.
 
     Args:
-        id: `namespace/Name-v0`.
-        entry_point: The class, better as a string, `"module:Class"`: then its module is imported only when it is used.
-        **kwargs: What `gymnasium.register` takes: `kwargs` (default arguments), `nondeterministic`, ...
+        id: The id, in the form `namespace/Name-v0`.
+        entry_point: The class, preferably as a string `"module:Class"`, so that its module is imported only when the
+            environment is used.
+        **kwargs: Further arguments of `gymnasium.register`, such as `kwargs` (default arguments) and
+            `nondeterministic`.
 
     Raises:
-        ConfigError: If the id has another form.
+        ConfigError: If the id has another form, or `max_episode_steps` is given.
         PluginError: If another environment has that id.
     """
     if not isinstance(id, str) or not _ID.fullmatch(id):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -112,30 +121,33 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
     _refuse_gymnasium_limit(kwargs)
     known = _envs.get(id)
     if known is not None and _path(known) != _path(entry_point):
-        raise PluginError(f"the environment id {id!r} is taken by {_path(known)}; {_path(entry_point)} needs another")
-    gymnasium.registry.pop(id, None)  # a class that is defined again, as in a notebook, takes its own place
+        raise PluginError(
+            f"the environment id {id!r} is taken by {_path(known)}; {_path(entry_point)} needs another id"
+        )
+    gymnasium.registry.pop(id, None)  # a class that is defined again, as in a notebook, replaces its old definition
     gymnasium.register(id, entry_point=entry_point, **kwargs)  # pyright: ignore[reportUnknownMemberType]
     _envs[id] = entry_point
 
 
 def list_envs() -> list[str]:
-    """The ids of all environments, those of installed plug-ins included."""
+    """Return the ids of all environments, sorted, including those of installed plug-ins."""
     load_plugins()
     return sorted(_envs)
 
 
 def make_registered(id: str, **kwargs: Any) -> object:
-    """Make what is registered under an id, without gymnasium's wrappers; see `envsdk.make`.
+    """Return what the entry point of an id makes, without gymnasium's wrappers; see `envsdk.make`.
 
     Raises:
-        UnknownName: If there is no environment of that id; similar ids are suggested.
-        PluginError: If its module cannot be imported.
+        UnknownName: If there is no environment of that id. Similar ids are suggested.
+        PluginError: If the environment's module cannot be imported.
+        ConfigError: If `max_episode_steps` is given.
     """
     _refuse_gymnasium_limit(kwargs)
     load_plugins()
     if id not in _envs:
-        broken = "".join(f" The plug-in {name!r} failed to import: {why}." for name, why in _broken_plugins.items())
-        raise unknown_name("environment", id, _envs, broken.strip())
+        failed = (f"The plug-in {name!r} failed to import: {error}." for name, error in _failed_plugins.items())
+        raise unknown_name("environment", id, _envs, " ".join(failed))
     entry_point = _envs[id]
     try:
         if isinstance(entry_point, str):
@@ -147,8 +159,8 @@ def make_registered(id: str, **kwargs: Any) -> object:
 
 
 def load_plugins() -> None:
-    """Import the environments' plug-ins, each once; one that fails is a `PluginWarning` with its name."""
-    # Our own first, so that another that takes one of its ids is the one that is refused.
+    """Import the plug-ins of environments, each once, and emit a `PluginWarning` for each that fails."""
+    # Our own plug-in first, so that another plug-in that uses one of its ids is refused, not ours.
     for point in sorted(entry_points(group=ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
         key = f"{point.name}={point.value}"
         if key in _loaded_plugins:
@@ -157,24 +169,27 @@ def load_plugins() -> None:
         try:
             _load(point)
         except PluginError as error:
-            _broken_plugins[point.name] = str(error.__cause__)
-            warnings.warn(f"{error}; its environments are not there", PluginWarning, stacklevel=3)
+            _failed_plugins[point.name] = str(error.__cause__)
+            warnings.warn(f"{error}; its environments are not available", PluginWarning, stacklevel=3)
 
 
 def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:
     if kwargs.get("max_episode_steps") is not None:
-        raise ConfigError("max_episode_steps would end an episode behind envsdk's back; use limits={'max_steps': ...}")
+        raise ConfigError(
+            "max_episode_steps is given, with which gymnasium would end episodes without envsdk; use "
+            "limits={'max_steps': ...}"
+        )
 
 
 def _as_json(value: object) -> object:
-    """Limits and history policies as JSON, so that the environment's specification is JSON, too."""
+    """Return limits and history policies as JSON, so that the environment's spec is JSON; other values unchanged."""
     if isinstance(value, Limits):
-        return value.model_dump()  # every field: a mapping changes only what it names
+        return value.model_dump()  # all fields, because a mapping changes only those that it names
     return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value
 
 
 def _path(entry_point: object) -> str:
-    """Where a class or function is, as entry points write it."""
+    """Return the location of a class or function in the form of an entry point, `module:name`."""
     if isinstance(entry_point, str):
         return entry_point
     return f"{getattr(entry_point, '__module__', '?')}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
@@ -183,7 +198,7 @@ def _path(entry_point: object) -> str:
 def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except (Exception, SystemExit) as error:  # a plug-in is somebody else's code: what it raises is reported
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything while it is imported
         raise PluginError(
             f"the plug-in {point.name!r} ({point.value}) cannot be imported: {type(error).__name__}: {error}"
         ) from error

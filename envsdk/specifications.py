@@ -1,4 +1,4 @@
-"""Names with options as one text, as the command line and `history=` take them: `compact:every=10`."""
+"""Names with options written as one text, as the command line and `history=` accept them: `compact:every=10`."""
 
 import json
 from typing import Any
@@ -7,27 +7,27 @@ from .errors import ConfigError
 
 
 def specification(text: str) -> str | dict[str, Any]:
-    """Read a name with options: `compact:every=10`, or JSON. A name without options stays as it is.
+    """Return a mapping for a name with options, `compact:every=10` or JSON, and a name without options unchanged.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If the text has another form.
     """
     if text.startswith("{"):
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{text!r} is no JSON: {error}") from error
+            raise ConfigError(f"{text!r:.80} begins like JSON but is not JSON: {error}") from error
     name, _, options = text.partition(":")
     if not options:
         return name
     pairs = [option.partition("=") for option in options.split(",")]
     if not all(key and equals for key, equals, _ in pairs):
-        raise ConfigError(f"{text!r} is no name with options; write it as name:key=value,key=value or as JSON")
+        raise ConfigError(f"{text!r:.80} is not a name with options; write name:key=value,key=value or JSON")
     return {"name": name, **{key.strip(): value_of(value) for key, _, value in pairs}}
 
 
 def value_of(text: str) -> Any:
-    """A value as JSON, or as Python writes it; any other text is that text."""
+    """Return the value of a text that is JSON, or Python's True, False or None; any other text unchanged."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:

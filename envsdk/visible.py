@@ -1,14 +1,14 @@
-"""Text that is safe to print: what a terminal would obey, or not show, is written out.
+"""Text that is safe to print: characters that control a terminal, or are invisible, become escapes.
 
-A record holds whatever a model sampled. Printed as it is, it could clear the screen, set the window's title, write to
-the clipboard, or reorder what stands around it.
+A record contains whatever a model sampled. If it were printed unchanged, it could clear the screen, set the window's
+title, write to the clipboard, or reorder the text around it.
 """
 
 import re
 
-# Control characters but tab and newline (C0, DEL, C1); characters that are not seen, order others, or end lines in
-# some programs; tags, which are not seen either; and halves of surrogate pairs, which cannot be written at all. Joiners
-# stay: scripts and emoji need them.
+# Control characters except tab and newline (C0, DEL, C1); characters that are invisible, reorder others, or end lines
+# in some programs; tags, which are invisible as well; and halves of surrogate pairs, which cannot be encoded. Joiners
+# stay, because scripts and emoji need them.
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff\ud800-\udfff]"
@@ -16,10 +16,10 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Return a text in which such characters are written as Python escapes them, such as `\x1b`."""
+    r"""Return a text with each unsafe character as its Python escape, such as `\x1b`."""
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def on_one_line(text: str) -> str:
-    """Return the same for a text that belongs on one line: newlines and tabs are written as escapes, too."""
+    """Return a text as `visible` does, on one line: newlines and tabs become escapes as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")

@@ -1,4 +1,4 @@
-"""The named families with stand-ins for vocabularies that are not available, and what their templates can express."""
+"""The named families with substitutes for vocabularies that are not available, and what their templates can express."""
 
 import copy
 import importlib

@@ -9,7 +9,7 @@ import real_models
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.harmony import Harmony
 from envsdk_renderers.qwen3 import Qwen3
-from envsdk_renderers.reply_formats import FORMATS
+from envsdk_renderers.replies.formats import FORMATS
 from envsdk_renderers.role_colon import RoleColon
 from families import FAMILIES, vocabulary
 

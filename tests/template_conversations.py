@@ -15,7 +15,7 @@ import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
 
 from envsdk import Message, ToolCall, load_tokenizer
-from envsdk.rendering.renderer import HandedOut
+from envsdk.rendering.renderer import EmittedDelta
 from envsdk.rendering.tokenizers import DATA, Tokenizer
 
 TEXTS = (
@@ -65,7 +65,7 @@ def templates() -> dict[str, str]:
 
 
 def end_token(name: str) -> str:
-    """What the model samples to end a turn, where its configuration says so."""
+    """What the model samples to end a turn, if its configuration specifies it."""
     text = templates()[name]
     return "<|endoftext|>" if name.startswith("glm") else next((end for end in ENDS if end in text), "<eos>")
 
@@ -157,18 +157,18 @@ def result(call: ToolCall, text: str = "sunny") -> Message:
 
 
 def turns_of(messages: list[Message]) -> list[tuple[int, int]]:
-    """Where each reply stands, and where what answers it ends."""
+    """The index of each reply, and the end of the messages that answer it."""
     replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return [(reply, end) for reply, end in pairwise([*replies, len(messages)]) if end > reply + 1]
 
 
-def handed_out(renderer: FixedBase, messages: list[Message], tools: Any = (), rng: Random | None = None) -> Any:
-    """What an episode hands out behind its replies, which may be cut anywhere."""
-    turns: list[HandedOut] = []
+def emitted(renderer: FixedBase, messages: list[Message], tools: Any = (), rng: Random | None = None) -> Any:
+    """The deltas that an episode emits after its replies, which may be cut anywhere."""
+    turns: list[EmittedDelta] = []
     for at, end in turns_of(messages):
         reply = renderer.reply(messages[at])
         reply = reply[: rng.randint(0, len(reply))] if rng and rng.random() < 0.5 else reply
         given: Any = {"history": messages[: at + 1], "tools": tools, "generation_prompt": end < len(messages)}
         rendered = renderer.extension(reply, messages[at + 1 : end], **given)
-        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
+        turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
     return turns

@@ -1,4 +1,4 @@
-"""What there is to know of each environment without playing it: what `envsdk list` prints, and the demo asks."""
+"""Describe environments without playing them, for `envsdk list` and the table of environments."""
 
 import inspect
 import math
@@ -15,25 +15,31 @@ _EXERCISES = re.compile(r"Exercises:\s+(.*?)\.(?:\s|$)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the catalogue says of an environment."""
+    """The catalog's description of an environment.
+
+    Attributes:
+        id: The environment's id.
+        summary: The first paragraph of the class's docstring.
+        exercises: The text after `Exercises:` in the docstring, up to the end of the sentence.
+        tools: The names of the tools.
+        reward_range: The lowest and the highest reward of an episode; None where it is unknown.
+        n_tasks: The number of different tasks, or None if each seed has its own.
+        nondeterministic: Whether the same seed may give different episodes.
+        problem: Why the environment cannot be made on this machine, or None.
+    """
 
     id: str
     summary: str = ""
-    """The first sentence of the class's docstring."""
     exercises: str = ""
-    """What stands there behind `Exercises:`, up to the end of the sentence."""
     tools: tuple[str, ...] = ()
     reward_range: tuple[float | None, float | None] = (None, None)
-    """The least and the most that an episode earns; None where it is not known."""
     n_tasks: int | None = None
-    """How many different tasks there are, where those are few."""
     nondeterministic: bool = False
     problem: str | None = None
-    """Why it cannot be made on this machine."""
 
 
 def describe(id: str) -> Entry:
-    """What the catalogue says of an environment; it is made for that, with its own defaults."""
+    """Return the description of an environment, which is made with its default options for this purpose."""
     is_random = gymnasium.spec(id).nondeterministic
     try:
         env = make(id)

@@ -21,7 +21,7 @@ from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import load_tokenizer
 from ..trajectories.records import fragment
-from .tasks import check_task, find, pick
+from .tasks import check_task, find_task, pick_task
 
 _log = logging.getLogger(__name__)
 
@@ -136,16 +136,16 @@ class EnvDriver(Driver):
         if task is None:
             chosen = self._drawn(seed)
         else:
-            chosen = [check_task(task if self.env.tasks is None else find(self.env.tasks, task), self.env.Task)]
+            chosen = [check_task(task if self.env.tasks is None else find_task(self.env.tasks, task), self.env.Task)]
         self._prepare(seed, chosen)
 
     def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return check_task(find(self.env.tasks, options["task"]), self.env.Task)
+        return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
 
     def _drawn(self, seed: int | None) -> list[Any]:
         """Return the task that the seed picks, or the random state without a seed; no task if there are no rows."""
         rows = self.env.tasks
-        return [] if rows is None else [check_task(rows[pick(rows, seed, self.env.np_random)], self.env.Task)]
+        return [] if rows is None else [check_task(rows[pick_task(rows, seed, self.env.np_random)], self.env.Task)]
 
     def _drawn_or_undone(self, seed: int | None) -> list[Any]:
         """As `_drawn`; if the row is refused, the random state, which is the running episode's, is as it was."""

@@ -1,7 +1,7 @@
-"""Which names of an environment are its author's, and which are the SDK's.
+"""The reserved names of an environment, which its author may not use for anything else.
 
-An author may give any name to an attribute or a method of an environment, except for what every environment has and the
-SDK or its users go through. Such a name is refused where it is taken, and not where it breaks something later.
+An author may give any other name to an attribute or a method. A reserved name is refused when the class is defined or
+the attribute is set, not later, when something fails because of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,20 @@ METHODS = frozenset(
         *("render", "close"),
     }
 )
-"""Methods that an author writes: they may be overridden, but by nothing that cannot be called."""
+"""Methods that authors may override, with something that can be called."""
 DECLARATIONS = frozenset(
     {"Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"}
 )
-"""What an author declares in a class."""
+"""Class attributes that authors may declare."""
 
 
 class Settable(NamedTuple):
-    """An attribute that the SDK sets for each object, and that a program may set, too."""
+    """An attribute that both envsdk and a program may set on an environment.
+
+    Attributes:
+        expected: What values it accepts, in words.
+        fits: Returns whether it accepts a value.
+    """
 
     expected: str
     fits: Callable[[Any], bool]
@@ -61,15 +66,15 @@ def _is_render_mode(value: Any) -> bool:
 
 
 _ANYTHING = Settable("anything", _always)
-_NOTHING = Settable("nothing", _never)
-_FUNCTION = Settable("a function, as the SDK calls it", callable)
+_READ_ONLY = Settable("nothing", _never)
+_FUNCTION = Settable("a function, because envsdk calls it", callable)
 SETTABLE: Mapping[str, Settable] = {
     "task": _ANYTHING,
     "observation_space": _ANYTHING,
     "action_space": _ANYTHING,
     "tasks": Settable("None or a list of tasks", _are_tasks),
     "render_mode": Settable("None or 'ansi'", _is_render_mode),
-    "spec": Settable("an EnvSpec of gymnasium", _is_a(EnvSpec, type(None))),
+    "spec": Settable("a gymnasium EnvSpec", _is_a(EnvSpec, type(None))),
     "np_random": Settable("a Generator of NumPy", _is_a(np.random.Generator)),
     "_np_random": Settable("a Generator of NumPy", _is_a(np.random.Generator)),
     "_np_random_seed": Settable("an integer", _is_a(int, np.integer, type(None))),
@@ -77,17 +82,17 @@ SETTABLE: Mapping[str, Settable] = {
 
 
 def check_class(cls: type, env: type, sdk: type) -> None:
-    """Check what a subclass of `Env`, with all that it mixes in, defines.
+    """Check the names that a subclass of `Env` and its mixins define.
 
     Args:
         cls: The subclass.
-        env: `Env`.
-        sdk: The class of the SDK that it is derived from: `Env` or `ToolEnv`.
+        env: The class `Env`.
+        sdk: The class of envsdk that it derives from: `Env` or `ToolEnv`.
 
     Raises:
-        ReservedName: If it hides what every environment has, or what the SDK sets for each object.
+        ReservedName: If a definition hides a member of every environment, or an attribute that envsdk sets.
     """
-    for name in sorted(_names(env) | SETTABLE.keys()):
+    for name in sorted(_reserved_names(env) | SETTABLE.keys()):
         owner = next((base for base in cls.__mro__ if name in vars(base)), env)
         if owner not in env.__mro__:
             where = (
@@ -96,42 +101,50 @@ def check_class(cls: type, env: type, sdk: type) -> None:
             raise ReservedName(_hides(where, name))
     for name in METHODS & set(dir(sdk)):
         if not callable(getattr(cls, name)):
-            raise ReservedName(f"{cls.__name__}.{name} is a method that the SDK calls; give what is in it another name")
+            raise ReservedName(
+                f"{cls.__name__}.{name} is a method that envsdk calls, and here it cannot be called; give "
+                "the attribute another name"
+            )
 
 
 def check_attribute(sdk: type, name: str, value: Any) -> None:
-    """Check what is about to be set as an attribute of an environment that is derived from a class of the SDK.
+    """Check a value before it is set as an attribute of an environment.
+
+    Args:
+        sdk: The class of envsdk that the environment derives from.
+        name: The attribute's name.
+        value: The value.
 
     Raises:
-        ReservedName: If the name is the SDK's, and for a value that does not fit the name.
+        ReservedName: If the name is reserved, or envsdk uses the attribute and the value does not fit.
     """
     rule = _rules(sdk).get(name)
     if rule is None or rule.fits(value):
         return
-    if rule is _NOTHING:
+    if rule is _READ_ONLY:
         raise ReservedName(_hides(f"self.{name}", name))
     raise ReservedName(
-        f"self.{name} is set to {value!r:.80}; expected {rule.expected}, since the SDK uses it. Give "
-        "what is yours another name"
+        f"self.{name} is set to {value!r:.80}; expected {rule.expected}, since envsdk uses this attribute. Give your "
+        "own attribute another name"
     )
 
 
 def _hides(what: str, name: str) -> str:
     return (
-        f"{what} hides `{name}`, which every environment has and the SDK and its users go through; take another name, "
-        f"such as `my_{name.lstrip('_')}`. What an environment does is written in start() and respond()"
+        f"{what} hides `{name}`, which every environment has and other code relies on; take another name, such as "
+        f"`my_{name.lstrip('_')}`. The behavior of an environment belongs in start() and respond()"
     )
 
 
 @cache
 def _rules(sdk: type) -> Mapping[str, Settable]:
-    """What may be set as an attribute of an object, by the names that are not the author's alone."""
+    """Return the values that each reserved name accepts as an attribute of an environment."""
     methods = dict.fromkeys(METHODS & set(dir(sdk)), _FUNCTION)
-    return {**dict.fromkeys(_names(sdk), _NOTHING), **SETTABLE, **methods}
+    return {**dict.fromkeys(_reserved_names(sdk), _READ_ONLY), **SETTABLE, **methods}
 
 
 @cache
-def _names(env: type) -> frozenset[str]:
-    """What every environment has, but for what authors write and the names in which Python has its own methods."""
+def _reserved_names(env: type) -> frozenset[str]:
+    """Return the names of an environment's members, without those that authors write and Python's own methods."""
     names = {name for name in dir(env) if not name.startswith("__")}
     return frozenset(names - METHODS - DECLARATIONS - set(dir(Protocol)))

@@ -1,4 +1,4 @@
-"""Gymnasium spaces of token arrays. Membership is one comparison over the array, whatever its length."""
+"""Gymnasium spaces of actions and observations. `contains` checks an array in one vectorized comparison."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,12 @@ _SAMPLE_LENGTH = 8
 
 
 class ActionSpace(Space[Any]):
-    """All actions: int32 arrays of shape (n,) with ids below the vocabulary's size, and `Action`s that hold them."""
+    """The space of actions: token arrays with ids below the vocabulary's size, and `Action` objects that hold them.
+
+    Args:
+        vocab_size: The size of the vocabulary.
+        seed: Seeds `sample`.
+    """
 
     def __init__(self, vocab_size: int, seed: int | None = None) -> None:
         super().__init__(None, np.int32, seed)
@@ -28,12 +33,12 @@ class ActionSpace(Space[Any]):
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> "NDArray[np.int32]":
-        """A few random ids."""
+        """Return a few random ids: int32, shape (n,)."""
         length = int(self.np_random.integers(1, _SAMPLE_LENGTH + 1))
         return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
 
     def contains(self, x: Any) -> bool:
-        """Whether `step` would take it."""
+        """Return whether `step` accepts the action."""
         try:
             check_action(x, self.vocab_size)
         except ActionError:
@@ -48,7 +53,12 @@ class ActionSpace(Space[Any]):
 
 
 class ObservationSpace(Space[Observation]):
-    """All observations: deltas whose tokens are ids below the vocabulary's size."""
+    """The space of observations: deltas whose token ids are below the vocabulary's size.
+
+    Args:
+        vocab_size: The size of the vocabulary.
+        seed: Seeds `sample`.
+    """
 
     def __init__(self, vocab_size: int, seed: int | None = None) -> None:
         super().__init__(None, None, seed)
@@ -60,13 +70,13 @@ class ObservationSpace(Space[Observation]):
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> Observation:
-        """A random first observation."""
+        """Return a random first observation of a context."""
         length = int(self.np_random.integers(1, _SAMPLE_LENGTH + 1))
         tokens = self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
         return Observation(tokens, 0, False, "main", "main")
 
     def contains(self, x: Any) -> bool:
-        """Whether it is a well-formed delta."""
+        """Return whether `x` is a well-formed observation."""
         if not isinstance(x, Observation):
             return False
         tokens, keep, extends, context, base = x

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..messages import Message, ToolSchema
-from ..rendering.renderer import HandedOut, Renderer
+from ..rendering.renderer import EmittedDelta, Renderer
 from .arrays import GrowableArray
 from .history_policy import Rewrite
 
@@ -177,16 +177,16 @@ class View:
         pieces = self.renderer.tokenizer.token_bytes(tokens)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
-    def emitted(self) -> list[HandedOut]:
+    def emitted(self) -> list[EmittedDelta]:
         """Return the deltas that were emitted after sampled replies, as far as they are still in the view."""
         replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
-        turns: list[HandedOut] = []
+        turns: list[EmittedDelta] = []
         for reply, following in pairwise([*replies, len(self.messages)]):
             is_last = following == len(self.messages)
             stop = self.body if is_last else self.bodies[following]
             if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
                 tokens = self.tokens.copy(self.starts[reply + 1], stop)
-                turns.append(HandedOut(reply, tokens, not is_last or self.body > self.end))
+                turns.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
         return turns
 
     def count(self, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks an action where it enters the episode."""
+"""Validate an action where it enters the episode."""
 
 import copy
 from collections.abc import Mapping
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 
 class CheckedAction(NamedTuple):
-    """An action whose arrays are sound and its own."""
+    """A valid action with arrays of its own.
+
+    Attributes:
+        tokens: The sampled ids: int32, shape (n,).
+        logprobs: Their log-probabilities: float32, shape (n,), or None.
+        finish_reason: Why the policy stopped sampling.
+        temperature: The sampling temperature, finite in float32.
+        policy_version: The version of the policy's weights, or None.
+        extra: Aligned side data and other values by name, a copy.
+    """
 
     tokens: "NDArray[np.int32]"
     logprobs: "NDArray[np.float32] | None"
@@ -31,15 +40,15 @@ _FINISH_REASONS = get_args(FinishReason)
 
 
 def check_action(action: object, vocab_size: int) -> CheckedAction:
-    """Check an action at the edge and copy its arrays.
+    """Return a valid copy of an action.
 
     Args:
-        action: An `Action`, or its tokens alone: an integer array or a sequence of int.
-        vocab_size: Ids must be below it.
+        action: An `Action`, or its tokens alone: an integer array of shape (n,) or a sequence of int.
+        vocab_size: The size of the vocabulary. Every id must be below it.
 
     Raises:
-        ActionError: For ids that are no integers or out of range, and for log-probabilities of another length,
-            positive, or not finite; it names the position.
+        ActionError: If ids are not integers or are out of range, or log-probabilities have another length, are
+            positive, or are not finite. The message names the position.
     """
     if not isinstance(action, Action):
         action = Action(action)  # pyright: ignore[reportArgumentType]
@@ -71,10 +80,12 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
 def _check_sampling(action: Action) -> None:
     temperature: Any = action.temperature
     if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature <= LARGEST:
-        raise ActionError(f"temperature is {temperature!r}; expected a finite number of float32, of at least 0")
+        raise ActionError(
+            f"temperature is {temperature!r:.80}; expected a number of at least 0 that is finite in float32"
+        )
     version: Any = action.policy_version
     if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
-        raise ActionError(f"policy_version is {version!r}; expected None or an integer from 0 to 2**31 - 1")
+        raise ActionError(f"policy_version is {version!r:.80}; expected None or an integer from 0 to 2**31 - 1")
     extra: Any = action.extra
     if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
         raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
@@ -83,17 +94,17 @@ def _check_sampling(action: Action) -> None:
 def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
     if array.shape[:1] != (length,):
         raise ActionError(
-            f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens: an array has a row for "
-            "each token. What belongs to the action as a whole is given as a list or another value"
+            f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens; expected one row for "
+            "each token. Give what belongs to the action as a whole as a list or another value"
         )
     if isinstance(array, np.ma.MaskedArray):
         raise ActionError(
-            f"extra[{key!r}] is a masked array; expected a plain one, with -1 or NaN where nothing is known"
+            f"extra[{key!r}] is a masked array; expected a plain array, with -1 or NaN for missing values"
         )
     if array.dtype.kind not in "if" or array.dtype.itemsize > 8:
         raise ActionError(
             f"extra[{key!r}] is an array of {array.dtype}; expected signed integers or floats of at most 64 bits. "
-            "Samples hold -1 or NaN on all other tokens, which booleans and unsigned integers cannot: "
+            "Samples hold -1 or NaN at all other tokens, which booleans and unsigned integers cannot represent: "
             f"give extra[{key!r}].astype(np.int32)"
         )
 
@@ -102,7 +113,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
     try:
         array: NDArray[Any] = np.asarray(values)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise ActionError(f"tokens must be a flat sequence of int: {error}") from error
+        raise ActionError(f"tokens must be an integer array of shape (n,) or a list of int: {error}") from error
     if array.ndim != 1:
         raise ActionError(
             f"tokens must have shape (n,), got {array.shape} from a {type(values).__name__}: give an Action, an int32 "
@@ -110,7 +121,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         )
     if not array.size:
         return np.empty(0, dtype=np.int32)
-    if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large, too
+    if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large as well
         tokens = array.astype(np.int32)
         if tokens.view(np.uint32).max() < vocab_size:
             return tokens
@@ -120,7 +131,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         position = int(np.argmax((array < 0) | (array >= vocab_size)))
         raise ActionError(
             f"token {array[position]} at position {position} is out of range: the tokenizer has the ids 0 to "
-            f"{vocab_size - 1}. If the model has more, load it with load_tokenizer(..., vocab_size=...)"
+            f"{vocab_size - 1}. If the model has more, load the tokenizer with load_tokenizer(..., vocab_size=...)"
         )
     return array.astype(np.int32)
 
@@ -129,13 +140,15 @@ def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
     try:
         array = np.array(values, dtype=np.float32)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ActionError(f"logprobs must be a flat sequence of float: {error}") from error
+        raise ActionError(f"logprobs must be a float array of shape (n,) or a list of float: {error}") from error
     if array.shape != (length,):
-        raise ActionError(f"logprobs have shape {array.shape}, but there are {length} tokens: one for each, in order")
+        raise ActionError(
+            f"logprobs have shape {array.shape}, but there are {length} tokens; expected one for each token"
+        )
     if array.size and not (array.max() <= 0 and array.min() > -np.inf):  # NaN fails the first
         position = int(np.argmin((array <= 0) & (array > -np.inf)))
         raise ActionError(
-            f"logprob {array[position]} at position {position}: a log-probability is finite and at most 0 "
-            "(of the token under the distribution that it was sampled from)"
+            f"logprob {array[position]} at position {position} is not valid; expected a finite number of at most 0: "
+            "the token's log-probability under the distribution from which it was sampled"
         )
     return array

@@ -318,7 +318,7 @@ class Episode:
         if pending.request is not None:
             return (yield from self._take_summary(agent, pending, pending.request))
         try:
-            results = [one.changed(result) for one, result in zip(pending.handoffs, pending.results, strict=True)]
+            results = [one.filter_result(result) for one, result in zip(pending.handoffs, pending.results, strict=True)]
         except Exception as error:
             return error, self._answer
         returned = yield from self._call(agent, "resume", results if pending.is_list else results[0])
@@ -504,7 +504,9 @@ class Episode:
             delta = self._open_on_parent(agent, context, [*system, *turn.messages], tools, limit, turn)
         else:
             base = None
-            before = handoff.chosen([] if above is None else list(above.messages)) if handoff is not None else []
+            before = (
+                handoff.filter_messages([] if above is None else list(above.messages)) if handoff is not None else []
+            )
             messages = [*system, *before, *turn.messages]
             if not messages:
                 raise TurnError(f"the first turn for {name!r} has no message")

@@ -1,11 +1,11 @@
-"""Event loops that plain code waits in: one for each thread, kept from call to call.
+"""Event loops in which plain code waits for coroutines: one for each thread, kept from call to call.
 
-A client that is bound to a loop (an HTTP session, a lock, a queue) works in one call as in the next. Where no loop is
-running, a coroutine runs in the caller's own thread, so that what is bound to a thread (a connection of sqlite3) works,
-too. Where a loop is running (a notebook has one), no other can run in that thread, so the coroutine runs in a thread
-that is kept for this; the caller's loop stands still until it has ended.
+A client that is bound to an event loop (an HTTP session, a lock, a queue) therefore works in every call. If no loop is
+running, a coroutine runs in the caller's own thread, so that an object that is bound to a thread (an sqlite3
+connection) works as well. If a loop is running, as in a notebook, a second one cannot run in the same thread. The
+coroutine then runs in a worker thread that is kept for this purpose, and the caller's loop is blocked until it ends.
 
-Since a loop outlives the call, so would a task that the call starts. `Tasks` collects those that must not.
+Since a loop outlives the call, so would a task that the call starts. `Tasks` collects the tasks that must end.
 """
 
 import asyncio
@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 from ..errors import EnvsdkError
 
 T = TypeVar("T")
-_ELSEWHERE = (
-    "It ran in a thread of its own, since an event loop is running in the caller's thread. What is bound to a thread "
-    "or to a loop works where it was made: in a notebook, `await envsdk.arollout(...)` stays in the caller's."
+_WORKER_NOTE = (
+    "This ran in a worker thread, because an event loop is running in the caller's thread. An object that is bound to "
+    "a thread or to an event loop works only where it was created: in a notebook, call `await envsdk.arollout(...)`, "
+    "which stays in the caller's thread."
 )
 
 
@@ -39,20 +40,20 @@ def in_event_loop() -> bool:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result; with a copy of the caller's context variables.
+    """Run a coroutine to its end, with a copy of the caller's context variables, and return its result.
 
-    An interrupt (Ctrl-C) cancels the coroutine and waits for its end; a second one does not wait.
+    An interrupt (Ctrl-C) cancels the coroutine and waits until it has ended; a second interrupt does not wait.
     """
-    return _run_elsewhere(coroutine) if in_event_loop() else _run_here(coroutine)
+    return _run_in_worker(coroutine) if in_event_loop() else _run_here(coroutine)
 
 
-# What a coroutine leaves behind.
+# Tasks that a coroutine leaves running.
 
 
 class Tasks:
-    """The asyncio tasks that were created while this was collecting, by whatever ran in that context.
+    """The asyncio tasks that were created inside `collecting()`.
 
-    Only the loops of this module are observed: the tasks of a caller's own loop are the caller's.
+    Only tasks in the event loops of this module are collected; a caller manages the tasks in its own loop.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Tasks:
 
     @contextlib.contextmanager
     def collecting(self) -> Generator[None]:
-        """Collect the tasks that are created inside, and those that these create."""
+        """Collect the tasks that are created in the `with` block, and the tasks that those create."""
         token = _collector.set(self)
         try:
             yield
@@ -68,15 +69,15 @@ class Tasks:
             _collector.reset(token)
 
     def add(self, task: "asyncio.Task[Any]") -> None:
-        """Collect a task."""
+        """Add a task."""
         self._created.add(task)
 
     def are_left(self) -> bool:
-        """Return whether one has not ended."""
+        """Return whether any task has not ended."""
         return any(not task.done() for task in self._created)
 
     def cancel(self) -> "list[asyncio.Task[Any]]":
-        """Cancel the tasks that have not ended, and return them; they end when their loop runs next."""
+        """Cancel the tasks that have not ended and return them. They end the next time their loop runs."""
         left = [task for task in self._created if not task.done()]
         self._created.clear()
         for task in left:
@@ -85,14 +86,14 @@ class Tasks:
         return left
 
     async def end(self) -> None:
-        """Cancel the tasks that have not ended, and wait for their ends, as `asyncio.run` does."""
+        """Cancel the tasks that have not ended and wait until they have, as `asyncio.run` does."""
         here = asyncio.get_running_loop()
         left = [task for task in self.cancel() if task.get_loop() is here]
         if left:
             await asyncio.wait(left)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tasks, ()  # a copy, such as a fork's, has started none
+        return Tasks, ()  # a copy, such as a fork's, has not started any task
 
 
 _collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)
@@ -119,7 +120,7 @@ class _KeptLoop:
     """The event loop of a thread, which is closed when the thread ends."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=_new_loop)  # given: asyncio's own stays as it is
+        self._runner = asyncio.Runner(loop_factory=_new_loop)  # given, so that asyncio's own factory stays as it is
         self._at_end = weakref.finalize(self, _close, self._runner.get_loop(), os.getpid())
         self._at_end.atexit = False
 
@@ -127,7 +128,7 @@ class _KeptLoop:
         results: list[T] = []
         has_ended = False
 
-        async def main() -> None:  # returns nothing: Runner writes out what a task returns, however much that is
+        async def main() -> None:  # it returns nothing, because Runner makes the repr of a task's result
             nonlocal has_ended
             try:
                 results.append(await coroutine)
@@ -137,12 +138,12 @@ class _KeptLoop:
         try:
             self._runner.run(main(), context=contextvars.copy_context())
         finally:
-            if not has_ended:  # interrupted twice: what was left in the middle does not go on in the next call
+            if not has_ended:  # interrupted twice: the rest of the coroutine must not run in the next call
                 self.close()
         return results[0]
 
     def close(self) -> None:
-        """Cancel what is left, and close the loop."""
+        """Cancel the remaining tasks and close the loop."""
         if _thread.kept is self:
             _thread.kept = None
         self._at_end.detach()
@@ -155,10 +156,10 @@ class _KeptLoop:
 
 
 def _close_at_exit(runner: asyncio.Runner) -> None:
-    """Cancel what is left, and close the loop.
+    """Cancel the remaining tasks and close the loop.
 
-    asyncio waits for the threads of `asyncio.to_thread` in a further thread, and from Python 3.12 none can be started
-    any more. Python itself has waited for them already, and the loop is closed in any case.
+    asyncio starts a thread to wait for the threads of `asyncio.to_thread`. From Python 3.12 on, no thread can be
+    started at this point. Python has waited for those threads already, and the loop is closed in any case.
     """
     with contextlib.suppress(RuntimeError):
         runner.close()
@@ -170,7 +171,7 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _not_ours: list[Any] = []
-"""Loops of the process that this one was forked from: closing one would disturb it, and so would deleting it."""
+"""The event loops of the parent process after a fork. Closing or deleting one would disturb the parent."""
 
 
 def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -187,11 +188,11 @@ def _close(loop: asyncio.AbstractEventLoop, process: int) -> None:
         _not_ours.append(loop)
 
 
-# In a thread of its own.
+# In a worker thread.
 
 
 class _Worker:
-    """A thread with an event loop, for one coroutine at a time."""
+    """A thread with an event loop that runs one coroutine at a time."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=_new_loop)
@@ -207,14 +208,14 @@ class _Worker:
         async def main() -> None:
             try:
                 ended.set_result(await coroutine)
-            except BaseException as error:  # whoever called gets it
+            except BaseException as error:  # the caller receives it
                 ended.set_exception(error)
 
-        self._tell(lambda: tasks.append(self._loop.create_task(main())))
+        self._call_in_loop(lambda: tasks.append(self._loop.create_task(main())))
         try:
             wait([ended])
         except BaseException:  # an interrupt of the caller
-            self._tell(lambda: tasks[0].cancel())
+            self._call_in_loop(lambda: tasks[0].cancel())
             wait([ended])
             raise
         finally:
@@ -223,17 +224,17 @@ class _Worker:
         return ended.result()
 
     def stop(self) -> None:
-        """Cancel what is left, and close the loop; a thread that hangs is left to the end of the process."""
+        """Cancel the remaining tasks and close the loop. A thread that hangs runs until the process ends."""
         self._is_stopped = True
-        self._tell(self._loop.stop)
+        self._call_in_loop(self._loop.stop)
         self._thread.join(timeout=1)
 
-    def _tell(self, function: Callable[[], object]) -> None:
+    def _call_in_loop(self, function: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(function)  # with a copy of the caller's context variables
 
     def _serve(self) -> None:
         while not self._is_stopped:
-            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a task's own, which ends no other
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # raised by one task; the others continue
                 self._loop.run_forever()
         _close_at_exit(self._runner)
 
@@ -241,8 +242,8 @@ class _Worker:
 _idle: deque[_Worker] = deque()
 
 
-def _run_elsewhere(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it in the worker that was used last: the same for calls in a row, another one for a call inside a call."""
+def _run_in_worker(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the worker that was used last: consecutive calls share it, and a nested call has its own."""
     try:
         worker = _idle.pop()
     except IndexError:
@@ -251,7 +252,7 @@ def _run_elsewhere(coroutine: Coroutine[Any, Any, T]) -> T:
         return worker.run(coroutine)
     except Exception as error:
         if not isinstance(error, EnvsdkError):
-            error.add_note(_ELSEWHERE)
+            error.add_note(_WORKER_NOTE)
         raise
 
 
@@ -264,7 +265,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """Leave the loops to the parent: a child shares their files with it, and has none of its threads."""
+    """Leave the event loops to the parent: a child process shares their files, but has none of the threads."""
     _not_ours.extend((_thread.kept, *_idle))
     _thread.kept = None
     _idle.clear()

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+from collections.abc import Mapping
 from types import FunctionType, MethodType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -47,7 +48,7 @@ def copied_function(function: Any, memo: dict[int, Any]) -> Any:
     """
     if not isinstance(function, FunctionType):
         return copy.deepcopy(function, memo)
-    captured = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    captured: Mapping[str, Any] = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
     if shared := sorted(name for name, value in captured.items() if id(value) in memo):
         raise EpisodeError(
             f"the nested function {function.__qualname__!r} refers to {', '.join(shared)}, so a fork's copy of it "

@@ -1,9 +1,9 @@
-"""What an environment says next."""
+"""What the environment returns next: a `Turn`, which is checked where an author makes it."""
 
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
 
@@ -12,54 +12,73 @@ from ..errors import TurnError, what_is_invalid
 from ..limits import plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
 
+Messages: TypeAlias = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+"""Messages as an author may give them."""
+
 
 class FunctionTool(Protocol):
-    """A tool that is a function: what `envsdk.tool` makes."""
+    """A tool that is a function, such as `envsdk.tool` makes."""
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """The name by which the model calls the tool."""
         ...
 
     @property
     def schema(self) -> ToolSchema:
-        """The JSON schema, in the OpenAI form."""
+        """The tool's JSON schema in the OpenAI form."""
         ...
 
 
 class Turn:
-    """What an environment says next: messages, reward, and whether the episode is over.
+    """What the environment returns next: messages, a reward, and whether the episode is over.
 
     Args:
-        messages: A text (a user message), a `Message`, or a list of messages; an OpenAI-style mapping is one, too.
-        system: The system message that opens the conversation. In a later turn: what it is from then on.
-        tools: The tools that the model may call: JSON schemas, or what `envsdk.tool` makes. In a later turn: what they
-            are from then on. A later `system` or `tools` that is another than before is a declared `edit`.
-        reward: What the reply earned: a number, or named rewards, which add up. None: it was not scored.
-        metrics: Named numbers to report; they are no rewards.
-        terminated: The task is over.
-        truncated: The episode is cut off, though the task is not over.
-        info: Entries for the `info` of the step; they may not take the names that envsdk uses.
-        prefill: What the next reply begins with, without having been sampled: a text, which stands as it is behind the
-            generation prompt; or an assistant's `Message`, whose reasoning goes on if it has no `content`, and whose
-            content goes on if it has (`content=""` closes the reasoning).
-        continues: The reply that this turn answers goes on, with `messages` inside it: a text as it is, or an
-            assistant's `Message`, whose reasoning goes on with an open think block, and whose content comes behind it.
-            A stop token that ended the reply is dropped, a declared `edit`. If a limit ends the episode, the reply does
-            not go on.
-        stop: Strings at which the policy should stop sampling; what it sampled behind them stays.
-        max_tokens: How many tokens the policy should sample next. A policy that samples more is not refused. A reply
-            that ends there without a stop token does not end the episode, as one that a limit or the policy cuts does:
-            `respond` gets it, with `errors` (it has no end) and `open_block` (where it was cut). The next turn lets it
-            go on (`continues=True`: a thinking budget), or answers it, and then it is closed first, which
-            `info["truncated_reply"]` reports.
-        sampling: Sampling parameters for the next reply (temperature and so on), passed on to the policy.
-        context: Whom it speaks to, such as `player1`; by default whoever spoke last. A new name opens a new context.
-        context_rewards: What contexts earned, by name: one's own, or those of sub-agents (`HandoffResult.context`). A
-            context that earned something has that as its reward, in place of the episode's.
+        messages: The messages to append: a text (a user message), a `Message`, a mapping in the OpenAI chat format, or
+            a list of these.
+        system: The system message that opens the conversation. In a later turn, it replaces the system message.
+        tools: The tools that the model may call: JSON schemas, or what `envsdk.tool` makes. In a later turn, they
+            replace the tools. A later `system` or `tools` that differs from the current one is a declared `edit`.
+        reward: The reward of the reply: a number, or a mapping of names to numbers, which add up. None means that the
+            reply was not scored.
+        metrics: Named numbers to report. They do not count as rewards.
+        terminated: Whether the task is over.
+        truncated: Whether the episode is cut off although the task is not over.
+        info: Entries for the `info` of the step. Keys that envsdk uses itself are refused.
+        prefill: The beginning of the next reply, which the policy does not sample: a text, which follows the generation
+            prompt verbatim, or an assistant `Message`. The model continues the message's content if `content` is
+            given (`content=""` closes the reasoning), and its reasoning otherwise.
+        continues: Let the model continue the reply that this turn answers, with `messages` appended to that reply: a
+            text verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
+            follows it. A stop token that ended the reply is dropped, which is a declared `edit`. If a limit ends the
+            episode, the reply is not continued.
+        stop: Strings at which the policy should stop sampling. Tokens that it sampled after such a string stay.
+        max_tokens: At most how many tokens the policy should sample for the next reply. A policy that samples more is
+            not refused. A reply that reaches this number without a stop token does not end the episode, unlike one that
+            a limit or the policy cut. `respond` receives it with `errors` (it has no end) and `open_block` (where it
+            was cut). The turn that follows continues the reply (`continues=True`, a thinking budget) or answers it; an
+            answered reply is closed first, which `info["truncated_reply"]` reports.
+        sampling: Sampling parameters for the next reply, such as the temperature. They are passed on to the policy.
+        context: The name of the context that the turn addresses, such as `player1`; by default the context of the last
+            reply. A new name opens a new context.
+        context_rewards: Rewards of single contexts by name: the environment's own contexts, or those of its sub-agents
+            (`HandoffResult.context`). A context with such a reward is trained on it instead of the episode's reward.
+
+    Attributes:
+        messages: The messages, as a list of `Message`; empty if the reply continues.
+        continuation: What is appended to the reply: a text or an assistant `Message`; None unless `continues=True`.
+        prefill: The beginning of the next reply: a text, an assistant `Message`, or None.
+        tools: The tools' JSON schemas, or None if the turn does not set them.
+        functions: The tools that are functions, by name.
+        reward: The sum of `rewards`, or None if the reply was not scored.
+        rewards: The rewards by name. A plain number is named `reward`.
+        stop: The stop strings, as a tuple.
+
+    The other arguments are attributes of the same name; mappings are copied.
 
     Raises:
-        TurnError: For messages that cannot be read, and for a reward that is no finite number.
+        TurnError: If an argument cannot be read, a number is not finite in float32, or two arguments exclude each
+            other.
     """
 
     __slots__ = (
@@ -84,7 +103,7 @@ class Turn:
 
     def __init__(
         self,
-        messages: str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]] = (),
+        messages: Messages = (),
         *,
         system: str | None = None,
         tools: Sequence[ToolSchema | FunctionTool] | None = None,
@@ -102,120 +121,179 @@ class Turn:
         context_rewards: Mapping[str, float] | None = None,
     ) -> None:
         _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
-        self.continuation = _start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
-        self.prefill = None if prefill is None else _start_of_reply("prefill", prefill)
-        try:
-            self.messages = [] if continues else to_messages(messages)
-        except ValidationError as error:
-            raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
-        except (TypeError, KeyError, ValueError) as error:
-            raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
-        max_tokens = plain_integer(max_tokens)
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise TurnError(f"max_tokens is {max_tokens!r}; expected None or an integer of at least 1")
-        if system is not None:
-            _check_system(system)
-        if terminated and truncated:
-            raise TurnError("a Turn is terminated (the task is over) or truncated (it is cut off), not both")
-        if continues and (prefill is not None or system is not None or tools is not None or terminated or truncated):
-            raise TurnError(
-                "a reply that continues has no prefill, no new system or tools, and does not end the episode"
-            )
-        if prefill is not None and (terminated or truncated):
-            raise TurnError("the episode ends, so there is no next reply that a prefill could begin")
-        self.system = system
+        if terminated or truncated:
+            _check_end(prefill, terminated, truncated)
+        if continues:
+            _check_continues(prefill, system, tools, context, terminated or truncated)
+        self.continuation = (
+            _read_start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
+        )
+        self.messages = [] if continues else _read_messages(messages)
+        self.prefill = None if prefill is None else _read_start_of_reply("prefill", prefill)
+        self.system = None if system is None else _read_system(system)
         self.functions: dict[str, FunctionTool] = {tool.name: tool for tool in tools or () if _is_tool(tool)}
-        self.tools = None if tools is None else _schemas(tools)
-        self.rewards = {} if reward is None else _numbers("reward", reward)
-        self.reward = sum(self.rewards.values(), 0.0) if reward is not None else None
-        self.metrics = _numbers("metrics", metrics) if metrics else {}
-        if context_rewards is not None and not isinstance(context_rewards, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TurnError(f"context_rewards is {context_rewards!r}; expected a number for each name of a context")
-        self.context_rewards = _numbers("context_rewards", context_rewards) if context_rewards else {}
-        if context is not None and (not isinstance(context, str) or not context or not context.isprintable()):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TurnError(f"context is {context!r}; expected a name without control characters")
-        if continues and context is not None:
-            raise TurnError("a reply that continues is in the context that it is in: give no context")
-        self.context = context
+        self.tools = None if tools is None else _read_schemas(tools)
+        self.rewards = {} if reward is None else _read_numbers("reward", reward)
+        self.reward = None if reward is None else sum(self.rewards.values(), 0.0)
+        self.metrics = _read_numbers("metrics", metrics) if metrics else {}
+        self.context_rewards = {} if context_rewards is None else _read_context_rewards(context_rewards)
+        self.context = None if context is None else _read_context(context)
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
-        self.max_tokens = max_tokens
-        try:
-            self.info = dict(info or {})
-            self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
-            self.sampling = dict(sampling or {})
-        except (TypeError, ValueError) as error:
-            raise TurnError(f"info and sampling are mappings, stop is a list of strings: {error}") from error
-        if self.stop and not all(isinstance(text, str) and text for text in self.stop):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TurnError(f"stop is a list of strings that are not empty, got {stop!r:.80}")
+        self.max_tokens = None if max_tokens is None else _read_max_tokens(max_tokens)
+        self.info = {} if info is None else _read_mapping("info", info)
+        self.stop = _read_stop(stop)
+        self.sampling = {} if sampling is None else _read_mapping("sampling", sampling)
 
     def __repr__(self) -> str:
         end = " terminated" if self.terminated else " truncated" if self.truncated else ""
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
 
 
+# Rules about several arguments.
+
+
 def _refuse_awaitables(**given: object) -> None:
     for name, value in given.items():
+        if value is None or type(value) in (str, float):  # the common case
+            continue
         parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else (value,)
         for part in parts:
             if inspect.isawaitable(part):
                 if inspect.iscoroutine(part):
                     part.close()
-                raise TurnError(f"{name} of a Turn is something to wait for: an `await` is missing before it")
+                raise TurnError(f"{name} of a Turn is an awaitable: an `await` is missing before it")
 
 
-def _check_system(system: object) -> None:
+def _check_end(prefill: object, terminated: bool, truncated: bool) -> None:
+    if terminated and truncated:
+        raise TurnError(
+            "a Turn cannot be both terminated and truncated: set terminated if the task is over, truncated if the "
+            "episode is cut off before that"
+        )
+    if prefill is not None:
+        raise TurnError("this Turn ends the episode, so there is no next reply that a prefill could begin")
+
+
+def _check_continues(prefill: object, system: object, tools: object, context: object, ends: bool) -> None:
+    others = {"prefill": prefill, "system": system, "tools": tools, "context": context, "an end": ends or None}
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise TurnError(
+            f"continues=True is given together with {' and '.join(given)}: a reply that continues has no prefill, "
+            "keeps its system message, tools and context, and does not end the episode"
+        )
+
+
+# Rules about one argument: each function returns what the Turn holds.
+
+
+def _read_messages(value: Any) -> list[Message]:
+    try:
+        return to_messages(value)
+    except ValidationError as error:
+        raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
+    except (TypeError, KeyError, ValueError) as error:
+        raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
+
+
+def _read_start_of_reply(what: str, value: Any) -> str | Message:
+    """Return a text as it is, and an assistant's reasoning and content as a `Message`."""
+    try:
+        message = value if isinstance(value, Message) else Message.from_openai(_as_assistant(value))
+    except ValidationError as error:
+        raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
+    except TypeError:
+        raise TurnError(f"{what} is a {type(value).__name__}; expected a text or an assistant Message") from None
+    if message.role != "assistant" or message.tool_calls or message.parts is not None:
+        raise TurnError(
+            f"{what} is {message!r:.80}; expected a text, or an assistant Message with reasoning and content only"
+        )
+    return value if isinstance(value, str) else message
+
+
+def _as_assistant(value: Any) -> Mapping[str, Any]:
+    return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
+
+
+def _read_system(system: object) -> str:
     if not isinstance(system, str):
         raise TurnError(f"system is a {type(system).__name__}; expected a text")
     try:
         Message(role="system", content=system)
     except ValidationError as error:
         raise TurnError(f"system cannot be read: {what_is_invalid(error)}") from error
+    return system
 
 
-def _numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
-    """Named finite numbers; one number is named like the field."""
+def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
+    """Return named finite numbers; a single number gets the field's name."""
     if type(value) is float and abs(value) <= LARGEST:
         return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
     try:
-        if any(isinstance(number, (str, bytes)) for number in named.values()):
-            raise TypeError("a text is no number")
-        numbers = {check_text(str(name)): float(number) for name, number in named.items()}
+        numbers = {check_text(str(name)): _as_float(number) for name, number in named.items()}
     except (TypeError, ValueError, OverflowError) as error:
-        raise TurnError(f"{field} {value!r:.80} is no number and no mapping of names to numbers: {error}") from error
+        raise TurnError(
+            f"{field} is {value!r:.80}; expected a number or a mapping of names to numbers ({error})"
+        ) from error
     if not all(abs(number) <= LARGEST for number in (*numbers.values(), sum(numbers.values()))):
-        raise TurnError(f"{field} {value!r:.80} is not finite in float32, as trainers have it")
+        raise TurnError(f"{field} is {value!r:.80}; expected numbers that are finite in float32, which trainers use")
     return numbers
 
 
-def _start_of_reply(what: str, value: Any) -> str | Message:
-    """A text, or an assistant's message of reasoning and content."""
+def _as_float(number: Any) -> float:
+    if isinstance(number, (str, bytes)):  # float() would read them
+        raise TypeError("a text is not a number")
+    return float(number)
+
+
+def _read_context_rewards(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise TurnError(f"context_rewards is {value!r:.80}; expected a mapping of context names to numbers")
+    return _read_numbers("context_rewards", cast("Mapping[str, float]", value)) if value else {}
+
+
+def _read_context(name: object) -> str:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise TurnError(f"context is {name!r:.80}; expected a name without control characters")
+    return name
+
+
+def _read_max_tokens(value: object) -> int:
+    number = plain_integer(value)
+    if type(number) is not int or number < 1:
+        raise TurnError(f"max_tokens is {number!r:.80}; expected None or an integer of at least 1")
+    return number
+
+
+def _read_mapping(field: str, value: Any) -> dict[str, Any]:
     try:
-        message = value if isinstance(value, Message) else Message.from_openai(_as_mapping(value))
-    except ValidationError as error:
-        raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
-    except KeyError as error:
-        raise TurnError(f"{what} cannot be read: it has no {error}") from error
+        return dict(value or {})
+    except (TypeError, ValueError) as error:
+        raise TurnError(f"{field} is {value!r:.80}; expected a mapping ({error})") from error
+
+
+def _read_stop(stop: Any) -> tuple[str, ...]:
+    try:
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
     except TypeError:
-        raise TurnError(f"{what} is a {type(value).__name__}; expected a text or an assistant's Message") from None
-    if message.role != "assistant" or message.tool_calls or message.parts is not None:
-        raise TurnError(
-            f"{what} is {message!r:.80}; expected a text, or an assistant's reasoning and content, no calls"
-        )
-    return value if isinstance(value, str) else message
+        _refuse_stop(stop)
+    if texts and not all(isinstance(text, str) and text for text in texts):
+        _refuse_stop(stop)
+    return texts
 
 
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
+def _refuse_stop(stop: object) -> NoReturn:
+    raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
 
 
 def _is_tool(tool: object) -> TypeGuard[FunctionTool]:
     return not isinstance(tool, Mapping) and hasattr(tool, "schema")
 
 
-def _schemas(tools: Sequence[ToolSchema | FunctionTool]) -> list[ToolSchema]:
-    """The schemas of tools, copies of the author's own."""
+def _read_schemas(tools: Sequence[ToolSchema | FunctionTool]) -> list[ToolSchema]:
+    """Return the tools' schemas. Mappings are copied, so that the author's own stay as they are."""
     return [tool.schema if _is_tool(tool) else copy.deepcopy(_checked_schema(tool)) for tool in tools]
 
 
@@ -223,11 +301,14 @@ def _checked_schema(tool: Any) -> ToolSchema:
     function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
         raise TurnError(
-            "a tool is what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
-            f"{{'type': 'function', 'function': {{'name': ...}}}}; got {tool!r:.80}"
+            f"a tool is {tool!r:.80}; expected what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
+            "{'type': 'function', 'function': {'name': ...}}"
         )
-    parameters: Any = cast("Any", function).get("parameters") or {}
+    _check_parameters(cast("Any", function).get("parameters") or {})
+    return cast("ToolSchema", tool)
+
+
+def _check_parameters(parameters: Any) -> None:
     required: Any = cast("Any", parameters).get("required") or () if isinstance(parameters, Mapping) else None
     if not isinstance(required, (list, tuple)):
-        raise TurnError(f"the parameters of a tool are the JSON schema of an object, got {parameters!r:.80}")
-    return cast("ToolSchema", tool)
+        raise TurnError(f"the parameters of a tool are {parameters!r:.80}; expected the JSON schema of an object")

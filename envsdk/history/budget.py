@@ -8,7 +8,6 @@ from pydantic import Field
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..errors import ContextFull
 from ..messages import Message
-from .thinking import without_reasoning
 
 Stage: TypeAlias = Literal["thinking", "tool_results", "oldest"]
 DROPPED_RESULT = "[This result was dropped to save space.]"
@@ -78,7 +77,7 @@ class _Draft:
     def _drop_thinking(self, index: int) -> None:
         message = self._messages[index]
         if message is not None and message.reasoning is not None:
-            self._replace(index, without_reasoning(message))
+            self._replace(index, message.with_reasoning(None))
 
     def _drop_result(self, index: int) -> None:
         message = self._messages[index]

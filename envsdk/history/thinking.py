@@ -7,7 +7,6 @@ from pydantic import Field
 
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..contexts.protocol import RewriteReason
-from ..messages import Message
 
 
 class Keep(HistoryPolicy):
@@ -86,10 +85,5 @@ class Compact(HistoryPolicy):
         first = next((i for i, message in enumerate(messages) if message.reasoning is not None), None)
         if first is None:
             return None
-        shown = [without_reasoning(message) for message in messages[first:]]
+        shown = [message.with_reasoning(None) for message in messages[first:]]
         return Rewrite(start + first, shown, "compaction", f"after {history.steps} steps")
-
-
-def without_reasoning(message: Message) -> Message:
-    """Return a message without its reasoning."""
-    return message if message.reasoning is None else message.model_copy(update={"reasoning": None})

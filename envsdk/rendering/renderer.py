@@ -1,9 +1,10 @@
 """The base class of renderers: messages to tokens, and sampled tokens back to a message, for one model family.
 
-A family says once how a message is written; the full rendering, the delta after a reply, the generation prompt, the
-masks and the attribution all come from that one path. Knows nothing about environments and history policies.
+A family specifies once how a message is written. The full rendering, the delta after a reply, the generation prompt,
+the masks and the attribution all come from that one path. Knows nothing about environments and history policies.
 """
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -24,7 +25,13 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 
 NOT_ENDED = "the turn was not ended: there is no stop token"
 """The error of a reply without a stop token."""
-_HERE = "\ue000"  # a private-use character: it marks where in a reply a prefill ends
+_PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
+
+
+def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
+    """Return what is wrong with the end of a reply: text after its first stop token, or no stop token."""
+    errors = [f"there is text after the end of the turn: {overrun[:40]!r}"] if overrun else []
+    return errors if is_ended else [*errors, NOT_ENDED]
 
 
 class Rendered:
@@ -37,17 +44,17 @@ class Rendered:
         self.tokens: NDArray[np.int32]
         """The token ids, shape (n,)."""
         self.starts: list[int]
-        """The index of each message's first token; with a generation prompt, also where that begins."""
+        """The index of each message's first token; with a generation prompt, also the index of its first token."""
         self.tokens, self.starts = emission.tokens()
 
     @property
     def spans(self) -> list[Span]:
-        """Runs of tokens with their message, role, and whether they are sampled and content (computed when asked)."""
+        """Runs of tokens with their message, role, and whether they are sampled and content (computed on request)."""
         return self._emission.spans()
 
 
 class Segment(NamedTuple):
-    """A part of a reply: a control token (empty at the start of the reply) and the text after it."""
+    """A part of a reply: a control token (an empty string at the start of the reply) and the text after it."""
 
     control: str
     text: str
@@ -60,31 +67,31 @@ class SplitReply(NamedTuple):
     is_ended: bool
     """Whether there is a stop token."""
     overrun: str
-    """What stands after the first stop token."""
+    """The text after the first stop token."""
 
 
-class HandedOut(NamedTuple):
-    """What was handed out behind a reply."""
+class EmittedDelta(NamedTuple):
+    """The tokens that were emitted after a reply."""
 
     reply: int
-    """The index of the reply among the messages; what follows it up to the next reply was said."""
+    """The index of the reply among the messages. The delta holds the messages between it and the next reply."""
     tokens: "NDArray[np.int32]"
-    """From behind the end of the reply to the end of the generation prompt, shape (n,)."""
+    """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
     generation_prompt: bool
-    """Whether it ends with one."""
+    """Whether the delta ends with a generation prompt."""
 
 
 class Renderer(ABC):
     """Converts messages to tokens and sampled tokens back to a message, for one model family.
 
-    A family sets the class attributes and writes `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles` and
-    `parse`. Messages begin and end at control tokens, so that the tokens of a message depend on nothing but itself, and
-    on what `seam` says of its neighbours.
+    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles`
+    and `parse`. Messages begin and end at control tokens, so the tokens of a message depend only on the message and on
+    the properties of its neighbors that `seam` returns.
 
     Args:
         tokenizer: The model's tokenizer.
-        unsafe_content: Match control tokens inside content, as chat templates do. For parity tests: with it, a user or
-            a tool can forge a turn.
+        unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
+            or a tool can then forge a turn.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -95,24 +102,23 @@ class Renderer(ABC):
     roles: ClassVar[frozenset[str]]
     """The roles that the family can express."""
     stop_tokens: ClassVar[tuple[str, ...]]
-    """The tokens that end a reply; the first is the one that the family's history has."""
+    """The tokens that end a reply; the first is the one that the family's history shows."""
     after_turn: ClassVar[str]
-    """What stands between the end of an assistant's turn and the next message; never sampled."""
+    """The scaffold between the end of an assistant's turn and the next message; never sampled."""
     opening: ClassVar[str]
-    """How an assistant's message begins; never sampled."""
+    """The scaffold that begins an assistant's message; never sampled."""
     blocks: ClassVar[Mapping[str, str]]
     """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
     structure: ClassVar[tuple[str, ...]]
-    """The other control tokens that `parse` tells apart from text."""
+    """The other control tokens that `parse` distinguishes from text."""
     chosen_because: str = ""
-    """Why `renderer="auto"` took it, if it did."""
+    """Why `renderer="auto"` chose it, if it did."""
     known_differences: ClassVar[Mapping[str, str]] = {}
-    """Where the family's format is another than its chat template's, and how: words in the name of a check of the
-    conformance kit, with what differs."""
+    """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
-    """Texts that end a reply, too, for models without a token that does; the policy is told of them."""
+    """Texts that also end a reply, for models without a stop token; the policy receives them through `info`."""
     knows_history: ClassVar[bool] = True
-    """Whether `visible` tells what the template shows of the past; else that is what rendering all of it shows."""
+    """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
     renders_whole: ClassVar[bool] = False
     """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 
@@ -124,7 +130,7 @@ class Renderer(ABC):
         if missing:
             raise TokenizerError(
                 f"the tokenizer {tokenizer.name!r} lacks control tokens that the renderer {self.name!r} needs: "
-                f"{', '.join(missing)}. Take a tokenizer of that model family, or another renderer"
+                f"{', '.join(missing)}. Use a tokenizer of that model family, or another renderer"
             )
         self.tokenizer = tokenizer
         self.unsafe_content = unsafe_content
@@ -134,113 +140,121 @@ class Renderer(ABC):
         for mark, name in enumerate(names, start=1):
             self._mark_of_token[tokenizer.token_id(name)] = mark
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
-        return self  # it never changes: gymnasium's deep copies of keyword arguments may share it
+    def __repr__(self) -> str:
+        options = {name: value for name, value in self.specification().items() if name != "name"}
+        given = "".join(f", {name}={reprlib.repr(value)}" for name, value in options.items())
+        return f"<{type(self).__name__} renderer, tokenizer {self.tokenizer.name!r}{given}>"
 
-    # What a family says.
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
+        return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
+
+    # What a family specifies.
 
     @abstractmethod
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Write what opens a conversation: its first message if that is a system message, and the tools."""
+        """Write the start of a conversation: its first message if that is a system message, and the tools."""
 
     @abstractmethod
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """Write a message that is not the assistant's. Of its neighbours only what `seam` says may matter."""
+        """Write a message that is not the assistant's; it may depend on its neighbors only as `seam` specifies."""
 
     @abstractmethod
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """Write what an assistant samples: from behind the generation prompt to the end of its turn."""
+        """Write what an assistant samples: from the end of the generation prompt to the end of its turn."""
 
     @abstractmethod
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """What the official chat template shows of `messages[settled:]`.
+        """Return `messages[settled:]` as the official chat template shows them.
 
         Args:
             messages: A conversation.
-            settled: So many messages at its start are known to stay as they are. If it is not 0, one of them
-                `settles` what came before it, or nothing does that before `messages[settled]`.
+            settled: The number of messages at its start that are known to stay as they are. If it is not 0, one of them
+                `settles` the messages before it, or no message before `messages[settled]` settles anything.
 
         Returns:
-            As many messages as `messages[settled:]` has; one that stays as it is is the same object.
+            As many messages as `messages[settled:]` has; an unchanged message is the same object.
         """
 
     @abstractmethod
     def settles(self, message: Message) -> bool:
-        """Whether nothing before this message can change any more, once it is shown (Qwen3: a user query)."""
+        """Return whether no earlier message can change any more once this one is shown (Qwen3: a user query)."""
 
     @abstractmethod
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
-        """Read a reply. Accepts any tokens; what is wrong with them is in `Message.errors`.
+        """Parse a reply. Any tokens are accepted; `Message.errors` reports what is wrong with them.
 
         Args:
-            tokens: What was sampled, shape (n,).
-            prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is read
+            tokens: The sampled tokens, shape (n,).
+            prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is parsed
                 as the beginning of the reply.
             tools: JSON schemas of the tools that the model has. A family that writes the values of a call as bare text
-                reads each of them by the type that its parameter has; without a schema they are text.
+                parses each of them by the type of its parameter; without a schema, they are text.
         """
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:
-        """Write an assistant's message as it stands in the past; mostly as it is sampled."""
+        """Write an assistant's message as the past shows it, which is mostly as it was sampled."""
         self.emit_reply(out, message)
 
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
-        """How many tokens at the end of a reply do not stay if `messages` come next, a `template` break.
+        """Return how many tokens at the end of a reply are dropped if `messages` come next, a `template` break.
 
-        Those are what the family's own history writes in another way, or a sampled opener of another message (GLM).
+        They are what the family's own history writes differently, or a sampled opener of another message (GLM).
         """
         return 0
 
     @property
     def chat_template(self) -> ChatTemplateSource | None:
-        """The chat template that came with the tokenizer; a conformance check compares with it."""
+        """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
         return self.tokenizer.chat_template
 
     @property
     def generation_prompt(self) -> str:
-        """The scaffold that asks for a reply."""
+        """The scaffold after which a model samples a reply."""
         return self.opening
 
     def specification(self) -> dict[str, Any]:
-        """The renderer as JSON: its name and the options that are not the default."""
+        """Return the renderer as JSON: its name and the options that differ from their defaults."""
         return {"name": self.name, **({"unsafe_content": True} if self.unsafe_content else {})}
 
     def end_of_turn(self, following: Message | None) -> str:
-        """What stands behind a past reply; it may depend on the message that comes next (GLM)."""
+        """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
         return self.after_turn
 
-    def check_tools(self, tools: Sequence[ToolSchema]) -> None:  # noqa: B027 - most have nothing to refuse here
-        """Refuse what cannot be said at all with these tools, before an episode begins.
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:  # noqa: B027 - most families refuse none
+        """Refuse tools that the family cannot express, before an episode begins.
 
         Raises:
             RenderError: If the family has no place for them.
         """
 
     def check_episode(  # noqa: B027 - see above
-        self, messages: Sequence[Message], turns: "Sequence[HandedOut]", tools: Sequence[ToolSchema]
+        self, messages: Sequence[Message], deltas: "Sequence[EmittedDelta]", tools: Sequence[ToolSchema]
     ) -> None:
-        """Look at an episode when it has ended; only a renderer of any chat template has something to prove.
+        """Validate an episode when it has ended; only `fixed_base` has something to prove.
 
         Args:
-            messages: What the model saw.
-            turns: What was handed out behind its replies.
-            tools: The tools that it had.
+            messages: The messages that the model saw.
+            deltas: The tokens that were emitted after its replies.
+            tools: The tools that the model had.
 
         Raises:
-            TemplateUnsupported: If something was handed out that the template would not have written.
+            TemplateUnsupported: If a delta is not what the template would have written.
         """
 
-    def seam(self, message: Message, neighbour: Message | None) -> object:
-        """What of its neighbour the tokens of a message depend on; the same value, the same tokens."""
-        return None if neighbour is None else neighbour.role
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """Return the properties of a neighbor that the tokens of a message depend on.
 
-    # What follows from it.
+        Two neighbors with equal properties give the same tokens.
+        """
+        return None if neighbor is None else neighbor.role
+
+    # What follows from that.
 
     @cached_property
     def opening_tokens(self) -> "NDArray[np.int32]":
-        """How an assistant's message begins, as tokens."""
+        """The tokens of `opening`, int32 of shape (n,)."""
         out = self.emission()
         out.scaffold(self.opening)
         return out.tokens()[0]
@@ -263,9 +277,9 @@ class Renderer(ABC):
         Args:
             messages: The conversation, at least one message.
             tools: JSON schemas of the tools that the model may call.
-            generation_prompt: Whether to ask for a reply at the end.
-            history: `"template"` gives what the model's official chat template gives, which may hide earlier
-                reasoning; `"keep"` renders the messages as they are.
+            generation_prompt: Whether to end with the generation prompt.
+            history: `"template"` renders as the model's official chat template does, which may drop earlier reasoning;
+                `"keep"` renders the messages as they are.
 
         Raises:
             RenderError: If there is no message, or the family cannot express one.
@@ -274,9 +288,8 @@ class Renderer(ABC):
             raise RenderError("there is no message to render")
         if history not in ("template", "keep"):
             raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
-        shown = self.visible(messages) if history == "template" else messages
         out = self.emission()
-        self.emit_conversation(out, shown, tools=tools)
+        self.emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages))
         return Rendered(out)
@@ -284,15 +297,15 @@ class Renderer(ABC):
     def extend(
         self, reply: TokenIds, messages: Sequence[Message], *, generation_prompt: bool = True
     ) -> "NDArray[np.int32]":
-        """What follows a finished or cut reply: its end, as far as it lacks one, then the messages.
+        """Return the tokens to append after a finished or cut reply: the rest of its turn, then the messages.
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            messages: What the environment says next.
-            generation_prompt: Whether to ask for a reply at the end.
+            messages: The messages that the environment returns next.
+            generation_prompt: Whether to end with the generation prompt.
 
         Returns:
-            The tokens to append, int32 of shape (m,). None of them was sampled.
+            int32 of shape (m,). None of these tokens was sampled.
         """
         return self.extension(reply, messages, generation_prompt=generation_prompt).tokens
 
@@ -306,15 +319,15 @@ class Renderer(ABC):
         generation_prompt: bool = True,
         prefill: str | Message | None = None,
     ) -> Rendered:
-        """As `extend`, and tells where each message starts.
+        """Do the same as `extend`, and also return where each message starts.
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            messages: What the environment says next.
-            history: The conversation so far; the reply is its last message. A family reads that one, at most.
-            tools: The tools that the model has; only a renderer of any chat template has to know.
-            generation_prompt: Whether to ask for a reply at the end.
-            prefill: What the next reply will begin with.
+            messages: The messages that the environment returns next.
+            history: The conversation so far, which ends with the reply. A family reads only its last message.
+            tools: The tools that the model has; only `fixed_base` reads them.
+            generation_prompt: Whether to end with the generation prompt.
+            prefill: The beginning of the next reply.
         """
         out = self.emission()
         out.scaffold(self.closing(reply, messages[0] if messages else None))
@@ -324,45 +337,45 @@ class Renderer(ABC):
         return Rendered(out)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
-        """The tokens that a model would sample to say `message`: int32, shape (n,), the stop token included."""
+        """Return the tokens that a model would sample for `message`: int32, shape (n,), with the stop token."""
         out = self.emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """The tokens with which an assistant's message begins before the model goes on with it.
+        """Return the tokens that begin an assistant's message before the model continues it.
 
         Args:
-            start: A text, which stands as it is behind the generation prompt. Or an assistant's message: if it says
-                nothing of its `content`, its reasoning goes on, else its content does (`content=""` closes the
-                reasoning and says nothing yet).
+            start: A text, which follows the generation prompt verbatim. Or an assistant's message: if its `content` is
+                not set, the model continues its reasoning, else its content (`content=""` closes the reasoning and
+                leaves the content to the model).
 
         Returns:
-            int32 of shape (n,); they stand behind the generation prompt that `emit_generation_prompt` writes for them.
+            int32 of shape (n,); they follow the generation prompt that `emit_generation_prompt` writes for them.
         """
         out = self.emission()
         if isinstance(start, str):
             out.content(start)
             return out.tokens()[0]
-        part = "content" if _says_content(start) else "reasoning"
-        self.emit_reply(out, start.model_copy(update={part: (getattr(start, part) or "") + _HERE}))
-        out.cut_at(_HERE)
+        part = "content" if sets_content(start) else "reasoning"
+        self.emit_reply(out, start.model_copy(update={part: (getattr(start, part) or "") + _PREFILL_END}))
+        out.cut_at(_PREFILL_END)
         return out.tokens()[0]
 
     def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
-        """What is put inside a reply that goes on.
+        """Return the tokens to append inside a reply that the model continues.
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            addition: A text, which is appended as it is. Or an assistant's message: its reasoning goes on with a block
-                that is open; if it says anything of its `content`, the block is closed and the content follows.
+            addition: A text, which is appended verbatim. Or an assistant's message: its reasoning is appended to the
+                open think block; if its `content` is set, the block is closed and the content follows.
 
         Returns:
-            How many tokens of the reply stay, which are those before its first stop token, and the tokens that follow
-            them: int32 of shape (m,).
+            The number of the reply's tokens that stay, which are those before its first stop token, and the tokens to
+            append to them: int32 of shape (m,).
 
         Raises:
-            RenderError: If there is reasoning, but no block is open that it could go on with.
+            RenderError: If `addition` has reasoning, but no think block is open.
         """
         tokens = np.asarray(reply, dtype=np.int32)
         stops = np.isin(tokens, self.stop_token_ids)
@@ -373,30 +386,30 @@ class Renderer(ABC):
             return kept, out.tokens()[0]
         closing = self._close_open_block(tokens[:kept])
         if addition.reasoning and closing != next(iter(self.blocks.values()), None):
-            raise RenderError("the reply cannot go on with reasoning: it has no open think block")
+            raise RenderError("the reply cannot be continued with reasoning: it has no open think block")
         out.content(addition.reasoning or "")
-        if _says_content(addition):
+        if sets_content(addition):
             out.scaffold(closing)
             out.content(addition.content)
         return kept, out.tokens()[0]
 
     def closing(self, reply: TokenIds, following: Message | None = None) -> str:
-        """The scaffold that closes a reply: an open block, the turn itself, and what stands behind a turn.
+        """Return the scaffold that closes a reply: the end of an open block, of the turn, and the text after a turn.
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            following: The message that comes next, if any; what ends a turn may depend on it (GLM).
+            following: The message that comes next, if any; the end of a turn may depend on it (GLM).
         """
         if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
             return self.after_turn
         return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
 
     def is_closed(self, reply: TokenIds) -> bool:
-        """Whether the reply ended its turn itself, as the family's history has it."""
+        """Return whether the reply ended its turn itself, as the family's history shows it."""
         return self.closing(reply) == self.after_turn
 
     def emission(self) -> Emission:
-        """An empty emission for this renderer."""
+        """Return an empty emission for this renderer."""
         return Emission(self._encoder)
 
     def emit_conversation(
@@ -408,7 +421,7 @@ class Renderer(ABC):
         first: int = 0,
         stop: int | None = None,
     ) -> None:
-        """Write `messages[first:stop]`; the others are only their neighbours. The tools go with message 0.
+        """Write `messages[first:stop]`; the others only serve as their neighbors. Message 0 brings the tools.
 
         Raises:
             RenderError: If the family cannot express a message.
@@ -431,8 +444,24 @@ class Renderer(ABC):
                 out.begin(index, message.role)
             self._emit(out, messages, index)
 
+    def emit_history(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        history: Literal["template", "keep"],
+        *,
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation for `render`, without its generation prompt; the arguments are those of `render`.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+        self.emit_conversation(out, self.visible(messages) if history == "template" else messages, tools=tools)
+
     def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
-        """Write what asks for the reply that will be message `index`; a prefill with reasoning has its own block."""
+        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
         out.begin(index, "assistant")
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
         out.scaffold(self.opening if has_block else self.generation_prompt)
@@ -451,7 +480,7 @@ class Renderer(ABC):
         out.scaffold(self.end_of_turn(messages[index + 1] if index + 1 < len(messages) else None))
 
     def split(self, tokens: TokenIds) -> SplitReply:
-        """Cut a reply at the control tokens that mean something to the family, up to its first stop token."""
+        """Cut a reply at the control tokens of the family, up to its first stop token."""
         array = np.asarray(tokens, dtype=np.int32)
         marks = self._marks_in(array)
         pieces = self.tokenizer.token_bytes(array)
@@ -467,9 +496,9 @@ class Renderer(ABC):
         return SplitReply(segments, False, "")
 
     def _close_open_block(self, reply: TokenIds) -> str:
-        """The scaffold that closes the block that is open at the end of a reply, or nothing.
+        """Return the scaffold that closes the block that is open at the end of a reply, or an empty string.
 
-        A generation prompt that opens a block leaves it to the reply to close it.
+        A block that the generation prompt opened has to be closed by the reply.
         """
         marks = self._marks_in(np.asarray(reply, dtype=np.int32))
         opened = self._open_at_start
@@ -483,23 +512,24 @@ class Renderer(ABC):
 
     @cached_property
     def _open_at_start(self) -> str:
-        """The scaffold that closes the block that the generation prompt opened, if it does."""
+        """The scaffold that closes the block that the generation prompt opens; empty if it opens none."""
         controls = [piece.text for piece in self._encoder.scaffold(self.generation_prompt) if piece.control >= 0]
         last = controls[-1] if controls else ""
         return self.blocks.get(last, "")
 
-    def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
-        """What of the end of a prompt is the assistant's already: an empty think block, a prefill."""
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
         count = len(self.opening_tokens)
         has_opening = len(prompt_tail) >= count and np.array_equal(prompt_tail[:count], self.opening_tokens)
         return prompt_tail[count:] if has_opening else prompt_tail
 
     def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
-        """For each token which of the family's control tokens it is, counted from 1, or 0."""
+        """Return the number of each token among the family's control tokens, counted from 1, or 0 for other tokens."""
         return self._mark_of_token.take(tokens, mode="clip")
 
 
-def _says_content(start: Message) -> bool:
+def sets_content(start: Message) -> bool:
+    """Return whether a prefill or an addition sets the content, so that its reasoning is complete."""
     return start.reasoning is None or "content" in start.model_fields_set
 
 

@@ -113,7 +113,7 @@ def _reply(renderer: Renderer, index: int, message: Message, drop_reasoning: boo
             "Take another renderer or another option, or drop_reasoning=True"
         )
     if is_lost:
-        message = message.model_copy(update={"reasoning": None})
+        message = message.with_reasoning(None)
         tokens = renderer.reply(message)
     for part, empty in (("content", ""), ("tool_calls", ())):
         if _is_lost(renderer, message, tokens, part, empty):

@@ -25,7 +25,7 @@ OBSERVATION = -1
 class ReplayedStep(NamedTuple):
     """A step whose range and delta were checked against the steps before it."""
 
-    index: int
+    step_index: int
     """The index of the step in the trajectory."""
     step: Step
     is_new: bool
@@ -108,7 +108,7 @@ class Paths:
 
     def observe(self, replayed: ReplayedStep) -> Path:
         """Apply a step's observation; return the path of its prompt."""
-        index, step = replayed.index, replayed.step
+        index, step = replayed.step_index, replayed.step
         if not replayed.is_new:
             self._paths[step.context].truncate(step.keep)
         elif step.base != step.context:
@@ -123,7 +123,7 @@ class Paths:
         """Apply a step's action: one piece for each of its parts."""
         step, start = replayed.step, replayed.step.action_start
         for number, part in enumerate(step.parts):
-            self._paths[step.context].append(Piece(step.context, start, part.stop, replayed.index, number))
+            self._paths[step.context].append(Piece(step.context, start, part.stop, replayed.step_index, number))
             start = part.stop
 
 

@@ -46,7 +46,7 @@ class Segment:
     @property
     def first(self) -> int:
         """The index in the trajectory of the segment's first step."""
-        return self.steps[0].index
+        return self.steps[0].step_index
 
     def extra(self, key: str) -> "list[Any] | NDArray[Any]":
         """Return the values of `Action.extra[key]`: an array with a row for each token, or a list, one for each part.
@@ -107,8 +107,8 @@ def _close(
     is_trained: Callable[[Step], bool],
 ) -> Segment | None:
     """Gather the arrays of a segment; None if no token is trained in it."""
-    own = {replayed.index: number for number, replayed in enumerate(opened.steps)}
-    trained = {replayed.index for replayed in opened.steps if is_trained(replayed.step)}
+    own = {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
+    trained = {replayed.step_index for replayed in opened.steps if is_trained(replayed.step)}
     sampled = [piece.part != OBSERVATION and piece.step in own for piece in path.pieces]
     lengths = np.array([piece.stop - piece.start for piece in path.pieces])
     is_masked = [is_own and piece.step in trained for is_own, piece in zip(sampled, path.pieces, strict=True)]

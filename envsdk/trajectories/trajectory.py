@@ -203,7 +203,7 @@ class Trajectory(Stored):
                 "seed": self.seed,
                 "tokenizer": log.tokenizer or self.tokenizer,
                 "vocab_size": log.vocab_size or self.vocab_size,
-                "steps": [replayed.index for replayed in segment.steps],
+                "steps": [replayed.step_index for replayed in segment.steps],
                 "is_scored": self.is_scored(segment.context),
             },
         )

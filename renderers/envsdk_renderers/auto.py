@@ -1,8 +1,8 @@
-"""`renderer="auto"`: the family whose renderings are those of the tokenizer's own chat template.
+"""`renderer="auto"`: chooses the family that renders like the tokenizer's own chat template.
 
-Never by the model's name. Each family whose control tokens the tokenizer has renders the conversations of the
-conformance kit; so does the template. Where all agree, the family is chosen; where none does, the template itself is
-measured by `fixed_base`.
+The model's name plays no role. Each family whose control tokens the tokenizer has renders the conversations of the
+conformance kit, and so does the template. The first family that agrees on all of them is chosen; if none does,
+`fixed_base` measures the template itself.
 """
 
 import logging
@@ -17,7 +17,8 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.testing.parity import CONVERSATIONS, TOOL_NAME
 
-from .templates import FIXED_DATE, ChatTemplate, Dialect, TemplateFailed
+from .templates.chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
+from .templates.dialect import Dialect
 
 _NO_FAMILIES = frozenset({"auto", "fixed_base", "role_colon"})
 _FALLBACK = "fixed_base"
@@ -33,7 +34,7 @@ class Choice(NamedTuple):
 
 
 _VARIANTS: tuple[Mapping[str, Any], ...] = ({}, {"enable_thinking": False})
-"""A family's options of which one may be what the template does by default."""
+"""The options of a family that are tried."""
 
 
 def auto(tokenizer: Tokenizer, **options: Any) -> Renderer:
@@ -41,14 +42,14 @@ def auto(tokenizer: Tokenizer, **options: Any) -> Renderer:
 
     Args:
         tokenizer: A tokenizer that came with a chat template.
-        **options: Options of the renderer that is chosen.
+        **options: Options of the chosen renderer.
 
     Returns:
-        The renderer; its `chosen_because` says why it was taken, and so does the log.
+        The renderer; its `chosen_because`, and the log, report why it was chosen.
 
     Raises:
         TokenizerError: If the tokenizer came without a chat template.
-        TemplateUnsupported: If no family fits, and the template cannot be measured.
+        TemplateUnsupported: If no family fits and `fixed_base` cannot use the template.
         ConfigError: If the chosen renderer does not take the options.
     """
     choice = choose_renderer(tokenizer)
@@ -72,24 +73,24 @@ def choose_renderer(tokenizer: Tokenizer) -> Choice:
     for name, options in families:
         try:
             renderer = get_renderer(name, tokenizer, **options)
-        except EnvsdkError:  # it lacks control tokens of that family, or the family the option
+        except EnvsdkError:  # the tokenizer lacks control tokens, or the family lacks the option
             continue
         template = ChatTemplate(
             source.text, date=getattr(renderer, "current_date", FIXED_DATE), special_tokens=source.special_tokens
         )
         same, different = _compare(renderer, template)
         if same and not different:
-            told = "".join(f" with {option}={value}" for option, value in options.items())
-            return Choice(name, options, f"{name!r}{told} renders {', '.join(same)} as the tokenizer's template does")
+            given = "".join(f" with {option}={value}" for option, value in options.items())
+            return Choice(name, options, f"{name!r}{given} renders {', '.join(same)} as the tokenizer's template does")
         if len(same) > most:
             most, nearest = len(same), f"the nearest, {name!r}, differs from it at {different[0]}"
     return Choice(_FALLBACK, {}, f"no family renders as the tokenizer's template does: {nearest}")
 
 
 def _compare(renderer: Renderer, template: ChatTemplate) -> tuple[list[str], list[str]]:
-    """The conversations at which a renderer and a template agree, and those at which they differ.
+    """Return the conversations on which a renderer and a template agree, and those on which they differ.
 
-    Where a family's format is known to be another than its template's, they must at least show the same reasoning.
+    Where a family's format is known to differ from its template's, they have to show at least the same reasoning.
     """
     same: list[str] = []
     different: list[str] = []
@@ -99,7 +100,7 @@ def _compare(renderer: Renderer, template: ChatTemplate) -> tuple[list[str], lis
                 Dialect().messages(messages), tools=list(tools) or None, generation_prompt=generation_prompt
             )
         except TemplateFailed:
-            continue  # the template cannot say it, whatever the family does
+            continue  # the template cannot express it, so there is nothing to compare
         is_known = any(words in name for words in renderer.known_differences)
         try:
             tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
@@ -116,5 +117,5 @@ def _compare(renderer: Renderer, template: ChatTemplate) -> tuple[list[str], lis
 
 
 def _reasoning_in(text: str, messages: Sequence[Message]) -> list[int]:
-    """How often the reasoning of each message is in a rendered text."""
+    """Count how often the reasoning of each message occurs in a rendered text."""
     return [text.count(message.reasoning) for message in messages if message.reasoning]

@@ -1,19 +1,19 @@
-"""ChatML: every message is a block between `<|im_start|>` and `<|im_end|>`; and ChatML with tools.
+"""ChatML, in which every message is a block between `<|im_start|>` and `<|im_end|>`, and ChatML with tools.
 
-Source of the rules: OpenAI's ChatML of 2023, as Hugging Face templates write it. How a block looks, and how tools and
-their results are written in it, is said here once for all families that build on it.
+Source of the rules: OpenAI's ChatML of 2023, as Hugging Face templates write it. This module specifies blocks, tools
+and their results for all families that build on them.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import Renderer, TokenIds
 
-from .hermes import HermesReply, parse_call
+from .replies.hermes import HermesReply
+from .replies.json_calls import json_text, read_object, write_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ChatML(Renderer):
-    """Plain ChatML, without tools and thinking: reasoning in messages is not shown, a tool is refused.
+    """Plain ChatML without tools and thinking: reasoning in messages is not shown, and tools are refused.
 
     Args:
         tokenizer: A tokenizer with `<|im_start|>` and `<|im_end|>`.
@@ -36,27 +36,27 @@ class ChatML(Renderer):
     blocks: ClassVar[Mapping[str, str]] = {}
     structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
     message_end: ClassVar[str] = "<|im_end|>"
-    """How a message ends; of the assistant's it is sampled."""
+    """The scaffold that ends a message; in an assistant's message it is sampled."""
     thinks: ClassVar[bool] = False
     """Whether a reply may have a think block."""
     before_first_call: ClassVar[str] = "\n"
-    """What stands between the text of a reply and its first call."""
+    """The scaffold between the text of a reply and its first call."""
     call_tags: ClassVar[tuple[str, ...]] = ()
     """The control tokens of `structure` that belong inside a call."""
     encodes_text_arguments: ClassVar[bool] = False
-    """Whether arguments given as a text are written as a string of JSON; else they stand as they are."""
+    """Whether arguments given as a text are written as a JSON string; otherwise they are verbatim."""
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """A system message is a block; there is no place for tools."""
+        """Write a system message as a block; tools are refused."""
         if tools:
-            raise RenderError(f"{self.name!r} has no place for tools: take another renderer, or no tools")
+            raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
         if system is not None:
             self.emit_block(out, system)
 
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """A message is a block."""
+        """Write a message as a block."""
         self.emit_block(out, message)
 
     def emit_block(self, out: Emission, message: Message) -> None:
@@ -66,82 +66,79 @@ class ChatML(Renderer):
         out.scaffold(self.message_end + self.after_turn)
 
     def header(self, role: str) -> str:
-        """How a block begins; the assistant's is `opening`."""
+        """Return the beginning of a block; the assistant's is `opening`."""
         return f"<|im_start|>{role}\n"
 
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """The text and the calls."""
+        """Write the text and the calls."""
         out.content(self.trimmed(message.content))
         self.emit_calls(out, message)
         out.scaffold(self.message_end)
 
     def emit_calls(self, out: Emission, message: Message) -> None:
-        """Write the calls of a reply, of which there may be none."""
+        """Write the calls of a reply, if there are any."""
         if message.tool_calls:
-            raise RenderError(f"{self.name!r} cannot express a tool call: take another renderer")
+            raise RenderError(f"{self.name!r} cannot express a tool call: use another renderer")
 
     def trimmed(self, text: str) -> str:
-        """A text as the template shows it: as it is, unless the family trims it."""
+        """Return a text as the template shows it: unchanged, unless the family trims it."""
         return text
 
     def settles(self, message: Message) -> bool:
-        """Every message does: what is shown depends on no position."""
+        """Return True: what is shown of a message does not depend on its position."""
         return True
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Reasoning is not shown."""
-        return [with_reasoning(message, None) for message in messages[settled:]]
+        """Return the messages without reasoning."""
+        return [message.with_reasoning(None) for message in messages[settled:]]
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """See `Renderer.prefill`; without a think block, a reply cannot begin with reasoning.
+        """See `Renderer.prefill`.
 
         Raises:
-            RenderError: If it does, or the generation prompt has opened a block that it would have to be in.
+            RenderError: If the prefill has reasoning and the family has no think block, or if it has none although the
+                generation prompt opens a think block.
         """
         if isinstance(start, Message):
             if start.reasoning is not None and not self.thinks:
                 raise RenderError(f"a reply cannot begin with reasoning: {self.name!r} has no think block")
             if start.reasoning is None and self._open_at_start:
                 raise RenderError(
-                    f"a reply of {self.name!r} begins with reasoning, for its generation prompt opens a think block: "
-                    "give the prefill a reasoning, if only an empty one"
+                    f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
+                    "give the prefill a reasoning, which may be empty"
                 )
         return super().prefill(start)
 
     def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
         """See `Renderer.continuation`."""
         if isinstance(addition, Message) and addition.reasoning and not self.thinks:
-            raise RenderError(f"the reply cannot go on with reasoning: {self.name!r} has no think block")
+            raise RenderError(f"the reply cannot be continued with reasoning: {self.name!r} has no think block")
         return super().continuation(reply, addition)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
-        """Read the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
+        """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
         reply = HermesReply(self.call_text, self.call_reader(tools), self.before_first_call, self.call_tags)
-        started = self.behind_opening(prompt_tail)
-        if len(started):
-            for control, text in self.split(started).segments:
-                reply.read(control, text)
-        split = self.split(tokens)
-        for control, text in split.segments:
-            reply.read(control, text)
-        return reply.message(is_ended=split.is_ended, overrun=split.overrun)
+        begun = self.after_opening(prompt_tail)
+        if len(begun):
+            reply.read(self.split(begun).segments)
+        sampled = self.split(tokens)
+        reply.read(sampled.segments)
+        return reply.message(sampled)
 
     def call_text(self, call: ToolCall) -> str:
-        """What stands between the tags of a call, as the template writes it."""
-        is_verbatim = isinstance(call.arguments, str) and not self.encodes_text_arguments
-        arguments = call.arguments if is_verbatim else json_text(call.arguments, f"call of {call.name!r}")
-        return f'\n{{"name": "{call.name}", "arguments": {arguments}}}\n'
+        """Return the text between the tags of a call, as the template writes it."""
+        return write_object(call, encodes_text=self.encodes_text_arguments)
 
     def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
-        """Return what reads the text between the tags of a call; the tools may give the types of its values."""
-        return parse_call
+        """Return a function that reads the text between the tags of a call, by the types in `tools` if needed."""
+        return read_object
 
 
 class ToolChatML(ChatML):
     """ChatML with tools: their list in the system block, calls between tags, results in blocks of the user.
 
-    Source of the rules: the templates of Qwen 2.5 and later, which follow NousResearch's Hermes. A family says with the
-    class attributes how its own differs.
+    Source of the rules: the templates of Qwen 2.5 and later, which follow NousResearch's Hermes. The class attributes
+    of a family specify how its format differs.
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant", "tool"})
@@ -149,7 +146,7 @@ class ToolChatML(ChatML):
     blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
     structure: ClassVar[tuple[str, ...]] = ("</tool_call>",)
     default_system: ClassVar[str | None] = None
-    """What the system block says where there is no system message; None for no such block."""
+    """The text of the system block if there is no system message; None for no such block."""
     before_tools: ClassVar[str] = (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -161,7 +158,7 @@ class ToolChatML(ChatML):
     )
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """One system block holds the system message and the tools."""
+        """Write one system block with the system message and the tools."""
         has_text = system is not None or self.default_system is not None
         if not has_text and not tools:
             return
@@ -176,7 +173,7 @@ class ToolChatML(ChatML):
         out.scaffold("<|im_end|>\n")
 
     def emit_tools(self, out: Emission, tools: Sequence[ToolSchema]) -> None:
-        """Write the list of tools, with what the model is told about calling them."""
+        """Write the list of tools with the instructions for calling them."""
         out.scaffold(self.before_tools)
         for tool in tools:
             out.scaffold("\n")
@@ -186,7 +183,7 @@ class ToolChatML(ChatML):
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """A message is a block; tool messages in a row share one, which is the user's."""
+        """Write a message as a block; consecutive tool messages share one block of the user."""
         if message.role != "tool":
             self.emit_block(out, message)
             return
@@ -198,12 +195,12 @@ class ToolChatML(ChatML):
         if following is None or following.role != "tool":
             out.scaffold("<|im_end|>\n")
 
-    def seam(self, message: Message, neighbour: Message | None) -> object:
-        """Only tool messages look beside them: whether the block goes on."""
-        return message.role == "tool" and neighbour is not None and neighbour.role == "tool"
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """Return whether a tool message shares its block with the neighbor."""
+        return message.role == "tool" and neighbor is not None and neighbor.role == "tool"
 
     def emit_calls(self, out: Emission, message: Message) -> None:
-        """The first call stands behind the text, if there is one, each other one on a line of its own."""
+        """Write the first call after the text, and each further call on a line of its own."""
         for index, call in enumerate(message.tool_calls):
             if index:
                 out.scaffold("\n")
@@ -212,22 +209,3 @@ class ToolChatML(ChatML):
             out.scaffold("<tool_call>")
             out.content(self.call_text(call) if call.raw is None else call.raw)
             out.scaffold("</tool_call>")
-
-
-def with_reasoning(message: Message, reasoning: str | None) -> Message:
-    """The message with that reasoning: itself, if it has it already."""
-    return message if message.reasoning == reasoning else message.model_copy(update={"reasoning": reasoning})
-
-
-def json_text(value: Any, what: str) -> str:
-    """The value as transformers' `tojson` writes it.
-
-    Raises:
-        RenderError: If it is no JSON.
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()  # half of a surrogate pair is no text
-        return text
-    except (TypeError, ValueError) as error:
-        raise RenderError(f"a {what} is no JSON: {error}") from error

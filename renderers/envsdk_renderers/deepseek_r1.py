@@ -1,7 +1,8 @@
 """DeepSeek-R1 and the models distilled from it, without tools.
 
 Source of the rules: the official `chat_template` of deepseek-ai/DeepSeek-R1-Distill-*. It never shows reasoning. It
-closes a list of calls only from the second call on, and drops the calls of a message with text: so tools are refused.
+closes a list of calls only from the second call on, and drops the calls of a message with text, so this renderer
+refuses tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ from .thinking import ThinkingChatML
 class DeepSeekR1(ThinkingChatML):
     """DeepSeek-R1's chat format: a role is one token, and the generation prompt opens the think block.
 
-    R1's vocabulary is not at hand; the renderer is held to the template on a stand-in that has its control tokens. A
-    prefill that is a message needs a reasoning, if only an empty one.
+    R1's vocabulary is not available here; the tests compare the renderer with the template on a substitute that has its
+    control tokens. A prefill that is a message needs a reasoning, which may be empty.
 
     Args:
         tokenizer: A tokenizer with DeepSeek-R1's control tokens.
@@ -44,36 +45,35 @@ class DeepSeekR1(ThinkingChatML):
         super().__init__(tokenizer, unsafe_content=unsafe_content)
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """The token that begins a text, and the system message, which has no role in front of it."""
+        """Write the token that begins a text, and the system message, which has no role before it."""
         if tools:
-            raise RenderError(f"{self.name!r} has no place for tools: take another renderer, or no tools")
+            raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
         out.scaffold("<｜begin▁of▁sentence｜>")
         out.content("" if system is None else system.content)
 
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """A user's message stands behind its role; the template would move a later system message to the front."""
+        """Write a user's message after its role; the template would move a later system message to the front."""
         if message.role == "system":
-            raise RenderError(f"in {self.name!r} a system message must stand at the beginning")
+            raise RenderError(f"{self.name!r} allows a system message only at the beginning")
         out.scaffold("<｜User｜>")
         out.content(message.content)
 
     def emit_calls(self, out: Emission, message: Message) -> None:
-        """See the head of this file."""
-        if message.tool_calls:
-            raise RenderError(f"{self.name!r} cannot express a tool call: take another renderer")
+        """Refuse calls; the docstring of this module explains why."""
+        ChatML.emit_calls(self, out, message)
 
     def settles(self, message: Message) -> bool:
-        """Every message does: what is shown depends on no position."""
+        """Return True: what is shown of a message does not depend on its position."""
         return True
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Reasoning is not shown, not even the last."""
+        """Return the messages without reasoning, the last one included."""
         return ChatML.visible(self, [self.as_read(message) for message in messages], settled)
 
     def as_read(self, message: Message) -> Message:
-        """With `unsafe_content`, a think block in the content is dropped, too."""
+        """Return the message as the template reads it: with `unsafe_content`, without a think block in the content."""
         if message.role != "assistant" or not self.unsafe_content or "</think>" not in message.content:
             return message
         return message.model_copy(update={"content": message.content.split("</think>")[-1]})

@@ -1,13 +1,12 @@
-"""Any model with a chat template, measured and proved.
+"""Any model with a chat template, which is measured and validated.
 
-What a next message adds is the text that the template puts behind the end of the last reply. It is measured once on a
-fixed base (the episode's own system text and tools, and a sentinel exchange) and remembered, so a delta costs what its
-own text costs. Before any token is handed out, the same is measured after other pasts: where it differs, the template
-is refused.
+What a next message adds is the text that the template writes after the end of the last reply. It is measured once on a
+fixed base (the episode's own system text and tools, and a sentinel exchange) and cached, so the cost of a delta depends
+only on its own text. Before any token is emitted, the same is measured after other pasts: where the texts differ, the
+turn is refused.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -18,54 +17,49 @@ import numpy as np
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.renderer import HandedOut, Rendered, Renderer, TokenIds
+from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from .reply_formats import FORMATS, NO_CALLS, PLAIN, choose_format, get_format
-from .reply_probe import ReplyProbe
-from .reply_reader import ReasoningReader
-from .response_template import ResponseTemplate
-from .template_base import Tail, Verdict
-from .template_probe import (
-    FOLLOWING,
-    PREVIOUS,
-    PROBE_TOOL,
-    REASONING,
-    Following,
-    Previous,
-    Script,
-    exchange,
-    measure_dialect,
-    slot,
-)
-from .template_stop import Stop
-from .template_turns import TemplateTurns
-from .template_validation import Said, Validation
-from .template_writer import TemplateEmission, Writer, any_slot
-from .templates import FIXED_DATE, ChatTemplate, Mask, TemplateFailed
+from .replies.formats import FORMATS, NO_CALLS, PLAIN
+from .templates.base import Tail
+from .templates.bound_template import bind_template
+from .templates.chat_template import FIXED_DATE, ChatTemplate
+from .templates.conversation import ConversationWriter
+from .templates.mask import Mask
+from .templates.reply import ReplyProbe
+from .templates.reply_reader import ReplyReader
+from .templates.reply_writer import ReplyWriter
+from .templates.sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
+from .templates.stop import Stop
+from .templates.turns import TemplateTurns
+from .templates.validation import DeltaText, Validation
+from .templates.verdicts import Verdict
+from .templates.writer import TemplateEmission, Writer, any_slot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["FixedBase", "TemplateUnsupported", "Verdict"]
 
+_ONLY_WHOLE = "a chat template renders only whole conversations"
+
 
 class FixedBase(Renderer):
     """A renderer for any Hugging Face tokenizer with a chat template.
 
     Args:
-        tokenizer: A folder with `tokenizer.json` and a chat template, a tokenizer of transformers, or a tokenizer of
-            ours, which needs `template` unless it was loaded from such a folder.
-        template: The chat template's text, in place of the tokenizer's own.
-        template_arguments: What the template takes beside the conversation, such as `{"enable_thinking": False}`.
-        special_tokens: What `bos_token`, `eos_token` and so on are in the template, in place of the tokenizer's own.
-        stop: The tokens that end a turn, where they are known better than the tokenizer does.
-        reply_format: How replies are read: a name of `reply_formats`, or `"auto"` for what the template writes, and for
-            the tokenizer's own response template where it has one.
-        response_template: How transformers reads a reply, in place of the tokenizer's own; see `ResponseTemplate`.
-        date: The date that the template's `strftime_now` tells.
-        validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once an episode),
-            `"always"` (at each turn, O(context)), `"off"`.
+        tokenizer: A folder with `tokenizer.json` and a chat template, a tokenizer of transformers, or a `Tokenizer` of
+            envsdk, which needs `template` unless it was loaded from such a folder.
+        template: The chat template's text, instead of the tokenizer's own.
+        template_arguments: Further arguments of the template, such as `{"enable_thinking": False}`.
+        special_tokens: The template's `bos_token`, `eos_token` and so on, instead of the tokenizer's own.
+        stop: The tokens that end a turn, instead of those in the tokenizer's files.
+        reply_format: The format of replies: a name in `replies.formats`, or `"auto"` for the tokenizer's own response
+            template if it has one, else for the format that the template writes.
+        response_template: A response template, instead of the tokenizer's own; see `ResponseTemplate`.
+        date: The date that the template's `strftime_now` returns.
+        validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once for each episode),
+            `"always"` (at each turn, O(context)) or `"off"`.
         unsafe_content: See `Renderer`.
 
     Raises:
@@ -113,47 +107,38 @@ class FixedBase(Renderer):
         self._mask = Mask(list(loaded.control_tokens), hides_names=not unsafe_content)
         self._writer = Writer(self._mask)
         arguments = self._options["template_arguments"]
-        self._script = Script(compiled, self._mask, measure_dialect(compiled, self._mask, arguments), arguments)
+        self._template = bind_template(compiled, self._mask, arguments)
         self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
-        self._turns = TemplateTurns(self._script, self._ends)
+        self._turns = TemplateTurns(self._template, self._ends)
         self._measure()
-        self._choose_format(source)
         super().__init__(loaded, unsafe_content=unsafe_content)
 
     def _measure(self) -> None:
-        """Measure what the base class needs to know of a family."""
+        """Measure the class attributes that other families specify."""
         plain, with_tools = self._turns.base((), ()), self._turns.base((), (PROBE_TOOL,))
         text_stop = plain.stops.of_text
         if text_stop is None:
-            raise TemplateUnsupported("no token ends a turn that says text", pair=("text", "user"))
+            raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
         self._probe = ReplyProbe(plain, with_tools, text_stop)
         self._text_stop, self._call_stop = text_stop, self._probe.call_stop
         stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
-        vars(self).update(  # class attributes of other families
-            stop_tokens=tuple(dict.fromkeys(stops)),
+        stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
+        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt)
+        self._reply_reader = ReplyReader(
+            self._probe,
+            self._mask,
+            reply_format=self._options["reply_format"],
+            response_template=self._options["response_template"],
+            own_template=self._source.response_template,
+            known=[*stop_tokens, *blocks],
+        )
+        vars(self).update(
+            stop_tokens=stop_tokens,
             after_turn="",
             opening=self._probe.opening,
-            blocks=self._probe.blocks,
+            blocks=blocks,
+            structure=self._reply_reader.structure,
         )
-
-    def _choose_format(self, source: ChatTemplateSource) -> None:
-        name = self._options["reply_format"]
-        own = self._options["response_template"]
-        self._own_reader = ResponseTemplate(own) if own else None
-        if own is None and name == "auto" and source.response_template:
-            with suppress(ConfigError):  # this version of transformers may not read it; then the form is measured
-                self._own_reader = ResponseTemplate(source.response_template)
-        self._reads_calls = self._own_reader is not None or name != "auto"
-        self._format = get_format(choose_format(self._probe.rendered) if name == "auto" else name)
-        self._reads_calls = self._reads_calls or self._format is not FORMATS[PLAIN]
-        thinking, around_text = self._probe.thinking, (self._probe.text_opener, self._text_stop.closing)
-        measured = [*(thinking or ()), *around_text]
-        names = [name for name in self._format.controls if self._mask.controls(name)]
-        names += [name for text in measured for name, _ in self._mask.controls(text)]
-        known = {*self.blocks, *self.stop_tokens}
-        vars(self).update(structure=tuple(name for name in dict.fromkeys(names) if name not in known))
-        marks = [*self.stop_tokens, *self.blocks, *self.structure]
-        self._reasoning_reader = ReasoningReader(self._mask.names, thinking, around_text, marks)
 
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
@@ -163,7 +148,7 @@ class FixedBase(Renderer):
 
     @property
     def generation_prompt(self) -> str:
-        """The scaffold that asks for a reply, as after a plain user message."""
+        """The scaffold after which a model samples a reply, as after a plain user message."""
         return self._turns.base((), ()).generation_prompt
 
     @property
@@ -175,63 +160,63 @@ class FixedBase(Renderer):
 
     @property
     def unconfirmed_stops(self) -> tuple[str, ...]:
-        """Stop tokens that neither the tokenizer nor its generation configuration names: measured, so look at them."""
+        """The stop tokens that were only measured: no file of the tokenizer specifies them."""
         found = [stop for stop in (self._text_stop, self._call_stop) if stop and not stop.is_confirmed]
         return tuple(dict.fromkeys(name for stop in found for name in stop.sampled))
 
     def verdicts(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> list[Verdict]:
-        """What can be relied on, for each pair of a previous reply and a next message.
+        """Return what can be relied on, for each pair of a previous reply and a next message.
 
         Args:
             tools: The tools that the model has.
             system: The episode's system message.
         """
         start = () if system is None else (Message(role="system", content=system),)
-        base = self._turns.base(start, tools)
-        return [base.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+        judge = self._turns.judge(start, tools)
+        return [judge.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
 
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Refuse at once what an environment needs and the template cannot give: a user's turn, and a tool's.
+        """Refuse a template that cannot express a user's turn, or a tool's turn if there are tools.
 
         Raises:
-            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; or if the
-                template's calls are in a form that no reply format reads.
+            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; or if no
+                reply format reads calls as the template writes them.
         """
-        base = self._turns.base((), tools)
+        judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
             reply, answers = exchange(previous, following)
-            judgement = base.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
         if self._options["reply_format"] == "auto":
             self._refuse_unread()
-        if tools and not self._reads_calls:
+        if tools and not self._reply_reader.reads_calls:
             raise TemplateUnsupported(
                 "no reply format reads calls as this template writes them, so they would be text; choose reply_format="
-                f"{PLAIN!r} if that is meant, or register a format",
+                f"{PLAIN!r} to read them as text, or register a format",
                 pair=("call", "tool"),
                 expected=f"one of the formats {', '.join(name for name in FORMATS if name not in NO_CALLS)}",
                 rendered=self._probe.rendered,
             )
 
     def _refuse_unread(self) -> None:
-        """Refuse a template whose replies do not read back: reasoning would be text, or text something else.
+        """Refuse a template if a reply that it writes is not read back as the same message.
 
         Raises:
-            TemplateUnsupported: With the smallest reply that shows it.
+            TemplateUnsupported: With the smallest such reply.
         """
         out = self.emission()
         self._writer.write(out, self.generation_prompt)
-        asked = out.tokens()[0]
-        thinks = self._probe.writes_reasoning and not self._asks_with_closed_block
+        prompt = out.tokens()[0]
+        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
         for message in (Message(role="assistant", content="x"), Message(role="assistant", content="x", reasoning="y")):
             tokens = self.reply(message)
-            read = self.parse(tokens, prompt_tail=asked)
+            read = self.parse(tokens, prompt_tail=prompt)
             is_same = read.content.strip() == "x" and (read.reasoning or "").strip() == (message.reasoning or "")
             if not is_same and (message.reasoning is None or thinks):
                 raise TemplateUnsupported(
-                    "a reply does not read back as it was written; choose reply_format="
+                    "a reply is not read back as it was written; choose reply_format="
                     f"{PLAIN!r} if its tags may be text",
                     expected=str(message.to_openai()),
                     rendered=self.tokenizer.decode(tokens),
@@ -239,35 +224,28 @@ class FixedBase(Renderer):
 
     # The whole conversation.
 
-    def render(
+    def emit_history(
         self,
+        out: Emission,
         messages: Sequence[Message],
+        history: Literal["template", "keep"],
         *,
-        tools: Sequence[ToolSchema] = (),
-        generation_prompt: bool = False,
-        history: Literal["template", "keep"] = "template",
-    ) -> Rendered:
-        """Render a whole conversation, as the template does or by joining replies and deltas; see `Renderer`.
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation, as the template does or by joining replies and deltas.
 
-        To tell where each message starts, the template renders the conversation up to each of them.
+        To find where each message starts, the template renders the conversation up to each of them.
         """
-        if not messages:
-            raise RenderError("there is no message to render")
-        if history not in ("template", "keep"):
-            raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
-        out = self.emission()
         if history == "keep":
             self._emit_kept(out, messages, tools, generation_prompt)
         else:
             self.emit_conversation(out, messages, tools=tools)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages))
-        return Rendered(out)
 
     def emission(self) -> TemplateEmission:
-        """An empty emission for this renderer."""
+        """Return an empty emission for this renderer."""
         out = TemplateEmission(self._encoder)
-        out.asks = self.generation_prompt
+        out.generation_prompt = self.generation_prompt
         return out
 
     def emit_conversation(
@@ -282,59 +260,38 @@ class FixedBase(Renderer):
         """Write a whole conversation, as the template does.
 
         Raises:
-            TemplateUnsupported: If a part is asked for: a template says nothing of single messages. Or if a message has
-                a text in it that changes how the template renders later turns.
+            TemplateUnsupported: If `first` or `stop` selects a part, since a template renders only whole conversations;
+                or if a message contains a text that changes how the template renders later turns.
             TemplateFailed: If the template refuses the conversation.
         """
         if first or stop not in (None, len(messages)):
-            raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+            raise TemplateUnsupported(_ONLY_WHOLE)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        text = self._script.proved(shown, schemas)
-        asked = self._script.proved(shown, schemas, generation_prompt=True)
-        length = self._mask.shared(text, asked)
-        if isinstance(out, TemplateEmission):
-            out.asks = asked[length:]
-        text = text if shown[-1].role == "assistant" else text[:length]
-        found = [0, *(self._start(shown, schemas, index, text) for index in range(1, len(shown))), len(text)]
-        for index, (message, (start, end)) in enumerate(zip(shown, pairwise(accumulate(found, max)), strict=True)):
-            out.begin(index, message.role)
-            self._write_message(out, text[start:end], message, index)
+        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas))
+
+    @cached_property
+    def _conversation_writer(self) -> ConversationWriter:
+        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
+        ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
+        return ConversationWriter(self._template, self._writer, (self.generation_prompt, self.opening), ends)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template may see them, with ids."""
-        return self._script.dialect.addressed([self._turns.hide(message) for message in messages])
-
-    def _start(self, shown: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
-        """Where in the text of a conversation message `index` begins: where it differs without it."""
-        try:
-            return self._mask.shared(text, self._script.text(shown[:index], tools))
-        except TemplateFailed:
-            return 0
-
-    def _write_message(self, out: Emission, text: str, message: Message, index: int) -> None:
-        """Write a message of a rendered conversation."""
-        if message.role != "assistant":
-            self._writer.write_beside(out, text, message.content.strip())
-            return
-        start = next((len(o) for o in (self.generation_prompt, self.opening) if o and text.startswith(o)), 0)
-        ends = [at + len(name) for name, at in self._mask.controls(text) if name in self._ends_in_history]
-        end = max(start, ends[-1]) if ends else len(text)
-        self._writer.write(out, text[:start])
-        out.attribute(index, "assistant", is_sampled=True)
-        self._writer.write(out, text[start:end], is_scaffold=False)
-        out.attribute(index, "assistant")
-        self._writer.write(out, text[end:])
+        """Return the messages as the template may see them, with ids."""
+        return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
 
     def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
-        """Write what asks for the reply that will be message `index`; a prefill with reasoning has its own block."""
+        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
         out.begin(index, "assistant")
-        asks = out.asks if isinstance(out, TemplateEmission) else self.generation_prompt
+        prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
-        self._writer.write(out, asks.split(self._tag)[0] if has_block and self._asks_with_closed_block else asks)
+        self._writer.write(
+            out,
+            prompt.split(self._reply_writer.tag)[0] if has_block and self._reply_writer.prompt_closes_block else prompt,
+        )
 
     def _emit_kept(
-        self, out: TemplateEmission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
+        self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
     ) -> None:
         replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
         bounds = [*replies, len(messages)]
@@ -342,7 +299,7 @@ class FixedBase(Renderer):
         for reply, following in pairwise(bounds):
             self.emit_generation_prompt(out, reply, messages[reply])
             out.attribute(reply, "assistant", is_sampled=True)
-            stop = self._emit_said(out, messages[reply])
+            stop = self._emit_unended(out, messages[reply])
             answers = messages[reply + 1 : following]
             if answers or following < len(messages) or generation_prompt:
                 tail, contents = self._turns.tail(messages[:reply], messages[reply], answers, tools)
@@ -365,40 +322,40 @@ class FixedBase(Renderer):
     ) -> Rendered:
         """See `Renderer.extension`.
 
-        Of `history` the first message (the system's) and the last two are read; all, if `validate` is `"always"`.
+        Of `history`, the first message (the system's) and the last two are read; with `validate="always"`, all are.
 
         Raises:
-            TemplateUnsupported: If what follows is not known. No token was handed out then.
+            TemplateUnsupported: If what follows is not known; no token is emitted then.
         """
-        spoken = history[-1] if history else self.parse(reply)
+        message = history[-1] if history else self.parse(reply)
         out = self.emission()
         if not messages and not generation_prompt:
-            self._writer.write(out, self._end(reply, self._stop_of(spoken)))
+            self._writer.write(out, self._end(reply, self._stop_of(message)))
             return Rendered(out)
         before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
-        tail, contents = self._turns.tail(before, spoken, messages, tools)
+        tail, contents = self._turns.tail(before, message, messages, tools)
         self._writer.write(out, self._end(reply, tail.stop))
         self._emit_tail(out, tail, contents, messages, 1)
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages) + 1, prefill)
         rendered = Rendered(out)
         if self.validate == "always" and history:
-            turn = HandedOut(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
-            self.check_episode([*history, *messages], [turn], tools)
+            delta = EmittedDelta(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
+            self.check_episode([*history, *messages], [delta], tools)
         return rendered
 
     def closing(self, reply: TokenIds, following: Message | None = None) -> str:
-        """The scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
-        spoken = self.parse(reply)
-        opener = self._turns.opener(spoken, following) if following is not None else None
-        return self._end(reply, opener or self._stop_of(spoken))
+        """Return the scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
+        message = self.parse(reply)
+        opener = self._turns.opener(message, following) if following is not None else None
+        return self._end(reply, opener or self._stop_of(message))
 
     def is_closed(self, reply: TokenIds) -> bool:
-        """Whether the reply ended its turn itself."""
+        """Return whether the reply ended its turn itself."""
         return len(reply) > 0 and int(reply[-1]) in self.stop_token_ids
 
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
-        """1 if the model sampled the opener of another message than comes next (GLM), else 0."""
+        """Return 1 if the model sampled the opener of another message than the next one (GLM), else 0."""
         openers = {n for s in (self._text_stop, self._call_stop) if s and not s.written for n in s.sampled}
         if not openers or not messages or not self.is_closed(reply):
             return 0
@@ -407,12 +364,12 @@ class FixedBase(Renderer):
         return int(opener is not None and opener != sampled)
 
     def _stop_of(self, reply: Message) -> str:
-        """What the template writes at the end of a turn; nothing if that is the next message's opener."""
+        """Return what the template writes at the end of a turn; empty if that is the next message's opener."""
         stop = self._call_stop if reply.tool_calls and self._call_stop else self._text_stop
         return stop.written
 
     def _end(self, reply: TokenIds, stop: str) -> str:
-        """What a reply lacks of its end, which the template writes as `stop`."""
+        """Return what a reply lacks of its end, which the template writes as `stop`."""
         if len(reply):
             name = self.tokenizer.decode(reply[-1:])
             ends = {stop, *(n for s in (self._text_stop, self._call_stop) if s and s.written for n in s.sampled)}
@@ -421,127 +378,95 @@ class FixedBase(Renderer):
         return self._close_open_block(reply) + stop
 
     def _emit_tail(
-        self, out: TemplateEmission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
+        self, out: Emission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
     ) -> None:
-        """Write what stands behind a turn; what it asks with is left to `emit_generation_prompt`."""
+        """Write the text after a turn; `emit_generation_prompt` writes its generation prompt."""
         bounds, slots = [*tail.starts, len(tail.text)], any_slot(contents)
         for index, message in enumerate(messages):
             out.begin(first + index, message.role)
             self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
-        out.asks = tail.text[bounds[len(messages)] :]
+        _set_generation_prompt(out, tail.text[bounds[len(messages)] :])
 
     # Validating.
 
     def check_episode(
-        self, messages: Sequence[Message], turns: Sequence[HandedOut], tools: Sequence[ToolSchema]
+        self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
     ) -> None:
-        """Compare what was handed out with one rendering of the whole conversation, unless `validate` is `"off"`.
+        """Compare the deltas with one rendering of the whole conversation, unless `validate` is `"off"`.
 
         Raises:
-            TemplateUnsupported: If something was handed out that the template would not have written.
+            TemplateUnsupported: If a delta is not what the template would have written.
         """
-        if not turns or self.validate == "off":
+        if not deltas or self.validate == "off":
             return
         shown = self._shown(messages)
-        said = [Said(turn.reply, self.tokenizer.decode(turn.tokens), turn.generation_prompt) for turn in turns]
-        self._validation.episode(shown, said, self._turns.hide_tools(tools))
+        texts = [DeltaText(d.reply, self.tokenizer.decode(d.tokens), d.generation_prompt) for d in deltas]
+        self._validation.episode(shown, texts, self._turns.hide_tools(tools))
 
     @cached_property
     def _validation(self) -> Validation:
         writer = Writer(self._mask, is_emitted=False)
 
-        def written(text: str) -> str:
+        def reencode(text: str) -> str:
             out = self.emission()
             writer.write(out, text, is_scaffold=False)
             return out.text()
 
         stops = (self._text_stop, self._call_stop or self._text_stop)
-        return Validation(self._script, written, stops, (self.generation_prompt, self.opening), self._tag)
+        return Validation(
+            self._template, reencode, stops, (self.generation_prompt, self.opening), self._reply_writer.tag
+        )
 
     # One reply.
 
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """Write what an assistant would sample: what the template puts behind the generation prompt, up to the stop.
+        """Write what an assistant would sample: the template's text from the generation prompt to the stop token.
 
         Raises:
             TemplateUnsupported: If the template does not write the reply's text or its calls.
         """
-        self._writer.write(out, self._emit_said(out, message).sampled[0])
+        self._writer.write(out, self._emit_unended(out, message).sampled[0])
 
-    def _emit_said(self, out: Emission, message: Message) -> Stop:
-        """Write a reply but for its end."""
+    def _emit_unended(self, out: Emission, message: Message) -> Stop:
+        """Write a reply without its end, and return how it ends."""
         (hidden,) = self._shown([message])
-        content = {"content": slot(0)} if message.content else {}
-        reasoning = {"reasoning": slot(1)} if message.reasoning else {}
-        shown = hidden.model_copy(update={**content, **reasoning})
-        thinking = self._probe.thinking
-        opens_block = message.reasoning is not None and self._asks_with_closed_block
-        text, stop = self._probe.body(shown, self.opening if opens_block else None)
-        if message.content and slot(0) not in text:
-            raise TemplateUnsupported("the text of a reply is not rendered beside its calls", rendered=text)
-        if thinking and self._asks_with_open_block and slot(1) not in text:
-            if message.reasoning:
-                text = slot(1) + thinking.closer + text
-            elif not text.lstrip().startswith(thinking.closing_tag):
-                self._writer.write(out, thinking.closer)
-        self._writer.fill(out, text, {slot(0): hidden.content, slot(1): hidden.reasoning or ""}, is_scaffold=False)
-        return stop
+        return self._reply_writer.write(out, hidden)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; where the prompt holds an empty think block, there is no other."""
-        has_none = self._asks_with_closed_block and message.reasoning is not None
-        return super().reply(message.model_copy(update={"reasoning": None}) if has_none else message)
+        """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""
+        has_none = self._reply_writer.prompt_closes_block and message.reasoning is not None
+        return super().reply(message.with_reasoning(None) if has_none else message)
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
         """See `Renderer.prefill`.
 
         Raises:
-            RenderError: If a reply cannot begin like that: with reasoning where the template has none, or with text
-                where the generation prompt has opened a block of reasoning.
+            RenderError: If the prefill has reasoning and the template has none, or if it has none although the
+                generation prompt opens a think block.
         """
         if isinstance(start, Message):
             if start.reasoning is not None and self._probe.thinking is None:
                 raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
-            if start.reasoning is None and self._asks_with_open_block:
+            if start.reasoning is None and self._reply_writer.prompt_opens_block:
                 raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
         return super().prefill(start)
 
-    @cached_property
-    def _asks_with_closed_block(self) -> bool:
-        """Whether the generation prompt holds a whole think block, an empty one."""
-        thinking, asks = self._probe.thinking, self.generation_prompt
-        return bool(thinking and self._tag in asks and thinking.closing_tag in asks.split(self._tag, 1)[1])
-
-    @cached_property
-    def _asks_with_open_block(self) -> bool:
-        """Whether the generation prompt ends with what opens reasoning."""
-        return bool(self._tag) and self.generation_prompt.rstrip().endswith(self._tag)
-
-    @cached_property
-    def _tag(self) -> str:
-        """What opens reasoning; empty if there is none."""
-        return self._probe.thinking.opening_tag if self._probe.thinking else ""
-
-    @cached_property
-    def _ends_in_history(self) -> set[str]:
-        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
-        return {name for stop in stops for name in (stop.written, *stop.sampled)}
-
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
-        """Read a reply by its format, or as the tokenizer's own response template says; see `Renderer.parse`."""
-        started = self.behind_opening(prompt_tail)
-        begun = self.split(started).segments if len(started) else []
+        """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
+        begun = self.after_opening(prompt_tail)
         sampled = self.split(tokens)
-        segments = [*begun, *sampled.segments]
-        if self._own_reader is not None:
-            return self._own_reader.read(self.opening, segments, sampled, self.stop_tokens)
-        tagged, errors = self._reasoning_reader.read(segments)
-        message = self._format.read(tagged, sampled, tools, self.tokenizer.control_tokens)
-        return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message
+        return self._reply_reader.read(
+            [*(self.split(begun).segments if len(begun) else []), *sampled.segments],
+            sampled,
+            opening=self.opening,
+            stop_tokens=self.stop_tokens,
+            tools=tools,
+            controls=self.tokenizer.control_tokens,
+        )
 
-    def behind_opening(self, prompt_tail: TokenIds) -> TokenIds:
-        """What of the end of a prompt is the assistant's already; it may share a token with the text before."""
-        rest = super().behind_opening(prompt_tail)
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """See `Renderer.after_opening`; the opening may share a token with the text before it."""
+        rest = super().after_opening(prompt_tail)
         if rest is not prompt_tail or not len(prompt_tail):
             return rest
         pieces = self.tokenizer.token_bytes(np.asarray(prompt_tail, dtype=np.int32))
@@ -552,10 +477,10 @@ class FixedBase(Renderer):
         ends = list(accumulate(map(len, pieces)))
         return prompt_tail[next(i for i, end in enumerate(ends, start=1) if end >= at + len(opening)) :]
 
-    # What a template does not say.
+    # What a template does not specify.
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Measured by one rendering of the whole conversation: whose reasoning is shown; see `Renderer.visible`.
+        """See `Renderer.visible`; one rendering of the whole conversation shows which reasoning is visible.
 
         Raises:
             TemplateFailed: If the template refuses the conversation.
@@ -567,33 +492,35 @@ class FixedBase(Renderer):
         }
         if not marks:
             return list(messages[settled:])
-        marked = [
-            m.model_copy(update={"reasoning": marks[i]}) if i in marks else m
-            for i, m in enumerate(self._shown(messages))
-        ]
-        text = self._script.text(marked, ())
+        marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
+        text = self._template.text(marked, ())
         return [
-            message.model_copy(update={"reasoning": None}) if index in marks and marks[index] not in text else message
+            message.with_reasoning(None) if index in marks and marks[index] not in text else message
             for index, message in enumerate(messages[settled:], start=settled)
         ]
 
     def settles(self, message: Message) -> bool:
-        """Not known, so False."""
+        """Return False: a template does not specify it."""
         return False
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """See `emit_conversation`."""
-        raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+        raise TemplateUnsupported(_ONLY_WHOLE)
 
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
         """See `emit_conversation`."""
-        raise TemplateUnsupported("a chat template renders conversations, and no single message of one")
+        raise TemplateUnsupported(_ONLY_WHOLE)
+
+
+def _set_generation_prompt(out: Emission, prompt: str) -> None:
+    if isinstance(out, TemplateEmission):
+        out.generation_prompt = prompt
 
 
 def _source(tokenizer: Tokenizer, template: str | None) -> ChatTemplateSource:
-    """The tokenizer's template, or the one that was given, with what else the tokenizer's files say."""
+    """Return the given template or the tokenizer's, with what else the tokenizer's files specify."""
     found = tokenizer.chat_template
     if found is None and template is None:
         raise TokenizerError(

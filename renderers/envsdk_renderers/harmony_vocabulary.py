@@ -1,7 +1,7 @@
-"""The encoding of openai-harmony, loaded without a network where that is possible.
+"""Loads the encoding of openai-harmony, without a network if possible.
 
-The library reads one file, `o200k_base.tiktoken`, from the folder that `TIKTOKEN_ENCODINGS_BASE` names, or downloads
-it. Whoever has a gpt-oss model has the same ranks in its `tokenizer.json`; they are written into a cache folder once.
+The library reads one file, `o200k_base.tiktoken`, from the folder in `TIKTOKEN_ENCODINGS_BASE`, or downloads it. The
+`tokenizer.json` of a gpt-oss model contains the same ranks, so the file is written from it into a cache folder once.
 """
 
 import base64
@@ -28,10 +28,10 @@ def load_encoding(tokenizer: Tokenizer) -> "HarmonyEncoding":
     """Load the library's encoding.
 
     Args:
-        tokenizer: A gpt-oss tokenizer, whose ranks stand in for the file where it is not at hand.
+        tokenizer: A gpt-oss tokenizer, whose ranks replace the file if it is missing.
 
     Raises:
-        TokenizerError: If none of the three ways works; it lists them.
+        TokenizerError: If none of the three ways works; the error lists them.
     """
     ranks: Mapping[bytes, int] = getattr(tokenizer, "ranks", {})
     folder = os.environ.get(BASE) or _folder_of(ranks)
@@ -40,8 +40,8 @@ def load_encoding(tokenizer: Tokenizer) -> "HarmonyEncoding":
     except Exception as error:  # the library raises its own errors and the operating system's
         raise TokenizerError(
             f"the vocabulary of openai-harmony does not load: {error}. There are three ways: set {BASE} to a folder "
-            f"with {FILE}; or give the tokenizer of a gpt-oss model, tokenizer='<folder with its tokenizer.json>', of "
-            "which the file is made; or let the library download it, which needs a network"
+            f"with {FILE}; or give the tokenizer of a gpt-oss model, tokenizer='<folder with its tokenizer.json>', "
+            "from which the file is made; or let the library download it, which needs a network"
         ) from error
 
 
@@ -55,7 +55,7 @@ def _load(folder: str | None) -> "HarmonyEncoding":
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Generator[None, None, None]:
-    """Set an environment variable for a moment."""
+    """Set an environment variable within a `with` block."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -69,7 +69,7 @@ def _environment(name: str, value: str | None) -> Generator[None, None, None]:
 
 
 def _folder_of(ranks: Mapping[bytes, int]) -> str | None:
-    """The cache folder with the file, which is made of the ranks if it is not there; None if they are others."""
+    """Return the cache folder with the file, which is written from the ranks if needed; None if the ranks differ."""
     file = cache_folder() / FILE
     if file.is_file() and _sha256(file.read_bytes()) == SHA256:
         return str(file.parent)
@@ -85,7 +85,7 @@ def _folder_of(ranks: Mapping[bytes, int]) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where files are kept that can be made again: `$XDG_CACHE_HOME/envsdk`, by default `~/.cache/envsdk`."""
+    """Return the folder for files that can be created again: `$XDG_CACHE_HOME/envsdk`, or `~/.cache/envsdk`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envsdk"
 
 

@@ -1,7 +1,7 @@
 """Llama 3 instruct, without tools.
 
-Source of the rules: the official `chat_template` of meta-llama/Meta-Llama-3-8B-Instruct: every message is trimmed and
-stands behind a header with its role.
+Source of the rules: the official `chat_template` of meta-llama/Meta-Llama-3-8B-Instruct. Every message is trimmed and
+follows a header with its role.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from .chatml import ChatML
 
 
 class Llama3(ChatML):
-    """Llama 3's chat format: plain, without tools and thinking, which are refused and not shown as in ChatML.
+    """Llama 3's chat format: plain, without tools, which are refused, and without thinking, which is not shown.
 
-    Llama's vocabulary is not at hand; the renderer is held to the template on a stand-in that has its control tokens.
+    Llama's vocabulary is not available here; the tests compare the renderer with the template on a substitute that has
+    its control tokens.
 
     Args:
         tokenizer: A tokenizer with Llama 3's control tokens.
@@ -31,14 +32,14 @@ class Llama3(ChatML):
     structure: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """The conversation begins with the token that begins a text."""
+        """Write the token that begins a text, and the system message."""
         out.scaffold("<|begin_of_text|>")
         super().emit_start(out, system, tools)
 
     def header(self, role: str) -> str:
-        """The role stands between two control tokens."""
+        """Return the role between two control tokens."""
         return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
 
     def trimmed(self, text: str) -> str:
-        """Without whitespace around it."""
+        """Return the text without whitespace around it."""
         return text.strip()

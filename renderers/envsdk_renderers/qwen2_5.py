@@ -9,7 +9,7 @@ from .chatml import ToolChatML
 
 
 class Qwen25(ToolChatML):
-    """Qwen2.5's chat format: ChatML with tools and a system message of its own; reasoning in messages is not shown."""
+    """Qwen2.5's chat format: ChatML with tools and a default system message; reasoning in messages is not shown."""
 
     name: ClassVar[str] = "qwen2.5"
     default_system: ClassVar[str | None] = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."

@@ -1,4 +1,4 @@
-"""Qwen3 (0.6B to 235B), as in the chat template of April 2025 and later, and its variants of July 2025.
+"""Qwen3 (0.6B to 235B) with the chat template of April 2025, and its variants of July 2025.
 
 Source of the rules: the official `chat_template` of Qwen/Qwen3-8B (the same for 0.6B, 14B and 32B), of
 Qwen/Qwen3-4B-Instruct-2507 and of Qwen/Qwen3-4B-Thinking-2507 (the same for the larger ones of July 2025).
@@ -23,7 +23,7 @@ class Qwen3(ThinkingChatML):
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.
-        enable_thinking: False puts an empty think block into the generation prompt, so that the model answers at once.
+        enable_thinking: False puts an empty think block into the generation prompt, so that the model does not think.
         unsafe_content: See `Renderer`.
     """
 
@@ -34,7 +34,7 @@ class Qwen3(ThinkingChatML):
 class Qwen3Thinking2507(ThinkingChatML):
     """Qwen3 that always thinks, as of July 2025: the generation prompt opens the think block.
 
-    What is shown of the past is Qwen3's rule. A prefill that is a message needs a reasoning, if only an empty one.
+    The past is shown as in Qwen3. A prefill that is a message needs a reasoning, which may be empty.
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.

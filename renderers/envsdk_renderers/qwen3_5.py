@@ -1,7 +1,7 @@
 """Qwen3.5, Qwen3.6 and Qwen3.8.
 
 Source of the rules: the official `chat_template` of Qwen/Qwen3.5-4B, and of Qwen3.6 and Qwen3.8. Their vocabulary is
-not at hand; the renderers are held to the templates on that of Qwen3, which has all the control tokens.
+not available here; the tests compare the renderers with the templates on that of Qwen3, which has all control tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
-from .argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
-from .chatml import json_text
+from .replies.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
+from .replies.json_calls import bare_value, json_text
+from .replies.xml_calls import read_call, write_call
 from .thinking import ThinkingChatML, check_flag
-from .xml_calls import read_call, write_call
 
 _INSTRUCTIONS = {
     "xhigh": (
@@ -34,12 +34,12 @@ _INSTRUCTIONS = {
 class Qwen35(ThinkingChatML):
     """Qwen3.5's chat format: ChatML with a think block, and tool calls as XML; texts are trimmed.
 
-    Values in a call are text, which `parse` reads by the tools' schemas; see `ArgumentTypes`.
+    Values in a call are text, which `parse` reads with the tools' schemas; see `ArgumentTypes`.
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.
-        enable_thinking: False puts an empty think block into the generation prompt, so that the model answers at once;
-            True opens one there. Small models' templates default to False.
+        enable_thinking: False puts an empty think block into the generation prompt, so that the model does not think;
+            True opens a block there. The templates of small models default to False.
         unsafe_content: See `Renderer`.
     """
 
@@ -60,17 +60,17 @@ class Qwen35(ThinkingChatML):
     )
 
     shows_empty_system: ClassVar[bool] = True
-    """Whether a system message without text has a block, though nothing else stands in it."""
+    """Whether a system message without text is written as a system block without text."""
     words: ClassVar[Mapping[str, Any]] = PYTHON_WORDS
-    """Values in a call that the template does not write as JSON."""
+    """The values in a call that the template does not write as JSON."""
 
     @property
     def instructions(self) -> str:
-        """What the system block begins with."""
+        """The beginning of the system block."""
         return ""
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """One system block holds the instructions, the tools and, behind them, the system message."""
+        """Write one system block with the instructions, the tools and the system message, in this order."""
         content = "" if system is None else self.trimmed(system.content)
         if not (content or tools or self.instructions or (system is not None and self.shows_empty_system)):
             return
@@ -87,27 +87,27 @@ class Qwen35(ThinkingChatML):
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """As in Qwen3; a system message stands at the beginning, a tool's does not."""
+        """Write a message as Qwen3 does; refuse a later system message, and a tool message at the beginning."""
         if message.role == "system":
-            raise RenderError(f"in {self.name!r} a system message must stand at the beginning")
+            raise RenderError(f"{self.name!r} allows a system message only at the beginning")
         if message.role == "tool" and previous is None:
-            raise RenderError(f"in {self.name!r} a tool message cannot stand at the beginning")
+            raise RenderError(f"{self.name!r} does not allow a tool message at the beginning")
         super().emit_message(out, message, previous, following)
 
     def trimmed(self, text: str) -> str:
-        """Without whitespace around it."""
+        """Return the text without whitespace around it."""
         return text.strip()
 
-    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
-        """Every reply behind the last query has a think block."""
-        return is_behind
+    def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
+        """Return whether the reply comes after the last query."""
+        return is_after_query
 
-    def query_of_none(self, length: int) -> int:
-        """There must be a query."""
+    def missing_query(self, length: int) -> int:
+        """Refuse a conversation without a query."""
         raise RenderError(f"{self.name!r} cannot express a conversation without a user's query")
 
     def call_text(self, call: ToolCall) -> str:
-        """See `write_call`."""
+        """See `xml_calls.write_call`."""
         return write_call(call, self.value_text)
 
     def call_reader(self, tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
@@ -115,17 +115,17 @@ class Qwen35(ThinkingChatML):
         return partial(read_call, types=ArgumentTypes(tools, self.words))
 
     def value_text(self, value: Any) -> str:
-        """A value of an argument: lists and objects as JSON, everything else as Python writes it."""
+        """Write the value of an argument: lists and objects as JSON, everything else as Python does."""
         return json_text(value, "value") if isinstance(value, (dict, list)) else str(value)
 
 
 class Qwen36(Qwen35):
-    """Qwen3.6's chat format: Qwen3.5's, with numbers, booleans and null as JSON.
+    """Qwen3.6's chat format: Qwen3.5's with numbers, booleans and null as JSON.
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.
         enable_thinking: See `Qwen35`.
-        preserve_thinking: Whether reasoning of all replies stays visible; by default that behind the last query does.
+        preserve_thinking: Whether the reasoning of all replies stays visible; by default only after the last query.
         unsafe_content: See `Renderer`.
     """
 
@@ -151,23 +151,23 @@ class Qwen36(Qwen35):
         is_default = self.preserve_thinking == self.preserves_thinking_by_default
         return {**super().specification(), **({} if is_default else {"preserve_thinking": self.preserve_thinking})}
 
-    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
-        """Every reply behind the last query has a think block, and with `preserve_thinking` every other one."""
-        return is_behind or self.preserve_thinking
+    def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
+        """Return whether the reply comes after the last query, or `preserve_thinking` is set."""
+        return is_after_query or self.preserve_thinking
 
     def value_text(self, value: Any) -> str:
-        """A value of an argument: a text as it is, everything else as JSON."""
-        return value if isinstance(value, str) else json_text(value, "value")
+        """Write the value of an argument: a text verbatim, everything else as JSON."""
+        return bare_value(value)
 
 
 class Qwen38(Qwen36):
-    """Qwen3.8's chat format: Qwen3.6's, which keeps all reasoning and says in the system block how much to think.
+    """Qwen3.8's chat format: Qwen3.6's with all reasoning kept and a reasoning effort in the system block.
 
     Args:
         tokenizer: A tokenizer with Qwen3's control tokens.
         enable_thinking: See `Qwen35`.
-        preserve_thinking: Whether reasoning of all replies stays visible, which is the default.
-        reasoning_effort: How much to think; it does nothing without thinking.
+        preserve_thinking: Whether the reasoning of all replies stays visible, which is the default.
+        reasoning_effort: `xhigh`, `medium` or `low`; it has no effect without thinking.
         unsafe_content: See `Renderer`.
     """
 
@@ -201,13 +201,13 @@ class Qwen38(Qwen36):
 
     @property
     def instructions(self) -> str:
-        """How much to think."""
+        """The instructions for the reasoning effort."""
         return _INSTRUCTIONS[self.reasoning_effort] if self.enable_thinking else ""
 
     def as_read(self, message: Message) -> Message:
-        """A think block in the content is text."""
+        """Return the message unchanged: a think block in the content is text."""
         return message
 
     def call_text(self, call: ToolCall) -> str:
-        """As in Qwen3.6; an empty text as arguments is none."""
+        """Write a call as Qwen3.6 does; an empty text as arguments means no arguments."""
         return super().call_text(call.model_copy(update={"arguments": {}}) if call.arguments == "" else call)

@@ -18,8 +18,8 @@ from .thinking import ThinkingChatML
 class QwQ(ThinkingChatML):
     """QwQ's chat format: ChatML with tools, in which the generation prompt opens the think block.
 
-    QwQ's vocabulary is not at hand; the renderer is held to the template on that of Qwen3, which has its tokens.
-    A prefill that is a message needs a reasoning, if only an empty one.
+    QwQ's vocabulary is not available here; the tests compare the renderer with the template on that of Qwen3, which has
+    its control tokens. A prefill that is a message needs a reasoning, which may be empty.
 
     Args:
         tokenizer: A tokenizer with QwQ's control tokens.
@@ -35,16 +35,16 @@ class QwQ(ThinkingChatML):
         super().__init__(tokenizer, unsafe_content=unsafe_content)
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Without a system message, there is an empty one in front of the tools, and none without tools."""
+        """Write the system block, which is empty before tools without a system message, and absent without both."""
         if system is not None or tools:
             super().emit_start(out, system, tools)
 
     def settles(self, message: Message) -> bool:
-        """What is not the assistant's does: a reply that stands before it is not the last message any more."""
+        """Return whether the message is not the assistant's: a reply before it is no longer the last message."""
         return message.role != "assistant"
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """A reply that is not the last message is shown without reasoning, and without newlines at its start."""
+        """Show a reply that is not the last message without reasoning, and without newlines at its start."""
         tail = messages[settled:]
         return [*map(self._as_past, tail[:-1]), *tail[-1:]]
 
@@ -56,6 +56,8 @@ class QwQ(ThinkingChatML):
             content = content.split("</think>")[-1]
         content = content.lstrip("\n")
         if message.tool_calls and message.content and not content:
-            raise RenderError(f"the template of {self.name!r} shows a newline too many for a call behind mere newlines")
-        is_same = message.reasoning is None and content == message.content
-        return message if is_same else message.model_copy(update={"reasoning": None, "content": content})
+            raise RenderError(
+                f"{self.name!r} cannot express a call after a text of only newlines: its template writes one too many"
+            )
+        shown = message.with_reasoning(None)
+        return shown if content == shown.content else shown.model_copy(update={"content": content})

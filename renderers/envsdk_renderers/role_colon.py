@@ -1,7 +1,7 @@
-"""Base models: a conversation as plain text, `User: ...` and `Assistant: ...` with an empty line between.
+"""Base models: a conversation as plain text, `User: ...` and `Assistant: ...` with an empty line between them.
 
-No model was trained on this as a format, so it has no control tokens but the one that ends a text. Content is text
-among text here: it cannot yield that token, but it can say `User:` as well as anybody.
+No model was trained on this format, so its only control token is the one that ends a text. Content cannot forge that
+token, but it can contain `User:`, and so forge a turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from envsdk.errors import RenderError, TokenizerError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.renderer import NOT_ENDED, Rendered, Renderer, TokenIds
+from envsdk.rendering.renderer import Rendered, Renderer, TokenIds, errors_at_end
 from envsdk.rendering.tokenizers import Tokenizer
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>", "<eos>", "<|im_end|>")
@@ -20,7 +20,7 @@ _NEXT = "\n\nUser:"
 
 
 class CutEmission(Emission):
-    """An emission in which each message is encoded apart from the others, and a reply from what asks for it."""
+    """An emission that encodes each message apart from the others, and a reply apart from its generation prompt."""
 
     __slots__ = ()
 
@@ -34,11 +34,11 @@ class RoleColon(Renderer):
     """A renderer for base models.
 
     A reply ends with the token that ends a text, or where the model begins to write the next `User:` itself
-    (`stop_strings`); what it wrote of that stays.
+    (`stop_strings`), which then stays.
 
     Args:
-        tokenizer: Any tokenizer with a token that ends a text.
-        stop: That token; by default what the tokenizer's files say, or the first that it has of the usual ones.
+        tokenizer: A tokenizer with a token that ends a text.
+        stop: That token; by default the one in the tokenizer's files, or the first of the usual ones that it has.
         unsafe_content: See `Renderer`.
 
     Raises:
@@ -59,7 +59,7 @@ class RoleColon(Renderer):
         names = [stop] if stop is not None else [name for name in (*known, *_ENDS) if name in tokenizer.control_tokens]
         if not names:
             raise TokenizerError(
-                f"the tokenizer {tokenizer.name!r} has no token that ends a text: give its name, stop="
+                f"the tokenizer {tokenizer.name!r} has no known token that ends a text: give its name as stop="
             )
         vars(self)["stop_tokens"] = (names[0],)
         self._is_stop_given = stop is not None
@@ -70,12 +70,12 @@ class RoleColon(Renderer):
         return {**super().specification(), **({"stop": self.stop_tokens[0]} if self._is_stop_given else {})}
 
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Refuse them: a base model knows no format of calls."""
+        """Refuse tools: a base model knows no format of calls."""
         if tools:
-            raise RenderError(f"{self.name!r} has no place for tools: say in the system message how to ask for them")
+            raise RenderError(f"{self.name!r} has no place for tools: describe them in the system message instead")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """A system message is the first of all."""
+        """Write a system message like any other."""
         self.check_tools(tools)
         if system is not None:
             self.emit_message(out, system, None, None)
@@ -83,20 +83,20 @@ class RoleColon(Renderer):
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """The role, a colon and the content."""
+        """Write the role, a colon and the content."""
         out.scaffold("" if previous is None else "\n\n")
         out.scaffold(f"{message.role.capitalize()}:")
         self._emit_text(out, message)
 
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """The content; reasoning is not shown."""
+        """Write the content; reasoning is not shown."""
         if message.tool_calls:
             raise RenderError(f"{self.name!r} cannot express a tool call")
         self._emit_text(out, message)
         out.scaffold(self.stop_tokens[0])
 
     def emission(self) -> Emission:
-        """See `CutEmission`: no template says how the parts are to be joined, and apart they stay what was sampled."""
+        """Return a `CutEmission`: no template joins the messages, and apart they stay what was sampled."""
         return CutEmission(self._encoder)
 
     def _emit_text(self, out: Emission, message: Message) -> None:
@@ -113,7 +113,7 @@ class RoleColon(Renderer):
         generation_prompt: bool = True,
         prefill: str | Message | None = None,
     ) -> Rendered:
-        """See `Renderer.extension`; a reply that wrote the next `User:` itself is only given what the user says."""
+        """See `Renderer.extension`; after a reply that wrote the next `User:` itself, only the user's text follows."""
         if not (messages and messages[0].role == "user" and self._begins_next(reply)):
             return super().extension(
                 reply, messages, history=history, generation_prompt=generation_prompt, prefill=prefill
@@ -127,7 +127,7 @@ class RoleColon(Renderer):
         return Rendered(out)
 
     def is_closed(self, reply: TokenIds) -> bool:
-        """Whether the reply ended its turn itself."""
+        """Return whether the reply ended its turn itself."""
         return super().is_closed(reply) or self._begins_next(reply)
 
     def _begins_next(self, reply: TokenIds) -> bool:
@@ -135,20 +135,17 @@ class RoleColon(Renderer):
         return self.tokenizer.decode(end).endswith(_NEXT)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
-        """The text up to the end, or up to where the next `User:` begins."""
-        started = self.split(self.behind_opening(prompt_tail)).segments[0].text
+        """Parse the text up to the end, or up to the next `User:`."""
+        started = self.split(self.after_opening(prompt_tail)).segments[0].text
         split = self.split(tokens)
         content, stop, _ = (started + split.segments[0].text).partition(_NEXT)
-        errors = [f"there is text after the end of the turn: {split.overrun[:40]!r}"] if split.overrun else []
-        if not (split.is_ended or stop):
-            errors.append(NOT_ENDED)
+        errors = errors_at_end(is_ended=split.is_ended or bool(stop), overrun=split.overrun)
         return Message(role="assistant", content=content.removeprefix(" "), errors=tuple(errors))
 
     def settles(self, message: Message) -> bool:
-        """Every message does."""
+        """Return True: what is shown of a message does not depend on its position."""
         return True
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Everything but reasoning."""
-        shown = messages[settled:]
-        return [m if m.reasoning is None else m.model_copy(update={"reasoning": None}) for m in shown]
+        """Return the messages without reasoning."""
+        return [message.with_reasoning(None) for message in messages[settled:]]

@@ -1,6 +1,7 @@
-"""ChatML with tools and a think block before the answer: what the thinking Qwen families share.
+"""ChatML with tools and a think block before the answer, which the thinking Qwen families share.
 
-How the block is written, what of it the generation prompt holds already, and which past reasoning stays visible.
+It specifies how the block is written, which part of it the generation prompt contains, and which past reasoning stays
+visible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from envsdk.messages import Message
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
-from .chatml import ToolChatML, with_reasoning
+from .chatml import ToolChatML
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,7 @@ class ThinkingChatML(ToolChatML):
 
     Args:
         tokenizer: A tokenizer with the family's control tokens.
-        enable_thinking: False puts an empty think block into the generation prompt, so that the model answers at once.
+        enable_thinking: False puts an empty think block into the generation prompt, so that the model does not think.
         unsafe_content: See `Renderer`.
     """
 
@@ -42,7 +43,7 @@ class ThinkingChatML(ToolChatML):
 
     @property
     def generation_prompt(self) -> str:
-        """The scaffold that asks for a reply."""
+        """The scaffold after which a model samples a reply."""
         if not self.enable_thinking:
             return self.opening + _EMPTY_BLOCK
         return self.opening + ("<think>\n" if self.prompt_opens_block else "")
@@ -52,13 +53,13 @@ class ThinkingChatML(ToolChatML):
         return {**super().specification(), **({} if self.enable_thinking else {"enable_thinking": False})}
 
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """The think block, the text, the calls."""
+        """Write the think block, the text and the calls."""
         if message.reasoning is not None:
             out.scaffold("<think>\n")
-        self.emit_behind_think(out, message)
+        self.emit_after_think(out, message)
 
-    def emit_behind_think(self, out: Emission, message: Message) -> None:
-        """Write a reply from behind the opening of its think block, if it has one.
+    def emit_after_think(self, out: Emission, message: Message) -> None:
+        """Write a reply from the end of the opening of its think block on, if it has one.
 
         Newlines around the reasoning belong to the block.
         """
@@ -72,47 +73,47 @@ class ThinkingChatML(ToolChatML):
         out.scaffold(self.message_end)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; the prompt may hold an empty think block, or the opening of one, already."""
+        """See `Renderer.reply`; the prompt may already contain an empty think block, or the opening of one."""
         if not self.enable_thinking:
-            return super().reply(with_reasoning(message, None))
+            return super().reply(message.with_reasoning(None))
         if not self.prompt_opens_block:
             return super().reply(message)
         out = self.emission()
-        self.emit_behind_think(out, with_reasoning(message, message.reasoning or ""))
+        self.emit_after_think(out, message.with_reasoning(message.reasoning or ""))
         return out.tokens()[0]
 
     def settles(self, message: Message) -> bool:
-        """A user's message does, unless it is a tool's result in disguise, which the template does not count."""
+        """Return whether the message is a user query; the text of a tool response does not count as one."""
         content = self.trimmed(message.content)
         is_tool_response = content.startswith("<tool_response>") and content.endswith("</tool_response>")
         return message.role == "user" and not is_tool_response
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Reasoning is shown behind the last user query; there, `has_block` says which message has a think block."""
+        """Show reasoning only after the last user query, in the messages for which `has_block` returns True."""
         tail = [self.as_read(message) for message in messages[settled:]]
         queries = [index for index, message in enumerate(tail) if self.settles(message)]
-        query = queries[-1] if queries else -1 if settled else self.query_of_none(len(tail))
+        query = queries[-1] if queries else -1 if settled else self.missing_query(len(tail))
         for index, message in enumerate(tail):
             if message.role == "assistant":
-                is_shown = self.has_block(message, is_behind=index > query, is_last=index == len(tail) - 1)
-                tail[index] = with_reasoning(message, (message.reasoning or "") if is_shown else None)
+                is_shown = self.has_block(message, is_after_query=index > query, is_last=index == len(tail) - 1)
+                tail[index] = message.with_reasoning((message.reasoning or "") if is_shown else None)
         return tail
 
-    def has_block(self, message: Message, *, is_behind: bool, is_last: bool) -> bool:
-        """Whether an assistant's message is shown with a think block; `is_behind` the last query or not."""
-        return is_behind and (bool(message.reasoning) or is_last)
+    def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
+        """Return whether an assistant's message is shown with a think block; `is_after_query`: after the last query."""
+        return is_after_query and (bool(message.reasoning) or is_last)
 
-    def query_of_none(self, length: int) -> int:
-        """Where the last query is taken to be in a conversation of that length that has none: behind all."""
+    def missing_query(self, length: int) -> int:
+        """Return the index of the last query for a conversation of `length` messages without one: after all of them."""
         return length
 
     def as_read(self, message: Message) -> Message:
-        """The message as the template reads it; with `unsafe_content`, a think block in the content is one."""
+        """Return the message as the template reads it: with `unsafe_content`, a think block in the content counts."""
         return with_reasoning_of_content(message) if self.unsafe_content else message
 
 
 def with_reasoning_of_content(message: Message) -> Message:
-    """What the templates do with a think block that stands in the content."""
+    """Move a think block in the content to the reasoning, as the templates do."""
     content = message.content
     if message.role != "assistant" or message.reasoning is not None or "</think>" not in content:
         return message
@@ -121,10 +122,10 @@ def with_reasoning_of_content(message: Message) -> Message:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Check an option that is True or False.
+    """Check an option that has to be True or False.
 
     Raises:
-        ConfigError: If it is anything else.
+        ConfigError: If it is something else.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; expected True or False")

@@ -190,7 +190,7 @@ def test_a_trajectory_says_which_function_scored(score: Any, name: str):
     env.reset(seed=0)
     said = env.config.model_dump(mode="json")["score"]
     assert said.endswith(name) and " at 0x" not in said
-    assert env.fail(RuntimeError("stopped")).config["score"] == said
+    assert env.episode.header.config["score"] == said
 
 
 def test_a_plain_function_needs_no_event_loop_and_an_async_one_does(monkeypatch: pytest.MonkeyPatch):
@@ -211,7 +211,7 @@ def test_what_a_function_raises_is_an_error_and_no_reward():
 
     (failed,) = rollout_many(lambda: Dataset(tasks=ROWS, score=broken), "reference", seeds=[0])
     assert failed.status == "error" and "the judge is down" in (failed.error or "")
-    with pytest.raises(TurnError, match="is no number"):
+    with pytest.raises(TurnError, match="expected a number"):
         play(Dataset(tasks=ROWS, score=lambda reply, answer: "good"))
 
 

@@ -314,7 +314,7 @@ def test_a_role_that_the_family_cannot_express_is_named() -> None:
 def test_a_task_file_that_is_no_jsonl_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"secret": 1}\n\n{"secret": \n')
-    with pytest.raises(errors.TaskError, match="line 3 is no JSON"):
+    with pytest.raises(errors.TaskError, match="line 3 is not JSON"):
         envsdk.make("envsdk/GuessNumber-v0", tasks=str(file))
 
 

@@ -98,7 +98,7 @@ def test_list_tells_of_a_plugin_that_is_broken(monkeypatch: pytest.MonkeyPatch) 
     broken = EntryPoint("acme", "no_such_module_at_all", registry.ENVIRONMENTS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
     monkeypatch.setattr(registry, "_loaded_plugins", set())
-    monkeypatch.setattr(registry, "_broken_plugins", {})
+    monkeypatch.setattr(registry, "_failed_plugins", {})
     assert "the plug-in 'acme' (no_such_module_at_all) cannot be imported" in run("list")
 
 
@@ -121,7 +121,10 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "print_text", "parameters": {"properties": {"text": {"type": "string"}}}}},
+    {
+        "type": "function",
+        "function": {"name": "print_text", "parameters": {"properties": {"text": {"type": "string"}}}},
+    },
     {"type": "function", "function": {"name": "rest"}},
 ]
 

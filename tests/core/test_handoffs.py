@@ -910,7 +910,7 @@ def test_a_wrong_filter_is_its_parents_fault(plays: str) -> None:
     assert outer.results[0].error == "RuntimeError: filter" and trajectory.contexts["main/boss-1"].error
     outer = Boss([Handoff(Worker(), history=lambda messages: 3)])  # type: ignore[arg-type,return-value]
     go(outer)
-    assert "history= of a handoff returned something that is no messages" in outer.results[0].error
+    assert "history= of a handoff returned something other than messages" in outer.results[0].error
 
 
 def test_an_async_sub_agent_needs_the_async_step_inside_an_event_loop() -> None:

@@ -265,13 +265,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a Config of pydantic": (config_of_pydantic, CONFIG, "expected a subclass of EnvConfig: class Config(EnvConfig)"),
     "a Config of an Env in a ToolEnv": (config_of_an_env, CONFIG, "expected a subclass of ToolEnvConfig"),
     "a Config that is an object": (config_object, CONFIG, "Wrong.Config is EnvConfig()"),
-    "@tool in an Env": (tool_in_env, CONFIG, "class Wrong(ToolEnv), which has finish() in place of respond()"),
+    "@tool in an Env": (tool_in_env, CONFIG, "class Wrong(ToolEnv), and write finish() instead of respond()"),
     "respond in a ToolEnv": (responds, CONFIG, "write finish(reply) for a reply without a call"),
     "a forgotten @tool": (forgotten_tool, CONFIG, "Is @tool missing above search()?"),
     "async close": (async_close, CONFIG, "Wrong.close() (test_mistakes.py, line"),
     "async reference_reply": (async_reference, CONFIG, "make it a plain `def`"),
-    "a wrong name under Args": (wrong_name_in_docstring, CONFIG, "describes 'itme', which is no parameter of it; did"),
-    "self.task without tasks": (reads_no_task, errors.TaskError, "reads self.task, and there is none (line"),
+    "a wrong name under Args": (wrong_name_in_docstring, CONFIG, "'itme', which is not one of its parameters; did"),
+    "self.task without tasks": (reads_no_task, errors.TaskError, "reads self.task, which is None (line"),
     "self.task.answer without tasks": (reads_no_task_later, errors.TaskError, "Wrong.respond() (test_mistakes.py,"),
     "a task that is an object": (lambda: Says(tasks=[{"a": object()}]).reset(), errors.TaskError, "cannot be recorded"),
     "a task that is a function": (lambda: Says(tasks=[{"a": len}]).reset(), errors.TaskError, "cannot be recorded"),
@@ -280,9 +280,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         errors.TaskError,
         "a text, a number, a list, a mapping",
     ),
-    "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is something to"),
+    "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is an awaitable"),
     "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
-    "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is something to"),
+    "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is an awaitable"),
     "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
     "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),
     "rollout(unknown id)": (lambda: rollout("envsdk/MathCat-v0"), errors.UnknownName, "Did you mean 'envsdk/MathChat"),
@@ -465,9 +465,9 @@ def test_what_a_class_takes_from_others_is_checked_too():
     class Base(Says):
         pass
 
-    with pytest.raises(errors.ConfigError, match="an Env, which runs none"):
+    with pytest.raises(errors.ConfigError, match="an Env, which does not run tools"):
         type("Wrong", (Mixin, Env), {})
-    with pytest.raises(errors.ConfigError, match="replaces what runs the tools"):
+    with pytest.raises(errors.ConfigError, match="replaces the method that runs the tools"):
         type("Wrong", (Base, ToolEnv), {})
 
 

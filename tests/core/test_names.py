@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
+from envsdk.authoring.machinery import EnvDriver
 from envsdk.authoring.reserved import DECLARATIONS, METHODS
 from envsdk.authoring.tool_env import ToolDriver
 from envsdk.episodes.driver import Driver
@@ -181,6 +183,15 @@ def test_the_sdk_keeps_all_of_its_own_in_one_attribute() -> None:
 def test_a_method_that_the_sdk_calls_is_no_flag() -> None:
     with pytest.raises(ReservedName, match=r"self\.finish is set to True; expected a function"):
         Look().finish = True
-    with pytest.raises(ReservedName, match=r"Named\.finish is a method that the SDK calls"):
+    with pytest.raises(ReservedName, match=r"Named\.finish is a method that envsdk calls"):
         type("Named", (Look,), {"finish": False})
     Talk().finish = True
+
+
+@pytest.mark.parametrize("driver", [EnvDriver, ToolDriver])
+def test_a_driver_replaces_only_the_private_methods_that_it_declares_to_override(driver: type[Driver]):
+    own = {
+        name: value for name, value in vars(driver).items() if re.match("_[a-z]", name) and inspect.isfunction(value)
+    }
+    replaced = {name for name in own if hasattr(driver.__base__, name)}
+    assert replaced == {name for name, value in own.items() if hasattr(value, "__override__")}

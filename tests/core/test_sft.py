@@ -438,7 +438,7 @@ def test_what_the_family_cannot_express_is_refused():
         ({"id": 3}, "id is 3"),
         ({"tools": 3}, "tools is 3"),
         ({"tools": None}, "tools is None"),
-        ({"tools": [3]}, "tools is .*a tool is what"),
+        ({"tools": [3]}, "tools is .*expected what `envsdk.tool` makes"),
         ({"history": 3}, "history"),
         ({"history": {"name": "compact", "every": 0}}, "every"),
     ],

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk import errors
-from envsdk.authoring.tasks import draw_in_split, pick, split_of
+from envsdk.authoring.tasks import draw_in_split, pick_task, split_of
 
 
 @given(key=st.text())
@@ -33,7 +33,7 @@ MANY = [372357, 144923, 70159, 265363]
 
 
 def picked(count: int, seed: int) -> int:
-    return pick(range(count), seed, RNG)
+    return pick_task(range(count), seed, RNG)
 
 
 @given(count=st.integers(1, 300), epoch=st.integers(0, 10**30))

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
-from envsdk.authoring import tool_env
+from envsdk.authoring import tool_runner
 from envsdk.rollouts import rollout_many
 
 
@@ -526,11 +526,11 @@ def test_in_a_gather_an_exception_of_the_author_is_an_error_trajectory_with_its_
     assert len(trajectory.samples(include_failed=True)) == (steps > 0)
 
 
-def test_two_tools_of_one_name_are_refused():
+def test_two_tools_with_the_same_name_are_refused():
     class Twice(Desk):
         tools: ClassVar[Any] = (tool(name="add")(weather.function),)
 
-    with pytest.raises(errors.ConfigError, match="two tools of one name"):
+    with pytest.raises(errors.ConfigError, match="Twice has several tools named 'add'"):
         begun(Twice())
 
 
@@ -649,7 +649,7 @@ class OfNothing(ToolEnv):
 
 @pytest.mark.parametrize("env", [Override, OfNothing])
 def test_a_method_that_stands_in_the_place_of_a_tool_and_is_none_is_refused(env: type[ToolEnv]):
-    with pytest.raises(errors.ConfigError, match="stands in the place of a tool"):
+    with pytest.raises(errors.ConfigError, match="replaces a tool but is not a tool itself"):
         env()
 
 
@@ -683,7 +683,7 @@ def test_partials_and_objects_that_can_be_called_are_tools():
 
 @pytest.mark.parametrize("value", [weather, int, 3, "search", classmethod(weather.function)])
 def test_what_is_no_function_is_no_tool(value: Any):
-    with pytest.raises(errors.ConfigError, match="a tool is made of a function"):
+    with pytest.raises(errors.ConfigError, match="a tool is made from a function"):
         tool(value)
 
 
@@ -933,7 +933,7 @@ def test_numpy_results_are_plain_json():
 def test_tools_are_a_list(tools: Any):
     env = Desk()
     env.tools = tools
-    with pytest.raises(errors.ConfigError, match="`tools` of Desk is a list"):
+    with pytest.raises(errors.ConfigError, match=r"`tools` of Desk is .*; expected a list of tools"):
         begun(env)
 
 
@@ -1146,7 +1146,7 @@ def crashing(env: ToolEnv) -> ToolEnv:
 
 @pytest.fixture
 def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_env, "_logged", set())
+    monkeypatch.setattr(tool_runner, "_logged", set())
 
 
 @pytest.mark.parametrize("name", CRASHES)

@@ -131,9 +131,9 @@ class Seen(NamedTuple):
         return text_of(self.observation.tokens)
 
     @property
-    def broken(self) -> tuple[str, int, int] | None:
-        broken: Break | None = self.info.get("break")
-        return None if broken is None else (broken.reason, broken.kept, broken.dropped)
+    def break_(self) -> tuple[str, int, int] | None:
+        break_: Break | None = self.info.get("break")
+        return None if break_ is None else (break_.reason, break_.kept, break_.dropped)
 
 
 class Play:
@@ -547,7 +547,7 @@ def test_under_strip_nothing_is_rewritten_while_a_reply_goes_on():
     turns = [Turn("Q?"), Turn("Q?", stop=["."]), goes_on("[1]"), goes_on("[2]"), Turn("Q?")]
     replies = [f"{THOUGHT}4<|im_end|>", f"{THOUGHT}a.", "b<|im_end|>", "c<|im_end|>", "5<|im_end|>"]
     play = Play(turns, replies, history="strip")
-    assert [broken and broken[0] for broken in play.breaks] == [
+    assert [break_ and break_[0] for break_ in play.breaks] == [
         *(None, "thinking_stripped", None, "edit", "thinking_stripped", None)
     ]
     first = f"{ASKED}4<|im_end|>\n{ASKED}"
@@ -563,7 +563,7 @@ def test_compact_counts_a_reply_that_went_on_once():
     turns = [Turn("Q?", stop=["."]), goes_on("[1]", stop=["."]), goes_on("[2]"), Turn("Q?"), Turn("Q?")]
     replies = [f"{THOUGHT}a.", "b.", "c<|im_end|>", f"{THOUGHT}d<|im_end|>", "e<|im_end|>"]
     play = Play(turns, replies, history={"name": "compact", "every": 2})
-    assert [broken and broken[0] for broken in play.breaks] == [None, None, None, None, "compaction", None]
+    assert [break_ and break_[0] for break_ in play.breaks] == [None, None, None, None, "compaction", None]
     assert play.samples() == [
         f"{ASKED}«{THOUGHT}a.»[1]«b.»[2]«c<|im_end|>»\n{ASKED}«{THOUGHT}d<|im_end|>»",
         f"{ASKED}a.[1]b.[2]c<|im_end|>\n{ASKED}d<|im_end|>\n{ASKED}«e<|im_end|>»",
@@ -574,7 +574,7 @@ def test_compact_keeps_the_thinking_of_a_reply_that_goes_on_behind_a_compaction(
     turns = [Turn("Q?"), Turn("Q?"), goes_on("[1]")]
     replies = [f"{THOUGHT}a<|im_end|>", f"{THOUGHT}b<|im_end|>", "c<|im_end|>"]
     play = Play(turns, replies, history={"name": "compact", "every": 1})
-    assert [broken and broken[0] for broken in play.breaks] == [None, "compaction", "edit", None]
+    assert [break_ and break_[0] for break_ in play.breaks] == [None, "compaction", "edit", None]
     assert play.seen[2].text == f"{ASKED}a<|im_end|>\n{ASKED}{THOUGHT}b[1]"
 
 
@@ -748,7 +748,7 @@ def test_the_system_message_and_the_tools_that_are_there_break_nothing(later: di
 
 def test_a_later_system_message_that_is_said_again_breaks_nothing():
     turns = [Turn("Q?"), Turn("Q?", system="Be kind."), Turn("Q?", system="Be kind.")]
-    assert [broken is not None for broken in Play(turns, ["4<|im_end|>"] * 3).breaks] == [False, True, False, False]
+    assert [break_ is not None for break_ in Play(turns, ["4<|im_end|>"] * 3).breaks] == [False, True, False, False]
 
 
 def test_a_new_system_message_stands_in_the_record_where_it_was_said():
@@ -806,7 +806,7 @@ def test_under_strip_every_prompt_is_the_templates_after_a_new_system_message(la
     tools = later.get("tools", ())
     for index, count in ((1, 3), (2, 5), (3, 7), (4, 9)):
         assert play.seen[index].text == rendered([*system, *said[:count]], tools, history="template")
-    assert [broken and broken[0] for broken in play.breaks] == [
+    assert [break_ and break_[0] for break_ in play.breaks] == [
         *(None, "edit", "thinking_stripped", None, "thinking_stripped", None)
     ]
     assert len(play.samples()) == 4
@@ -815,7 +815,7 @@ def test_under_strip_every_prompt_is_the_templates_after_a_new_system_message(la
 def test_compact_goes_on_counting_after_a_new_system_message():
     turns = [Turn("Q?"), Turn("Q?", system="Be kind."), Turn("Q?"), Turn("Q?"), Turn("Q?")]
     play = Play(turns, [f"{THOUGHT}4<|im_end|>"] * 5, history={"name": "compact", "every": 2})
-    assert [broken and broken[0] for broken in play.breaks] == [None, "edit", "compaction", None, "compaction", None]
+    assert [break_ and break_[0] for break_ in play.breaks] == [None, "edit", "compaction", None, "compaction", None]
     assert play.seen[4].text == rendered([BE_KIND, Q, A, Q, A, Q, A, Q, A, Q])
     assert len(play.samples()) == 4
 
@@ -823,7 +823,7 @@ def test_compact_goes_on_counting_after_a_new_system_message():
 def test_a_budget_keeps_the_new_system_message_and_the_first_turn():
     turns = [Turn("First?"), Turn("Q?", system="Be kind."), *[Turn("Q?")] * 6]
     play = Play(turns, ["so " * 8 + "4<|im_end|>"] * 8, history={"name": "budget", "max_tokens": 90})
-    assert [broken[0] for broken in play.breaks if broken].count("budget") > 1
+    assert [break_[0] for break_ in play.breaks if break_].count("budget") > 1
     for seen in play.seen[1:8]:
         assert seen.text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nFirst?<|im_end|>\n")
         assert len(seen.prompt) <= 90
@@ -836,13 +836,14 @@ def test_a_new_system_message_that_does_not_fit_the_budget_ends_the_episode():
     assert play.trajectory.stop_reason == StopReason.CONTEXT_FULL
 
 
-def test_tools_that_cannot_be_written_leave_the_context_as_it_was():
+def test_tools_that_cannot_be_written_leave_the_record_as_it_was():
     tool = {"type": "function", "function": {"name": "look", "parameters": {"x": {1, 2}}}}
     env = Says([Turn("Q?"), Turn("Q?", tools=[tool])], renderer=qwen3())
     env.reset(seed=0)
-    with pytest.raises(errors.RenderError, match="tool is no JSON"):
+    with pytest.raises(errors.RenderError, match="tool is not JSON") as refused:
         env.step(Reply("4<|im_end|>").action())
-    assert text_of(env.prompt()) == f"{ASKED}4<|im_end|>"
+    ((_, prompt, sampled),) = env.fail(refused.value).prompts()
+    assert (text_of(prompt), text_of(sampled)) == (ASKED, "4<|im_end|>")
 
 
 # Content forges nothing.
@@ -944,16 +945,19 @@ def test_what_an_author_does_to_its_mappings_afterwards_changes_nothing():
     )
 
 
-# What cannot be said.
+# Wrong arguments.
 
-WHAT_IT_IS = "expected a text,? or an assistant's"
-NOT_TOGETHER = "a reply that continues has no prefill, no new system or tools, and does not end the episode"
+WHAT_IT_IS = "expected a text,? or an assistant Message"
+NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prefill": assistant(tool_calls=[{"name": "look"}])}, f"prefill is .*{WHAT_IT_IS}.*no calls"),
+        (
+            {"prefill": assistant(tool_calls=[{"name": "look"}])},
+            f"prefill is .*{WHAT_IT_IS} with reasoning and content only",
+        ),
         ({"prefill": Message(role="user", content="x")}, f"prefill is .*{WHAT_IT_IS}"),
         ({"prefill": Message(role="system", content="x")}, f"prefill is .*{WHAT_IT_IS}"),
         ({"prefill": {"role": "tool", "content": "x"}}, f"prefill is .*{WHAT_IT_IS}"),
@@ -980,22 +984,25 @@ NOT_TOGETHER = "a reply that continues has no prefill, no new system or tools, a
         ({"messages": "x", "continues": True, "prefill": ""}, NOT_TOGETHER),
         ({"messages": "x", "continues": True, "system": "y"}, NOT_TOGETHER),
         ({"messages": "x", "continues": True, "tools": []}, NOT_TOGETHER),
-        ({"stop": [5]}, "stop is a list of strings"),
-        ({"stop": None}, "stop is a list of strings"),
-        ({"stop": 5}, "stop is a list of strings"),
-        ({"sampling": ["top_p"]}, "sampling are mappings"),
+        ({"stop": [5]}, r"stop is \[5\]; expected a list of strings"),
+        ({"stop": None}, "stop is None; expected a list of strings"),
+        ({"stop": 5}, "stop is 5; expected a list of strings"),
+        ({"sampling": ["top_p"]}, "sampling is .*; expected a mapping"),
+        ({"info": 5}, "info is 5; expected a mapping"),
         ({"max_tokens": 0}, "max_tokens is 0; expected None or an integer of at least 1"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; expected None or an integer of at least 1"),
         ({"system": "\ud800"}, "surrogate"),
         ({"system": ["x"]}, "system is a list; expected a text"),
-        ({"reward": "good"}, "reward 'good' is no number"),
-        ({"reward": {"right": None}}, "reward .* is no number"),
-        ({"reward": {"right": float("nan")}}, "reward .* is not finite"),
-        ({"metrics": {"tries": "many"}}, "metrics .* is no number"),
-        ({"metrics": {"tries": float("inf")}}, "metrics .* is not finite"),
+        ({"reward": "good"}, "reward is 'good'; expected a number"),
+        ({"reward": {"right": None}}, "reward is .*; expected a number"),
+        ({"reward": {"right": float("nan")}}, "reward is .*; expected numbers that are finite"),
+        ({"metrics": {"tries": "many"}}, "metrics is .*; expected a number"),
+        ({"metrics": {"tries": float("inf")}}, "metrics is .*; expected numbers that are finite"),
     ],
     ids=str,
 )
-def test_a_turn_that_says_what_cannot_be_said_is_refused_with_what_it_takes(arguments: dict[str, Any], message: str):
+def test_a_turn_with_a_wrong_argument_is_refused_with_what_was_given_and_expected(
+    arguments: dict[str, Any], message: str
+):
     with pytest.raises(errors.TurnError, match=message):
         Turn(**{"messages": "Q?", **arguments})

@@ -20,7 +20,7 @@ from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, ToolCall, errors
-from envsdk.authoring.tasks import pick
+from envsdk.authoring.tasks import pick_task
 from envsdk.rollouts import rollout_many
 
 DIFFICULTIES = ["easy", "medium", "hard"]
@@ -67,7 +67,7 @@ def test_the_reference_policy_solves_it_and_the_null_policy_does_not(difficulty:
 def test_ten_thousand_seeds_ask_ten_thousand_questions(difficulty: Any, split: Any):
     questions = get_questions(difficulty, split)
     rng = np.random.default_rng(0)
-    chosen = [questions[pick(questions, seed, rng)] for seed in range(10_000)]
+    chosen = [questions[pick_task(questions, seed, rng)] for seed in range(10_000)]
     assert len({task.question for task in chosen}) == 10_000
     assert {len(task.path) for task in chosen} == {HOPS[difficulty]}
     assert not any(task.answer in task.question or task.answer in task.path for task in chosen)

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from envsdk_renderers import glm_calls, xml_calls
-from envsdk_renderers.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.replies import glm_calls, xml_calls
+from envsdk_renderers.replies.argument_types import JSON_WORDS, PYTHON_WORDS, ArgumentTypes
 from families import FAMILIES, prompt_tail
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,7 +199,7 @@ INJECTING = (
 
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.6", "qwen3.8"])
 @pytest.mark.parametrize("value", INJECTING)
-def test_a_value_is_read_back_or_refused_where_tags_are_no_control_tokens(name: str, value: str) -> None:
+def test_a_value_is_read_back_or_refused_where_tags_are_not_control_tokens(name: str, value: str) -> None:
     renderer, call = BARE[name], ToolCall(name="f", arguments={"string": value, "a": "b"})
     message = Message(role="assistant", reasoning="", tool_calls=(call,))
     try:

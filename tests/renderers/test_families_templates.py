@@ -59,7 +59,7 @@ def template_of(family: Family) -> str:
     try:
         return family.template if "{" in family.template else real_models.template(family.template)
     except real_models.MissingTestDataError:
-        pytest.skip(f"the template {family.template} is in shared/ alone, which is not at hand: no wheel has it")
+        pytest.skip(f"the template {family.template} is only in shared/, which is missing: no wheel has it")
 
 
 def official_tokens(family: Family, messages: Messages, tools: Tools, *, generation_prompt: bool) -> list[int] | None:
@@ -80,7 +80,7 @@ def official_tokens(family: Family, messages: Messages, tools: Tools, *, generat
 
 
 def as_read(family: Family, messages: Messages, original: Messages) -> list[Message]:
-    """The messages as ours: reasoning beside the content, also where the template wants it inside."""
+    """The messages as envsdk has them: reasoning next to the content, even if the template reads it inside."""
     read = [Message.from_openai(message) for message in messages]
     if family.adapt is with_reasoning_in_the_last_content:
         read[-1] = Message.from_openai(original[-1])
@@ -152,7 +152,7 @@ def test_rendering_equals_the_official_template(family: Family, renderer: Render
             try:
                 rendered = renderer.render(read, tools=tools or (), generation_prompt=generation_prompt)
             except RenderError as error:
-                assert expected is None or "a newline too many" in str(error) or "at the beginning" in str(error)
+                assert expected is None or "one too many" in str(error) or "at the beginning" in str(error)
                 continue
             assert rendered.tokens.tolist() == expected
             compared += 1
@@ -173,7 +173,7 @@ def test_what_the_template_refuses_is_refused(family: Family, renderer: Renderer
 # The history rule.
 
 
-def test_what_is_visible_behind_a_settled_message_does_not_depend_on_the_past(
+def test_what_is_visible_after_a_settled_message_does_not_depend_on_the_past(
     family: Family, renderer: Renderer
 ) -> None:
     looked = 0
@@ -184,8 +184,8 @@ def test_what_is_visible_behind_a_settled_message_does_not_depend_on_the_past(
         except RenderError:
             continue
         queries = [index for index, message in enumerate(messages) if renderer.settles(message)]
-        behind = range(queries[-1] + 1, len(messages) + 1) if queries else ()
-        for settled in [*queries, *behind]:
+        after = range(queries[-1] + 1, len(messages) + 1) if queries else ()
+        for settled in [*queries, *after]:
             assert renderer.visible(messages, settled=settled) == whole[settled:]
             looked += 1
     assert looked > 300
@@ -201,7 +201,7 @@ def test_a_message_that_stays_as_it_is_is_the_same_object(renderer: Renderer) ->
 # No forgery.
 
 
-def everything_says(text: str, renderer: Renderer) -> tuple[list[Message], list[dict[str, Any]]]:
+def every_text_is(text: str, renderer: Renderer) -> tuple[list[Message], list[dict[str, Any]]]:
     calls = (ToolCall(name=text, arguments={text: [text], "a": text}), ToolCall(name="f", raw=text))
     has_tools = "tool" in renderer.roles
     messages = [
@@ -216,7 +216,7 @@ def everything_says(text: str, renderer: Renderer) -> tuple[list[Message], list[
 
 
 def control_ids(renderer: Renderer, text: str) -> Counter[int]:
-    messages, tools = everything_says(text, renderer)
+    messages, tools = every_text_is(text, renderer)
     rendered = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens.tolist()
     parts = [rendered, renderer.reply(messages[2]).tolist(), renderer.extend([], messages[3:]).tolist()]
     return Counter(token for part in parts for token in part if token in renderer.tokenizer.control_tokens.values())
@@ -304,13 +304,13 @@ def test_parsing_gives_back_what_a_reply_was_rendered_from(family: Family, rende
             expected = normal_form(renderer, message)
             parsed = renderer.parse(renderer.reply(message), prompt_tail=tail, tools=schemas)
             assert without_raw(parsed) == expected
-            if message.content.strip("\n") or not message.tool_calls:  # mere newlines are read as those of a block
+            if message.content.strip("\n") or not message.tool_calls:  # newlines alone are read as those of a block
                 assert renderer.reply(parsed).tolist() == renderer.reply(message).tolist()
             replies += 1
     assert replies >= 400
 
 
-def test_a_reply_is_what_the_history_has_behind_the_generation_prompt(renderer: Any) -> None:
+def test_a_reply_is_what_the_history_has_after_the_generation_prompt(renderer: Any) -> None:
     decode = renderer.tokenizer.decode
     message = Message(role="assistant", content="answer", reasoning="because")
     query = Message(role="user", content="u")
@@ -435,7 +435,7 @@ def test_the_next_prompt_holds_random_ids(renderer: Any) -> None:
         assert_kept(renderer, [rng.choice(controls) if rng.random() < 0.3 else token for token in ids])
 
 
-def test_a_stripped_prompt_says_what_the_template_shows(renderer: Any) -> None:
+def test_a_stripped_prompt_has_what_the_template_shows(renderer: Any) -> None:
     env = library(renderer, history="strip")
     env.reset(seed=0)
     said = [
@@ -457,7 +457,7 @@ def test_a_stripped_prompt_says_what_the_template_shows(renderer: Any) -> None:
     assert len(env.replies) == len(said)
 
 
-# Prefills, and a reply that goes on.
+# Prefills, and a reply that is continued.
 
 
 def test_a_reply_may_begin_with_a_text_of_its_own(renderer: Any) -> None:
@@ -520,7 +520,7 @@ def test_arguments_given_as_json_text_are_those_of_the_object(name: str) -> None
 
 
 def test_an_xml_call_needs_arguments_by_name() -> None:
-    with pytest.raises(RenderError, match="text as its arguments"):
+    with pytest.raises(RenderError, match="are a text"):
         FAMILIES["qwen3.6"].renderer().reply(Message(role="assistant", tool_calls=(ToolCall(name="f", arguments="x"),)))
 
 

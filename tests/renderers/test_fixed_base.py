@@ -1,4 +1,4 @@
-"""The renderer of any chat template: against Qwen3's own, and against every template at hand."""
+"""The renderer of any chat template: against Qwen3's own, and against every available template."""
 
 import json
 import os
@@ -14,12 +14,13 @@ import pytest
 import real_models
 from conversations import random_conversation as random_qwen3_conversation
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported, Verdict
-from envsdk_renderers.template_probe import FOLLOWING, PREVIOUS
-from envsdk_renderers.templates import ChatTemplate, Mask, TemplateFailed
+from envsdk_renderers.templates.chat_template import ChatTemplate, TemplateFailed
+from envsdk_renderers.templates.mask import Mask
+from envsdk_renderers.templates.sentinels import FOLLOWING, PREVIOUS
 from template_conversations import (
     TOOLS,
+    emitted,
     fixed_base,
-    handed_out,
     qwen3,
     random_conversation,
     said,
@@ -31,7 +32,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from envsdk import Message, ToolCall, get_renderer
 from envsdk.errors import ConfigError, RenderError
-from envsdk.rendering.renderer import HandedOut
+from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
 CONVERSATIONS = 48
@@ -47,10 +48,10 @@ MARK = "Qzmarkzq"
 @pytest.mark.parametrize("name", templates())
 def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
     if "strftime_now" in templates()[name]:
-        pytest.skip("transformers tells this template the time")
+        pytest.skip("transformers gives this template the time")
     tokens = {"bos_token": "<bos>", "eos_token": "<eos>"}
     own = ChatTemplate(templates()[name], special_tokens=tokens)
-    dialect = fixed_base(name)._script.dialect
+    dialect = fixed_base(name)._template.dialect
     rng = Random(3)
     for index in range(8):
         messages = random_conversation(rng, calls=index % 2 == 1, reasoning=True, system=True)
@@ -72,8 +73,8 @@ def test_a_template_that_asks_for_the_date_gets_the_one_it_was_given() -> None:
         ChatTemplate("", date="today")
 
 
-def test_a_text_that_is_no_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no Jinja template"):
+def test_a_text_that_is_not_a_template_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a Jinja template"):
         ChatTemplate("{% if %}")
 
 
@@ -199,9 +200,9 @@ def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
         for at, end in turns_of(messages):
             answers = messages[at + 1 : end]
             try:
-                prompt = renderer._script.text(messages[:at], tools, generation_prompt=True)
+                prompt = renderer._template.text(messages[:at], tools, generation_prompt=True)
                 shown = [*messages[:at], marked(messages[at]), *answers]
-                whole = renderer._script.text(shown, tools, generation_prompt=True)
+                whole = renderer._template.text(shown, tools, generation_prompt=True)
             except TemplateFailed:
                 break
             previous, following = kinds(messages, at, answers)
@@ -209,13 +210,13 @@ def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
             try:
                 delta = delta_text(renderer, messages, at, answers, tools)
             except TemplateUnsupported:
-                beside = bool(messages[at].tool_calls and messages[at].content)
-                assert beside or judged & {"refused", "not possible"}
+                is_both = bool(messages[at].tool_calls and messages[at].content)
+                assert is_both or judged & {"refused", "not possible"}
                 checked["refused"] += 1
                 continue
-            behind = whole[whole.rindex(MARK) + len(MARK) :]
-            assert behind.endswith(delta)
-            closing = behind.removesuffix(delta)
+            after = whole[whole.rindex(MARK) + len(MARK) :]
+            assert after.endswith(delta)
+            closing = after.removesuffix(delta)
             assert any(closing.endswith(stop) for stop in (*renderer.stop_tokens, "<|end|>"))
             if judged == {"exact"} and not (messages[at].tool_calls and messages[at].content):
                 assert whole.startswith(prompt)
@@ -313,32 +314,32 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
     for index in range(12):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
-        asks = index % 3 == 1
+        with_prompt = index % 3 == 1
         try:
-            expected = renderer._script.text(messages, tools, generation_prompt=asks)
-            if messages[-1].role != "assistant" and not asks:  # some write what comes next, whoever speaks
-                expected = renderer._script.text(messages, tools, generation_prompt=True)
-            rendered = renderer.render(messages, tools=tools, generation_prompt=asks)
+            expected = renderer._template.text(messages, tools, generation_prompt=with_prompt)
+            if messages[-1].role != "assistant" and not with_prompt:  # some write the next role, whoever it is
+                expected = renderer._template.text(messages, tools, generation_prompt=True)
+            rendered = renderer.render(messages, tools=tools, generation_prompt=with_prompt)
         except RenderError:
             continue
         text = renderer.tokenizer.decode(rendered.tokens)
-        assert text == renderer.tokenizer.normalize(expected) if asks else expected.startswith(text)
-        assert len(rendered.starts) == len(messages) + asks
+        assert text == renderer.tokenizer.normalize(expected) if with_prompt else expected.startswith(text)
+        assert len(rendered.starts) == len(messages) + with_prompt
         assert rendered.starts == sorted(rendered.starts)
         checked += 1
     assert checked >= 3
 
 
 @pytest.mark.parametrize("name", templates())
-def test_what_was_handed_out_rightly_is_not_complained_about(name: str) -> None:
+def test_correct_deltas_are_accepted(name: str) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
     for index in range(16):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         messages = [sampled_oddly(message, rng) for message in messages]
         try:
-            renderer._script.text(messages, tools)
-            turns = handed_out(renderer, messages, tools, rng)
+            renderer._template.text(messages, tools)
+            turns = emitted(renderer, messages, tools, rng)
         except RenderError:
             continue  # refused, or the template cannot say it
         renderer.check_episode(messages, turns, tools)
@@ -360,15 +361,15 @@ def sampled_oddly(message: Message, rng: Random) -> Message:
     return message.model_copy(update={"tool_calls": tuple(calls), "reasoning": message.reasoning and ""})
 
 
-def test_arguments_that_are_no_json_are_the_models_own_business() -> None:
+def test_arguments_that_are_not_json_are_accepted() -> None:
     broken = ToolCall(name="get_weather", arguments='{"city": ', error="no JSON")
     renderers = [fixed_base(name) for name in ("qwen3", "qwen3_coder", "llama3_1", "glm4moe") if name in templates()]
     for renderer in renderers:
         reply = Message(role="assistant", tool_calls=(broken,))
-        messages = [user(), reply, Message(role="tool", content="It is no JSON."), said(), user()]
+        messages = [user(), reply, Message(role="tool", content="It is not JSON."), said(), user()]
         tokens, ended = np.empty(0, dtype=np.int32), renderer.reply(said())
-        turns: list[HandedOut] = []
+        turns: list[EmittedDelta] = []
         for at, end, sampled in ((1, 3, tokens), (3, 5, ended)):
             rendered = renderer.extension(sampled, messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
-            turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+            turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], True))
         renderer.check_episode(messages, turns, TOOLS)

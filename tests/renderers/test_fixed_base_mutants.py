@@ -6,8 +6,8 @@ import pytest
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
 from template_conversations import (
     TOOLS,
+    emitted,
     fixed_base,
-    handed_out,
     said,
     user,
 )
@@ -48,10 +48,10 @@ AT_END = "{%- if add_generation_prompt %}"
 HEADER = "{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
 MUTANTS = {
     "nothing": Mutant(CHATML, USERS, "exact"),
-    "another newline behind the fourth message": Mutant(
+    "another newline after the fourth message": Mutant(
         mutate(AT_END, "{%- if messages | length > 3 %}{{ '\\n' }}{%- endif %}" + AT_END), USERS, "refused"
     ),
-    "the user's header is dropped behind a reply": Mutant(
+    "the user's header is dropped after a reply": Mutant(
         mutate(
             HEADER,
             "{%- if loop.index0 > 2 and m.role == 'user' %}{{ m.content }}{%- else %}" + HEADER + "{%- endif %}",
@@ -63,7 +63,7 @@ MUTANTS = {
     "turns are counted, but for users": Mutant(
         mutate("m.role + '\\n'", "m.role ~ (loop.index if m.role == 'assistant' else '') ~ '\\n'"), USERS, "keeps"
     ),
-    "the length is told at the end": Mutant(
+    "the length is written at the end": Mutant(
         mutate(AT_END, AT_END + "{{ '[' ~ (messages | length) ~ ']' }}"), USERS, "refused"
     ),
     "replies are shortened in the past": Mutant(
@@ -80,7 +80,7 @@ MUTANTS = {
     "results are counted": Mutant(
         mutate("<tool_response>\\n'", "<tool_response>' ~ loop.index ~ '\\n'"), TOOLS_TURN, "refused"
     ),
-    "a result behind a second call has another tag": Mutant(
+    "a result after a second call has another tag": Mutant(
         mutate(
             "'\\n<tool_response>\\n'",
             "('\\n<tool_response>\\n' if messages | selectattr('role', 'eq', 'tool') | list | length < 2 else '\\n')",
@@ -139,8 +139,8 @@ def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
     texts = [user("q"), said("a"), user("open sesame"), said("b")]
     texts += [user(), said()] * 6 + [user("x " * 200)]
     renderer = mutant(name)
-    turns = handed_out(renderer, texts)
-    with pytest.raises(TemplateUnsupported, match=r"the template writes something else|too long"):
+    turns = emitted(renderer, texts)
+    with pytest.raises(TemplateUnsupported, match=r"the template writes something other|too long"):
         renderer.check_episode(texts, turns, ())
     unchecked = FixedBase(
         load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>", validate="off"
@@ -152,7 +152,7 @@ def test_validated_always_a_wrong_delta_is_refused_at_its_turn() -> None:
     template = MUTANTS["a long text changes the next header"].template
     renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", validate="always")
     renderer.extension(renderer.reply(said()), [user()], history=[user(), said()])
-    with pytest.raises(TemplateUnsupported, match="the template writes something else"):
+    with pytest.raises(TemplateUnsupported, match="the template writes something other"):
         renderer.extension(renderer.reply(said()), [user("x " * 200)], history=[user(), said()])
 
 
@@ -175,7 +175,7 @@ def test_what_an_environment_needs_is_refused_before_it_begins() -> None:
     fixed_base("gemma4_v5", reply_format="plain").check_tools(TOOLS)
 
 
-def test_a_refused_turn_hands_out_nothing_and_says_what_to_try() -> None:
+def test_a_refused_turn_emits_nothing_and_reports_what_to_try() -> None:
     renderer = mutant("turns are counted")
     with pytest.raises(
         TemplateUnsupported, match=r"text -> user: .*expected .* rendered .*Try other template_arguments"
@@ -196,7 +196,7 @@ def test_a_word_that_changes_all_later_turns_is_refused() -> None:
     ("options", "error", "match"),
     [
         ({"template": None}, TokenizerError, "no chat template"),
-        ({"template": "{% if %}"}, ConfigError, "no Jinja template"),
+        ({"template": "{% if %}"}, ConfigError, "not a Jinja template"),
         ({"template": "{{ 1 }}"}, TemplateUnsupported, "renders no user message"),
         ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, TemplateUnsupported, "no token ends"),
         ({"validate": "sometimes"}, ConfigError, "validate is 'sometimes'"),

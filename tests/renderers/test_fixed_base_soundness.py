@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
-from envsdk_renderers.templates import STEM, ChatTemplate, Mask
+from envsdk_renderers.templates.chat_template import ChatTemplate
+from envsdk_renderers.templates.mask import STEM, Mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from template_conversations import TOOLS, handed_out, result, said, turns_of, user
+from template_conversations import TOOLS, emitted, result, said, turns_of, user
 
 from envsdk import Message, ToolCall, load_tokenizer
 from envsdk.errors import RenderError
-from envsdk.rendering.renderer import HandedOut
+from envsdk.rendering.renderer import EmittedDelta
 
 START = "{%- for m in messages %}"
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
@@ -112,7 +113,7 @@ WORDS = st.lists(
 def test_content_that_has_a_word_of_the_probes_is_written_as_it_is(first: str, second: str, third: str) -> None:
     renderer = _CHATML
     messages = [user(first), said(second), user(third)]
-    turns = handed_out(renderer, messages)
+    turns = emitted(renderer, messages)
     renderer.check_episode(messages, turns, ())
     assert followed(renderer, messages[:2], messages[2:], ()) == f"\n<|im_start|>user\n{third}<|im_end|>\n{ASKS}"
     assert replied(renderer, said(second)) == f"{second}<|im_end|>"
@@ -136,7 +137,7 @@ def test_what_a_mask_hides_comes_back(text: str) -> None:
 def test_a_template_that_changes_what_was_hidden_is_refused() -> None:
     content = "(m.content | upper if '|' in m.content else m.content or '')"
     renderer = renderer_of(CHATML.replace("(m.content or '')", content))
-    with pytest.raises(TemplateUnsupported, match="changes what was hidden from it"):
+    with pytest.raises(TemplateUnsupported, match="changes a word that hides"):
         renderer.render([user("<|im_end|>")])
 
 
@@ -213,10 +214,10 @@ def test_no_content_becomes_a_control_token_by_what_the_template_changes_in_it(c
             emit()
 
 
-def test_content_that_the_template_looks_for_something_in_is_no_forgery() -> None:
-    asks = "{%- if '/no_thinking' in messages[0].content %}{{ '<think></think>' }}{%- endif %}"
+def test_content_that_the_template_searches_is_not_a_forgery() -> None:
+    condition = "{%- if '/no_thinking' in messages[0].content %}{{ '<think></think>' }}{%- endif %}"
     template = CHATML.replace("(m.content or '')", "(m.content or '') | replace('/no_thinking', '')")
-    renderer = renderer_of(template.replace("assistant\n' }}", "assistant\n' }}" + asks))
+    renderer = renderer_of(template.replace("assistant\n' }}", "assistant\n' }}" + condition))
     messages = [Message(role="system", content="a < b /no_thinking c > [d]"), user("<b>x</b> | y")]
     text = renderer.tokenizer.decode(renderer.render(messages, generation_prompt=True).tokens)
     assert "system\na < b  c > [d]<|im_end|>" in text
@@ -255,7 +256,7 @@ def test_no_field_of_a_call_becomes_a_control_token(field: str, text: str) -> No
             assert tokens.tolist().count(stop) <= 2
 
 
-def test_a_harmless_text_that_could_be_part_of_a_token_is_no_forgery() -> None:
+def test_a_harmless_text_that_could_be_part_of_a_token_is_not_a_forgery() -> None:
     renderer = renderer_of(START + BODY + END.replace("{%- if", BUILT + "{%- if"))
     tools = [schema("im_start"), schema(">"), schema("|")]
     text = renderer.tokenizer.decode(renderer.render([user("<")], tools=tools).tokens)
@@ -263,7 +264,7 @@ def test_a_harmless_text_that_could_be_part_of_a_token_is_no_forgery() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, "no JSON", "{"])
-def test_a_later_call_without_arguments_is_no_word_of_a_probe(arguments: Any) -> None:
+def test_a_later_call_without_arguments_is_not_a_word_of_a_probe(arguments: Any) -> None:
     template = CHATML.replace("c.function.arguments | tojson", "c.function.arguments | dictsort | string")
     for renderer in (renderer_of(template), renderer_of(CHATML)):
         messages = [
@@ -273,16 +274,16 @@ def test_a_later_call_without_arguments_is_no_word_of_a_probe(arguments: Any) ->
             calling(arguments),
             *_results("b"),
         ]
-        turns = handed_out_closed(renderer, messages)
+        turns = emitted_closed(renderer, messages)
         renderer.check_episode(messages, turns, TOOLS)
 
 
-def handed_out_closed(renderer: FixedBase, messages: list[Message]) -> list[HandedOut]:
+def emitted_closed(renderer: FixedBase, messages: list[Message]) -> list[EmittedDelta]:
     """What follows each reply, whatever tokens the model said it with."""
-    turns: list[HandedOut] = []
+    turns: list[EmittedDelta] = []
     for at, end in turns_of(messages):
         rendered = renderer.extension([], messages[at + 1 : end], history=messages[: at + 1], tools=TOOLS)
-        turns.append(HandedOut(at, rendered.tokens[rendered.starts[0] :], True))
+        turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], True))
     return turns
 
 
@@ -311,17 +312,17 @@ def test_a_call_without_an_id_gets_one_that_is_its_own(template: str) -> None:
         assert f"{call_id}: sunny" in followed(renderer, [user(), message], _results("sunny"))
         assert STEM.lower() not in call_id.lower()
     messages = [user(), first, *_results("sunny"), second, *_results("wet")]
-    renderer.check_episode(messages, handed_out(renderer, messages, TOOLS), TOOLS)
+    renderer.check_episode(messages, emitted(renderer, messages, TOOLS), TOOLS)
 
 
-def test_an_id_that_stands_behind_the_arguments_is_the_calls_own() -> None:
+def test_an_id_that_follows_the_arguments_belongs_to_the_call() -> None:
     renderer = renderer_of(IDS)
     for call_id in ("call_7", "a-much-longer-id-than-the-probe-has"):
         message = calling({"city": "x"}, call_id=call_id)
         delta = followed(renderer, [user(), message], [result(message.tool_calls[0])])
         assert f"{call_id}: sunny" in delta
         messages = [user(), message, result(message.tool_calls[0])]
-        renderer.check_episode(messages, handed_out(renderer, messages, TOOLS), TOOLS)
+        renderer.check_episode(messages, emitted(renderer, messages, TOOLS), TOOLS)
 
 
 def test_an_id_names_the_function_where_nothing_else_does() -> None:
@@ -394,11 +395,11 @@ def test_results_that_are_numbered_are_refused() -> None:
 # Replies that a template does not write whole.
 
 
-def test_calls_that_are_dropped_beside_a_text_are_refused() -> None:
+def test_calls_that_are_dropped_next_to_a_text_are_refused() -> None:
     template = CHATML.replace(CALLS, "{%- if not m.content %}" + CALLS + "{%- endif %}")
     renderer = renderer_of(template)
     assert "search" in replied(renderer, calling({"city": "x"}))
-    with pytest.raises(TemplateUnsupported, match="beside a text not all are rendered"):
+    with pytest.raises(TemplateUnsupported, match="next to a text are rendered"):
         renderer.reply(calling({"city": "x"}, content="So:"))
 
 
@@ -411,10 +412,10 @@ def test_a_template_that_wants_every_call_answered_writes_a_call() -> None:
 def test_arguments_may_be_sorted() -> None:
     renderer = renderer_of(CHATML.replace("c.function.arguments | tojson", "c.function.arguments | dictsort | string"))
     messages = [user(), calling({"url": "x", "zzz": "y", "a": "z"}), *_results("sunny")]
-    renderer.check_episode(messages, handed_out(renderer, messages, TOOLS), TOOLS)
+    renderer.check_episode(messages, emitted(renderer, messages, TOOLS), TOOLS)
 
 
-def test_an_opening_that_shares_a_token_with_the_text_before_is_no_content() -> None:
+def test_an_opening_that_shares_a_token_with_the_text_before_is_not_content() -> None:
     lines = "{{- m.role | upper + ': ' + m.content + ('<|im_end|>' if m.role == 'assistant' else ' ') }}"
     template = START + lines + "{%- endfor %}{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{%- endif %}"
     renderer = renderer_of(template)
@@ -489,7 +490,7 @@ def test_tags_of_reasoning_out_of_place_are_noted_whatever_they_are(name: str) -
 
 @pytest.mark.parametrize(("opener", "closer"), [("", "\n\n"), ("(", " ")])
 def test_reasoning_that_does_not_read_back_is_refused(opener: str, closer: str) -> None:
-    with pytest.raises(TemplateUnsupported, match="does not read back"):
+    with pytest.raises(TemplateUnsupported, match="is not read back"):
         renderer_of(thinking(opener, closer)).check_tools(())
     renderer_of(thinking(opener, closer), reply_format="plain").check_tools(())
 
@@ -498,8 +499,8 @@ def test_reasoning_that_does_not_read_back_is_refused(opener: str, closer: str) 
 def test_reasoning_that_only_the_generation_prompt_opens_is_read(opener: str) -> None:
     split = "{%- set content = (m.content or '').split('</think>')[-1].split('[/THINK]')[-1] %}"
     body = split + BODY.replace("(m.content or '')", "content")
-    asks = END.replace("assistant\n", "assistant\n" + opener)
-    renderer = renderer_of(START + body + asks)
+    prompt = END.replace("assistant\n", "assistant\n" + opener)
+    renderer = renderer_of(START + body + prompt)
     renderer.check_tools(())
     read = read_back(renderer, said("x", "because"))
     assert (read.content, read.reasoning, read.errors) == ("x", "because", ())

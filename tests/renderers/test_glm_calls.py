@@ -1,7 +1,7 @@
 """GLM's tags inside a call are control tokens: one that is spelled as text is text, when read and when written."""
 
 import pytest
-from envsdk_renderers.spelled import hide, restore
+from envsdk_renderers.replies.spelled import hide, restore
 from families import FAMILIES, prompt_tail
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,7 +71,7 @@ def test_a_tag_that_was_sampled_as_text_is_never_written_as_a_control_token(piec
     )
 
 
-def test_tags_that_were_all_sampled_as_text_are_no_arguments() -> None:
+def test_tags_that_were_all_sampled_as_text_are_not_arguments() -> None:
     spelled = "write\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n"
     message = read(sampled([(spelled, False)]))
     (call,) = message.tool_calls

@@ -154,9 +154,11 @@ def test_render_equals_the_official_template_where_it_follows_the_format(rendere
     rng, compared = Random(2), 0
     while compared < CONVERSATIONS:
         messages, tools = conversation(rng, is_plain=True)
-        for asks in (True, False):
+        for prompt in (True, False):
             text = template.render(
-                messages=[for_the_template(message) for message in messages], tools=tools, add_generation_prompt=asks
+                messages=[for_the_template(message) for message in messages],
+                tools=tools,
+                add_generation_prompt=prompt,
             )
             text = text.replace(
                 "<|channel|>commentary json<|message|>", "<|channel|>commentary <|constrain|>json<|message|>"
@@ -170,7 +172,7 @@ def test_render_equals_the_official_template_where_it_follows_the_format(rendere
                     lambda found: found[1] + json.loads(found[2]),
                     text,
                 )
-            rendered = renderer.render(messages, tools=tools, generation_prompt=asks)
+            rendered = renderer.render(messages, tools=tools, generation_prompt=prompt)
             assert renderer.tokenizer.decode(rendered.tokens) == text
             assert rendered.tokens.tolist() == renderer.encoding.encode(text, allowed_special="all")
         compared += 1
@@ -260,7 +262,7 @@ def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Har
         ("to before the channel", "", None, [("look", {"city": "P"})], ""),
         ("preamble, call", "I look.", None, [("look", {"city": "P"})], ""),
         ("broken JSON", "", None, [("look", "{")], "not valid JSON"),
-        ("no JSON object", "", None, [("look", "[1]")], "not valid JSON"),
+        ("no JSON object", "", None, [("look", "[1]")], "not a JSON object"),
         ("a key twice", "", None, [("look", '{"city": "P", "city": "Q"}')], "a key comes twice"),
         ("call in analysis", "", None, [("look", {})], "not in commentary"),
         ("call of another namespace", "", None, [("python", "1+1")], "not valid JSON"),
@@ -320,15 +322,15 @@ def test_random_tokens_are_read_without_an_exception(renderer: Harmony):
 # What the past shows.
 
 
-def says(content: str = "", reasoning: str | None = None, **fields: Any) -> Message:
+def answer(content: str = "", reasoning: str | None = None, **fields: Any) -> Message:
     return Message(role="assistant", content=content, reasoning=reasoning, **fields)
 
 
 def test_strip_drops_the_reasoning_of_a_query_once_it_is_answered(renderer: Harmony):
-    call = says(reasoning="look", tool_calls=({"name": "look", "arguments": {"city": "P"}},))
+    call = answer(reasoning="look", tool_calls=({"name": "look", "arguments": {"city": "P"}},))
     env = Talks(renderer=renderer, history="strip")
     env.reset(seed=0)
-    infos = [env.step(renderer.reply(reply))[-1] for reply in (call, call, says("42", "so"), says("43", "so"))]
+    infos = [env.step(renderer.reply(reply))[-1] for reply in (call, call, answer("42", "so"), answer("43", "so"))]
     assert [info["break"].reason if "break" in info else None for info in infos] == [
         *(None, None, "thinking_stripped", "thinking_stripped")
     ]
@@ -343,7 +345,7 @@ def test_by_default_the_sampled_end_stays_and_the_official_history_is_a_declared
         env = Talks(renderer=Harmony(tokenizer, official_history=official))
         env.reset(seed=0)
         for _ in range(2):
-            env.step(env.renderer.reply(says("42", "hm")))
+            env.step(env.renderer.reply(answer("42", "hm")))
         assert f"42{end}<|start|>user" in tokenizer.decode(env.prompt())
         env.fail(RuntimeError())
         assert [broken.reason for broken in env.trajectory.breaks] == (reasons[:1] if official else [])
@@ -359,23 +361,23 @@ def test_a_prefill_begins_in_its_channel(renderer: Harmony):
     decode = renderer.tokenizer.decode
     assert decode(renderer.prefill("So")) == "<|channel|>final<|message|>So"
     assert decode(renderer.prefill(Message(role="assistant", reasoning="Let"))) == "<|channel|>analysis<|message|>Let"
-    closed = decode(renderer.prefill(says("", "Let me.")))
+    closed = decode(renderer.prefill(answer("", "Let me.")))
     assert closed == "<|channel|>analysis<|message|>Let me.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-def test_a_reply_goes_on_in_its_channel(renderer: Harmony):
-    def goes_on(text: str, addition: Any) -> str:
+def test_a_reply_continued_in_its_channel(renderer: Harmony):
+    def continued(text: str, addition: Any) -> str:
         tokens = renderer.encoding.encode(text, allowed_special="all")
         kept, added = renderer.continuation(tokens, addition)
         return renderer.tokenizer.decode([*tokens[:kept], *added])
 
     thinking = "<|channel|>analysis<|message|>hm"
-    assert goes_on(thinking, " wait") == f"{thinking} wait"
-    time_is_up = goes_on(thinking, says("", " Time."))
+    assert continued(thinking, " wait") == f"{thinking} wait"
+    time_is_up = continued(thinking, answer("", " Time."))
     assert time_is_up == f"{thinking} Time.<|end|><|start|>assistant<|channel|>final<|message|>"
-    assert goes_on(f"<|channel|>final<|message|>42{END}", " more") == "<|channel|>final<|message|>42 more"
+    assert continued(f"<|channel|>final<|message|>42{END}", " more") == "<|channel|>final<|message|>42 more"
     with pytest.raises(errors.RenderError, match="analysis"):
-        goes_on("<|channel|>final<|message|>42", says("", "hm"))
+        continued("<|channel|>final<|message|>42", answer("", "hm"))
 
 
 # Safety, options, vocabulary.
@@ -387,9 +389,9 @@ def test_content_of_no_field_is_a_control_token(renderer: Harmony):
     messages = [
         Message(role="system", content=evil),
         Message(role="user", content=evil),
-        says(evil, evil, tool_calls=({"name": evil, "arguments": {"a": evil}},)),
+        answer(evil, evil, tool_calls=({"name": evil, "arguments": {"a": evil}},)),
         Message(role="tool", name=evil, content=evil),
-        says(evil, evil),
+        answer(evil, evil),
         Message(role="developer", content=evil),
     ]
     control = set(renderer.tokenizer.control_tokens.values())
@@ -418,7 +420,7 @@ def test_effort_and_date_stand_in_the_system_message():
 
 
 def test_a_result_without_a_name_has_that_of_its_call(renderer: Harmony):
-    call = says(tool_calls=({"name": "look", "arguments": {}},))
+    call = answer(tool_calls=({"name": "look", "arguments": {}},))
     text = renderer.tokenizer.decode(
         renderer.extend(renderer.reply(call), [Message(role="tool", name="look", content="x")])
     )
@@ -430,7 +432,7 @@ def test_a_result_without_a_name_has_that_of_its_call(renderer: Harmony):
 
 
 QUERY = Message(role="user", content="a")
-TWO_CALLS = says(tool_calls=[{"name": name, "arguments": {}, "id": f"id-{name}"} for name in ("look", "find-it")])
+TWO_CALLS = answer(tool_calls=[{"name": name, "arguments": {}, "id": f"id-{name}"} for name in ("look", "find-it")])
 UNNAMED = TWO_CALLS.model_copy(
     update={"tool_calls": tuple(call.model_copy(update={"id": None}) for call in TWO_CALLS.tool_calls)}
 )
@@ -457,14 +459,14 @@ def openers(renderer: Harmony, messages: list[Message]) -> list[str]:
         (UNNAMED, [result(), result()], ["look", "find-it"]),
         (UNNAMED, [result("a"), result("b")], ["look", "find-it"]),
         (UNNAMED, [result(name="find-it"), result(name="look")], ["find-it", "look"]),
-        (says(), [result("a", "look")], ["look"]),
+        (answer(), [result("a", "look")], ["look"]),
     ],
 )
 def test_a_result_has_the_name_of_the_call_with_its_id(
     renderer: Harmony, reply: Message, results: list[Message], names: list[str]
 ):
     assert openers(renderer, [QUERY, reply, *results]) == names
-    delta = renderer.extension(renderer.reply(says()), results, history=[QUERY, reply]).tokens
+    delta = renderer.extension(renderer.reply(answer()), results, history=[QUERY, reply]).tokens
     whole = renderer.render([QUERY, reply, *results], generation_prompt=True, history="keep").tokens
     assert whole.tolist()[-len(delta) :] == delta.tolist()
 
@@ -475,14 +477,14 @@ def test_a_result_has_the_name_of_the_call_with_its_id(
         (TWO_CALLS, [result("id-other")], "'id-other'.*'id-look', 'id-find-it'"),
         (TWO_CALLS, [result("id-look"), result("id-look", "find-it")], "which is a call of 'look'"),
         (TWO_CALLS, [result(), result(), result()], "no call is left"),
-        (says(), [result("a")], "no call is left"),
+        (answer(), [result("a")], "no call is left"),
     ],
 )
 def test_a_result_of_no_known_call_is_refused(renderer: Harmony, reply: Message, results: list[Message], error: str):
     with pytest.raises(errors.RenderError, match=error):
         renderer.render([QUERY, reply, *results])
     with pytest.raises(errors.RenderError, match=error):
-        renderer.extension(renderer.reply(says()), results, history=[QUERY, reply])
+        renderer.extension(renderer.reply(answer()), results, history=[QUERY, reply])
 
 
 class AnswersInAnyOrder(Env):
@@ -502,7 +504,7 @@ def test_a_result_keeps_its_name_when_the_past_is_rewritten(renderer: Harmony, h
     env = AnswersInAnyOrder(renderer=renderer, history=history)
     env.reset(seed=0)
     for _ in range(4):
-        env.step(renderer.reply(says("42", "hm " * 30)))
+        env.step(renderer.reply(answer("42", "hm " * 30)))
         text = renderer.tokenizer.decode(env.prompt())
         assert re.findall(r"<\|start\|>functions\.([\w-]+) to", text) in (["find-it", "look"], [])
 
@@ -515,7 +517,7 @@ def test_harmonys_own_system_message_is_not_content(renderer: Harmony):
 
 
 def test_spans_say_whose_tokens_they_are(renderer: Harmony):
-    rendered = renderer.render([Message(role="user", content="hi"), says("42", "hm")], history="keep")
+    rendered = renderer.render([Message(role="user", content="hi"), answer("42", "hm")], history="keep")
     sampled = "".join(
         renderer.tokenizer.decode(rendered.tokens[s.start : s.stop]) for s in rendered.spans if s.is_sampled
     )

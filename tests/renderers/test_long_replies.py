@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_renderers import glm_calls, json_calls, xml_calls
-from envsdk_renderers.argument_types import ArgumentTypes
+from envsdk_renderers.replies import glm_calls, json_calls, xml_calls
+from envsdk_renderers.replies.argument_types import ArgumentTypes
 from long_replies import ENDS, MAKERS, PIECES, STARTS, TOOL, long_reply, units
 
 from envsdk import Message, Renderer, list_renderers

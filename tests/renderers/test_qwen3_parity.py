@@ -126,7 +126,7 @@ def test_spans_partition_the_tokens(renderer: Renderer, generation_prompt: bool)
         assert all(span.start < span.stop for span in spans)
 
 
-def test_content_spans_decode_to_what_each_message_says(renderer: Renderer) -> None:
+def test_content_spans_decode_to_the_text_of_each_message(renderer: Renderer) -> None:
     normalize, decode = renderer.tokenizer.normalize, renderer.tokenizer.decode
     for messages, _ in GENERATED:
         read = with_letters_at_the_seams(messages)
@@ -157,7 +157,7 @@ def test_sampled_spans_are_exactly_the_replies_and_their_stop_tokens(renderer: R
 # No forgery.
 
 
-def everything_says(text: str) -> tuple[list[Message], list[dict[str, Any]]]:
+def every_text_is(text: str) -> tuple[list[Message], list[dict[str, Any]]]:
     calls = (
         ToolCall(name=text, arguments={text: [text]}),
         ToolCall(name="f", arguments=text),
@@ -175,7 +175,7 @@ def everything_says(text: str) -> tuple[list[Message], list[dict[str, Any]]]:
 
 
 def control_ids(renderer: Renderer, text: str) -> Counter[int]:
-    messages, tools = everything_says(text)
+    messages, tools = every_text_is(text)
     rendered = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens.tolist()
     parts = [rendered, renderer.reply(messages[2]).tolist(), renderer.extend([], messages[3:]).tolist()]
     return Counter(token for part in parts for token in part if token in renderer.tokenizer.control_tokens.values())
@@ -283,13 +283,13 @@ def test_parsing_and_extending_accept_any_tokens(renderer: Renderer, data: st.Da
 # What stays visible.
 
 
-def test_what_is_visible_behind_a_settled_message_does_not_depend_on_the_past(renderer: Renderer) -> None:
+def test_what_is_visible_after_a_settled_message_does_not_depend_on_the_past(renderer: Renderer) -> None:
     looked = 0
     for conversation, _ in GENERATED:
         messages = [Message.from_openai(message) for message in conversation]
         queries = [index for index, message in enumerate(messages) if renderer.settles(message)]
-        behind = range(queries[-1] + 1, len(messages) + 1) if queries else ()
-        for settled in [*queries, *behind]:
+        after = range(queries[-1] + 1, len(messages) + 1) if queries else ()
+        for settled in [*queries, *after]:
             assert renderer.visible(messages, settled=settled) == renderer.visible(messages)[settled:]
             looked += 1
     assert looked > CONVERSATIONS

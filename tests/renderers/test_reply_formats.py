@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.reply_formats import FORMATS, choose_format, register_format
+from envsdk_renderers.replies.formats import FORMATS, choose_format, register_format
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError
@@ -102,7 +102,7 @@ UNCLOSED = "<tool_call><function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</param
     [
         ("llama", '{"name": "f", "parameters": {"city": ', "not valid JSON"),
         ("llama", '{"name": 3, "parameters": {}}', "has no name"),
-        ("llama", '{"name": "f", "parameters": [1]}', "are no JSON object"),
+        ("llama", '{"name": "f", "parameters": [1]}', "are not a JSON object"),
         ("llama", '{"name": "f", "parameters": {"x": NaN}}', "not valid JSON"),
         ("llama", '{"name": "f", "parameters": ' + '{"x": ' * 3000, "not valid JSON"),
         ("llama", '{"name": "f", "parameters": {}, "arguments": {}}', "both arguments and parameters"),
@@ -118,11 +118,11 @@ UNCLOSED = "<tool_call><function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</param
         ("xml", UNCLOSED, "a tag of the call"),
         ("mistral", '[TOOL_CALLS][{"name": "f", ', "not valid JSON"),
         ("mistral", "[TOOL_CALLS][]", "there is no call"),
-        ("mistral", "[TOOL_CALLS][7]", "no JSON object"),
+        ("mistral", "[TOOL_CALLS][7]", "not a JSON object"),
         ("mistral", "[TOOL_CALLS]", "has no name"),
         ("mistral", "[TOOL_CALLS]f[ARGS]no", "not valid JSON"),
-        ("glm", "<tool_call>\n</tool_call>", "no name with"),
-        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n</tool_call>", "no name with"),
+        ("glm", "<tool_call>\n</tool_call>", "not a name with"),
+        ("glm", "<tool_call>f\n<arg_key>city</arg_key>\n</tool_call>", "not a name with"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_noted(format_name: str, text: str, error: str) -> None:
@@ -217,13 +217,13 @@ def test_an_answer_in_json_is_content(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"city": "Paris"}', "no call", "", " {", "[1, 2]"])
-def test_text_that_is_no_call_is_text(text: str) -> None:
+def test_text_that_is_not_a_call_is_text(text: str) -> None:
     for name in ("llama", "mistral", "glm", "plain", "verbatim"):
         reply = read(text, reply_format=name)
         assert (reply.content, reply.tool_calls, reply.errors) == (text, (), ())
 
 
-def test_text_before_and_behind_calls_stays() -> None:
+def test_text_before_and_after_calls_stays() -> None:
     reply = read('Well.[TOOL_CALLS][{"name": "f", "arguments": {}}] So.', reply_format="mistral")
     assert (reply.content, calls(reply)) == ("Well.\n So.", [("f", {})])
     assert reply.errors == ("there is text after a tool call",)
@@ -268,7 +268,7 @@ RESPONSE = {
 }
 
 
-def test_a_response_template_says_how_replies_are_read() -> None:
+def test_a_response_template_specifies_how_replies_are_read() -> None:
     text = '<think>hm</think>Well.<tool_call>{"name": "f", "arguments": {"city": "Paris"}}</tool_call>'
     reply = read(text, response_template=RESPONSE)
     assert (reply.reasoning, reply.content, calls(reply)) == ("hm", "Well.", [("f", CITY)])

@@ -52,7 +52,7 @@ def test_it_conforms() -> None:
     check_renderer(RENDERER, random_replies=200).raise_if_failed()
 
 
-def test_a_reply_that_begins_the_next_turn_is_given_only_what_the_user_says() -> None:
+def test_a_reply_that_begins_the_next_turn_is_followed_only_by_the_users_text() -> None:
     env = Chat(renderer=RENDERER)
     _, info = env.reset(seed=0)
     assert info["stop"] == ("\n\nUser:",)
@@ -63,7 +63,7 @@ def test_a_reply_that_begins_the_next_turn_is_given_only_what_the_user_says() ->
     assert observation.extends
 
 
-def test_what_the_model_says_for_the_user_is_no_part_of_its_reply() -> None:
+def test_what_the_model_writes_for_the_user_is_not_part_of_its_reply() -> None:
     env = Chat(renderer=RENDERER)
     env.reset(seed=0)
     observation, *_ = env.step(Action(said(" Because.\n\nUser: Why", end=False)))
@@ -80,7 +80,7 @@ def test_a_reply_without_an_end_is_told() -> None:
 
 
 @pytest.mark.parametrize("history", ["strip", {"name": "compact", "every": 2}, {"name": "budget", "max_tokens": 120}])
-def test_every_prompt_says_what_the_conversation_says(history: Any) -> None:
+def test_every_prompt_has_the_text_of_the_conversation(history: Any) -> None:
     env = Chat(renderer=RENDERER, history=history, limits=Limits(max_steps=12))
     observation, info = env.reset(seed=0)
     prompt, breaks = observation.tokens, 0

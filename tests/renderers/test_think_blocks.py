@@ -1,4 +1,4 @@
-"""Where a think block stands in a reply, and what of the reply is content then."""
+"""Where a think block is in a reply, and which part of the reply is then content."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,12 +1,12 @@
-"""Tokenizers: text to token ids that can never be control tokens, and back.
+"""Tokenizers: encode plain text to ids that are never control tokens, and decode ids.
 
 A *control token* is any id that a tokenizer names outside its ordinary vocabulary: `special` ones such as
-`<|im_start|>` and merely *added* ones such as `<think>`. `encode` treats their names as the plain text that they are;
-only `token_id` yields a control token. So nothing that a user, a tool or a model writes can forge one.
+`<|im_start|>`, and merely *added* ones such as `<think>`. `encode` treats their names as plain text; only `token_id`
+returns a control token. So no text of a user, a tool or a model can forge one.
 
-Hugging Face tokenizers match added tokens inside text, whatever their options say, hence a tokenizer here is a second
-one without them. A byte-level BPE becomes a tiktoken encoding, several times faster, once a corpus has shown that
-both give the same ids; what cannot be shown stays with the `tokenizers` library.
+Hugging Face tokenizers match added tokens inside text under all of their options, so envsdk loads each tokenizer again
+without them. A byte-level BPE becomes a tiktoken encoding, which is several times faster, if both give the same ids
+for a corpus. All others stay with the `tokenizers` library.
 """
 
 from .chat_template import ChatTemplateSource

@@ -1,4 +1,4 @@
-"""Byte-level vocabularies, which write bytes as printable characters, as tiktoken encodings."""
+"""Converts byte-level vocabularies, which write bytes as printable characters, to tiktoken encodings."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encoding | None":
-    """Convert a byte-level BPE to a tiktoken encoding, or None where its rules are not those of tiktoken."""
+    """Convert a byte-level BPE to a tiktoken encoding; return None if its rules differ from tiktoken's."""
     import tiktoken
 
     model = specification["model"]
@@ -27,15 +27,15 @@ def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encodi
             for text, rank in model["vocab"].items()
             if text not in control_tokens
         }
-        if not all(bytes([byte]) in ranks for byte in range(256)):  # tiktoken panics where it meets one that is missing
+        if not all(bytes([byte]) in ranks for byte in range(256)):  # tiktoken panics at a missing byte
             return None
         return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control_tokens)
-    except (KeyError, ValueError):  # a vocabulary that is not one of bytes, or a pattern of another dialect
+    except (KeyError, ValueError):  # a vocabulary of characters, or a pattern of another regex dialect
         return None
 
 
 def _split_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The regular expression that cuts text into words, if the pre-tokenizer is no more than that and bytes."""
+    """Return the regular expression that splits text into words, if the pre-tokenizer does only that."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2_PATTERN
@@ -52,11 +52,11 @@ def _split_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
 
 
 def _bytes_of_chars() -> dict[str, int]:
-    """The printable characters that byte-level vocabularies write for bytes (GPT-2's table)."""
+    """Return the byte for each printable character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 BYTE_OF_CHAR = _bytes_of_chars()
-"""The byte that each character of such a vocabulary stands for."""
+"""The byte that each character of a byte-level vocabulary represents."""

@@ -1,4 +1,4 @@
-"""What a tokenizer's own files say about conversations: its chat template, and what ends a turn."""
+"""Reads what a tokenizer's own files specify about conversations: its chat template and the tokens that end a turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ from .files import ModelFiles
 
 @dataclass(frozen=True)
 class ChatTemplateSource:
-    """A chat template with what else a tokenizer's files say about it."""
+    """A chat template, and what else a tokenizer's files specify about conversations."""
 
     text: str
     """The Jinja text."""
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What `bos_token`, `eos_token` and so on are."""
+    """The tokens called `bos_token`, `eos_token` and so on."""
     end_tokens: tuple[str, ...] = ()
-    """The tokens that end a turn, as the tokenizer's and the generation configuration say."""
+    """The tokens that end a turn, according to the tokenizer's configuration and the generation configuration."""
     response_template: Mapping[str, Any] | None = None
-    """How transformers reads a reply, where the tokenizer says so (`response_schema` before its version 5.13)."""
+    """How transformers parses a reply, if the tokenizer specifies it (called `response_schema` before version 5.13)."""
 
 
 def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:
-    """The chat template of a model's folder, if it has one: in a file of its own, else in the tokenizer's options."""
+    """Return the chat template of a model's folder, if any: from its own file, else from the tokenizer's options."""
     config = files.tokenizer_config
     text: Any = files.chat_template_file or _default(config.get("chat_template"))
     if not isinstance(text, str):
@@ -35,7 +35,7 @@ def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> C
 def template_of_object(
     tokenizer: Any, files: ModelFiles | None, control_tokens: Mapping[str, int]
 ) -> ChatTemplateSource | None:
-    """The chat template of a tokenizer of transformers, if it has one; `files` of its model add what ends a turn."""
+    """Return the chat template of a transformers tokenizer, if it has one; `files` add the tokens that end a turn."""
     text = _default(getattr(tokenizer, "chat_template", None))
     if not isinstance(text, str):
         return None
@@ -46,7 +46,7 @@ def template_of_object(
 
 
 def _special_token(name: str, value: Any) -> str | None:
-    """The text of an option such as `eos_token`, which may be an object; None for any other option."""
+    """Return the text of an option such as `eos_token`, which may be an object; None for any other option."""
     content: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
     return content if name.endswith("_token") and isinstance(content, str) else None
 
@@ -61,7 +61,7 @@ def _ends(
 
 
 def _default(templates: Any) -> Any:
-    """The template called `default`, of several by name."""
+    """Return the template named `default` if there are several."""
     if isinstance(templates, list):  # as tokenizer_config.json has them
         named = [cast("dict[str, Any]", item) for item in cast("list[Any]", templates) if isinstance(item, dict)]
         templates = {item.get("name"): item.get("template") for item in named}

@@ -1,4 +1,4 @@
-"""The files of a model's folder that a tokenizer is made from, read at once.
+"""Reads the files of a model's folder that a tokenizer is made from.
 
 A snapshot of a Hugging Face cache consists of links into another folder, so neighbors are looked up next to the link,
 not next to the file that it points to.
@@ -21,9 +21,9 @@ _TEXTS = (*_TEMPLATES, *_TOKENIZER, _CONFIG, _GENERATION)
 
 
 class ModelFiles(NamedTuple):
-    """All that a tokenizer is made from: equal if and only if nothing of it has changed.
+    """Everything that a tokenizer is made from. Two values are equal if and only if no file has changed.
 
-    The vocabulary is megabytes long, so its state on disk stands for its content; the other files are read.
+    The vocabulary is megabytes long, so it is compared by its state on disk; the other files are compared by content.
     """
 
     folder: str
@@ -48,7 +48,7 @@ class ModelFiles(NamedTuple):
 
     @property
     def vocab_size(self) -> int | None:
-        """How many ids the model has, if its configuration specifies it; multimodal models nest it."""
+        """The number of ids of the model, if its configuration specifies it; multimodal models nest it."""
         config = self.json(_CONFIG)
         text_config = config.get("text_config")
         nested = cast("dict[str, Any]", text_config) if isinstance(text_config, dict) else {}
@@ -121,6 +121,6 @@ def cached_snapshot(repo_id: str) -> Path | None:
 
     try:
         file = huggingface_hub.try_to_load_from_cache(repo_id, _CONFIG)
-    except ValueError:  # no id of a model
+    except ValueError:  # not a valid model id
         return None
     return Path(file).parent if isinstance(file, str) else None

@@ -1,4 +1,4 @@
-"""The two kinds of tokenizer: on tiktoken, and on the `tokenizers` library."""
+"""The two kinds of tokenizers: based on tiktoken, and on the `tokenizers` library."""
 
 import hashlib
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether a library failed: an exception, or a panic of Rust code, which is none. An interrupt is not a failure."""
+    """Return whether a library failed, with an exception or a panic of Rust code; an interrupt is not a failure."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -35,12 +35,12 @@ _PADDING = 1024
 
 
 class _Named(ABC):
-    """What both kinds of tokenizer share: names, sizes, decoding, and being shared instead of copied."""
+    """What both kinds of tokenizers share: names, sizes and decoding. Copies of a tokenizer are the same object."""
 
     name: str
     chat_template: ChatTemplateSource | None = None
     is_default: bool = False
-    """Whether nobody chose it: see `load_tokenizer`."""
+    """Whether it is the default because no tokenizer was given; see `load_tokenizer`."""
 
     def __init__(self, name: str, control_tokens: Mapping[str, int], named: int, vocab_size: int | None) -> None:
         padded = -(-named // _PADDING) * _PADDING
@@ -68,7 +68,7 @@ class _Named(ABC):
 
     @abstractmethod
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
-        """All that decides which ids a text gets."""
+        """Return everything that determines the ids of a text."""
 
     @abstractmethod
     def encode(self, text: str) -> "NDArray[np.int32]": ...
@@ -84,7 +84,7 @@ class _Named(ABC):
         return b"".join(self.token_bytes(np.asarray(tokens, dtype=np.int32))).decode("utf-8", errors="replace")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+        return f"<Tokenizer {self.name!r}, {self.vocab_size:,} ids>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Named":
         return self
@@ -99,13 +99,14 @@ class _Named(ABC):
 
 
 class TiktokenTokenizer(_Named):
-    """A tokenizer on a tiktoken encoding.
+    """A tokenizer based on a tiktoken encoding.
 
     Args:
-        name: What to call it in messages.
+        name: Its name in error messages.
         encoding: The encoding; its special tokens are the control tokens.
-        nfc: Whether text is normalised to NFC first.
-        vocab_size: How many ids the model has; by default the named ones, rounded up to a multiple of 1,024.
+        nfc: Whether text is normalized to NFC first.
+        vocab_size: The number of ids of the model; by default the number of named ids, rounded up to a multiple of
+            1,024.
     """
 
     def __init__(self, name: str, encoding: "tiktoken.Encoding", *, nfc: bool, vocab_size: int | None = None) -> None:
@@ -116,7 +117,7 @@ class TiktokenTokenizer(_Named):
 
     @property
     def ranks(self) -> Mapping[bytes, int]:
-        """The byte-pair ranks: the bytes of each token that is no control token, with its id."""
+        """The byte-pair ranks: the bytes of each token with its id, without control tokens."""
         return self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
 
     def normalize(self, text: str) -> str:
@@ -134,14 +135,14 @@ class TiktokenTokenizer(_Named):
             ) from None
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
-        # Read as unsigned, ids that are negative are too large, too.
+        # Read as unsigned integers, negative ids are too large as well.
         unsigned = np.asarray(tokens, dtype=np.int32).view(np.uint32)
         pieces: Any = self._pieces.take(unsigned, mode="clip").tolist()
         return pieces
 
     @cached_property
     def _pieces(self) -> "NDArray[np.object_]":
-        """The bytes of each id, and behind them what stands for ids that are too large."""
+        """The bytes of each id, and after the last one the bytes for ids that are too large."""
         pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
         ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         for piece, token in ranks.items():
@@ -159,12 +160,13 @@ class TiktokenTokenizer(_Named):
 
 
 class HuggingFaceTokenizer(_Named):
-    """A tokenizer on the `tokenizers` library, for what tiktoken cannot express.
+    """A tokenizer based on the `tokenizers` library, for vocabularies that tiktoken cannot express.
 
     Args:
-        name: What to call it in messages.
+        name: Its name in error messages.
         specification: The content of a `tokenizer.json`.
-        vocab_size: How many ids the model has; by default the named ones, rounded up to a multiple of 1,024.
+        vocab_size: The number of ids of the model; by default the number of named ids, rounded up to a multiple of
+            1,024.
     """
 
     def __init__(self, name: str, specification: Mapping[str, Any], *, vocab_size: int | None = None) -> None:
@@ -201,7 +203,7 @@ class HuggingFaceTokenizer(_Named):
         return bytes(byte for char, byte in BYTE_OF_CHAR.items() if char not in named)
 
     def _without_missing(self, text: str) -> str:
-        """The text without the characters for which the vocabulary lacks a byte; the library drops the byte alone."""
+        """Drop the characters with a byte that the vocabulary lacks; the library would drop only the byte."""
         data = text.encode()
         if len(data.translate(None, self._missing_bytes)) == len(data):
             return text
@@ -220,7 +222,7 @@ class HuggingFaceTokenizer(_Named):
         return np.array([token for part in ids for token in part], dtype=np.int32)
 
     def _encoded(self, normal: str) -> list[tuple[int, "tokenizers.Encoding"]]:
-        """What normalized text gives, with where it begins: parts, if the whole would give a control token."""
+        """Encode normalized text, in parts if the whole would give a control token; return each with its start."""
         whole = self._plain.encode(normal, add_special_tokens=False)
         if not self._has_control_token(whole):
             return [(0, whole)]

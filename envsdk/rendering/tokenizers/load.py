@@ -1,4 +1,4 @@
-"""Finding and loading tokenizers."""
+"""Finds and loads tokenizers."""
 
 import copy
 import difflib
@@ -28,19 +28,18 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
     Args:
         source: `"embedded"` (a small vocabulary of our own that needs no network), a folder with a `tokenizer.json`,
             such a file, the name of a tiktoken encoding (`"o200k_base"`), a Hugging Face id (`"Qwen/Qwen3-8B"`), or an
-            object: a `tiktoken.Encoding`, a `tokenizers.Tokenizer`, a fast tokenizer of transformers, one of ours.
-            None is the embedded vocabulary by default, which no model knows: only the policies `random`, `reference`
-            and `null` may sample from it.
-        vocab_size: How many ids the model has. By default what a `config.json` in the same folder says, else the
-            named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below it is legal
-            in an action.
+            object: a `tiktoken.Encoding`, a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a `Tokenizer`
+            of envsdk. None is the embedded vocabulary as a default, which no model knows: only the policies `random`,
+            `reference` and `null` may sample from it.
+        vocab_size: The number of ids of the model. By default, the number in a `config.json` in the same folder, else
+            the number of named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below
+            it is legal in an action.
 
     Returns:
-        The tokenizer. Loading the same folder again gives the same object, as long as none of its files has changed.
-        A Hugging Face id is the folder of its snapshot: in the hub's cache, or downloaded unless `HF_HUB_OFFLINE` is
-        set. A tokenizer of transformers that was loaded from a folder, or from an id that the cache has, takes the
-        size of the vocabulary and the end tokens from there, so it equals its folder; its vocabulary and its chat
-        template are what the object has now.
+        The tokenizer. Loading the same folder again returns the same object as long as none of its files has changed.
+        A Hugging Face id means the folder of its snapshot: in the hub's cache, or downloaded unless `HF_HUB_OFFLINE`
+        is set. A transformers tokenizer that was loaded from a folder, or from an id in the cache, takes the size of
+        its vocabulary and its end tokens from that folder; its vocabulary and chat template are those of the object.
 
     Raises:
         TokenizerError: If there is no such tokenizer, or its file cannot be read.
@@ -49,7 +48,7 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
         return _default(vocab_size)
     if isinstance(source, Tokenizer):
         if vocab_size not in (None, source.vocab_size):
-            raise TokenizerError(f"{source!r} is loaded already; vocab_size={vocab_size} comes too late")
+            raise TokenizerError(f"{source!r} is already loaded; give vocab_size={vocab_size} when loading it")
         return source
     if isinstance(source, (str, Path)):
         if str(source) == "embedded":
@@ -62,9 +61,9 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
 
 @lru_cache(maxsize=32)
 def _default(vocab_size: int | None) -> Tokenizer:
-    """The embedded tokenizer as an object of its own, which remembers that nobody chose it."""
+    """Return the embedded tokenizer as a separate object that is marked as the default."""
     tokenizer = copy.copy(load_tokenizer("embedded", vocab_size=vocab_size))
-    tokenizer.is_default = True  # pyright: ignore[reportAttributeAccessIssue] - not of the protocol: it is ours
+    tokenizer.is_default = True  # pyright: ignore[reportAttributeAccessIssue] - of our own classes, not of the protocol
     return tokenizer
 
 
@@ -74,7 +73,7 @@ def _load_file(file: Path, name: str, vocab_size: int | None) -> Tokenizer:
 
 @lru_cache(maxsize=32)
 def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokenizer:
-    """Whatever the result depends on is an argument: the cache gives nothing that is out of date."""
+    """Load a tokenizer; all that the result depends on is an argument, so the cache never returns outdated objects."""
     try:
         specification = orjson.loads(Path(files.vocabulary).read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -91,7 +90,7 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
         return TiktokenTokenizer(name, tiktoken.get_encoding(name), nfc=False, vocab_size=vocab_size)
     known = ["embedded", *tiktoken.list_encoding_names()]
     if difflib.get_close_matches(name, known, cutoff=0.8):
-        # No model is called so; asking the hub would only take long.
+        # No model has such a name; a request to the hub would only take time.
         raise TokenizerError(str(unknown_name("tokenizer", name, known)))
     try:
         file = snapshot(name) / VOCABULARY
@@ -144,21 +143,21 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
 
 
 def _files_of(origin: str) -> ModelFiles | None:
-    """The files of the model that an object was loaded from, where they are on this machine."""
+    """Return the files of the model that an object was loaded from, if they are on this machine."""
     path = Path(origin)
     folder = path if path.is_dir() else path.parent if path.is_file() else cached_snapshot(origin)
     return None if folder is None else ModelFiles.of_folder(folder)
 
 
 def _size_if_it_fits(files: ModelFiles, backend: Any) -> int | None:
-    """The size of the model's vocabulary, unless tokens were added to the object: then it is of another model."""
+    """Return the size of the model's vocabulary, or None if more tokens were added to the object."""
     size = files.vocab_size
     named = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return size if size is not None and size >= named else None
 
 
 def _fastest(name: str, specification: Mapping[str, Any], vocab_size: int | None) -> Tokenizer:
-    """A tiktoken encoding where the ids are shown to be the same, else the `tokenizers` library's own."""
+    """Return a tiktoken encoding if it gives the same ids for a corpus, else one of the `tokenizers` library."""
     if not isinstance(specification, Mapping) or not {"model", "added_tokens"} <= specification.keys():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TokenizerError(f"{name}: not the content of a tokenizer.json (no `model` or no `added_tokens` in it)")
     slow = HuggingFaceTokenizer(name, specification, vocab_size=vocab_size)

@@ -1,4 +1,4 @@
-"""What renderers need of a tokenizer."""
+"""The protocol of tokenizers: what renderers need of one."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UNNAMED = "�"
-"""What an id without a name, such as the padding of a model's vocabulary, decodes to."""
+"""The text of an id without a name, such as the padding of a model's vocabulary."""
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What renderers need of a tokenizer."""
+    """Converts between text and token ids; renderers need nothing else of a tokenizer."""
 
     name: str
     chat_template: ChatTemplateSource | None
-    """The chat template that came with it, if one did."""
+    """The chat template that came with the tokenizer, if any."""
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the model has: every id of an action is below it. Ids without a name are counted."""
+        """The number of ids of the model, with those that have no name; every id of an action is below it."""
         ...
 
     @property
@@ -42,25 +42,25 @@ class Tokenizer(Protocol):
         ...
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
-        """Encode plain text; also give where each token ends, in bytes of the normalised text."""
+        """Encode plain text, and return where each token ends: int64, shape (n,), in bytes of the normalized text."""
         ...
 
     def normalize(self, text: str) -> str:
-        """The text that `encode` really encodes (Qwen3: NFC)."""
+        """Return the text that `encode` actually encodes (Qwen3: NFC)."""
         ...
 
     def decode(self, tokens: "Sequence[int] | NDArray[np.integer[Any]]") -> str:
-        """Decode ids; control tokens become their names, broken UTF-8 and ids without a name U+FFFD."""
+        """Decode ids; control tokens become their names, invalid UTF-8 and ids without a name become U+FFFD."""
         ...
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
-        """The bytes that each token stands for."""
+        """Return the bytes of each token."""
         ...
 
     def token_id(self, control_token: str) -> int:
-        """The id of a control token by its name.
+        """Return the id of a control token by its name.
 
         Raises:
-            TokenizerError: If there is none of that name.
+            TokenizerError: If the tokenizer has no control token of that name.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which call of a reply each tool's result answers. Knows nothing about tokens or templates."""
+"""Matches each tool's result with the call of a reply that it answers. Knows nothing about tokens or templates."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from envsdk.messages import Message, ToolCall
 
 
 class OpenCalls:
-    """The calls of one reply, and which of them are answered.
+    """The calls of one reply, and which of them are already answered.
 
     Args:
         calls: The calls.
@@ -26,19 +26,19 @@ class OpenCalls:
                 self._by_id.setdefault(call.id, deque()).append(index)
 
     def answered_by(self, result: Message) -> int | None:
-        """The index of the call that the next result answers; None if no call is left.
+        """Return the index of the call that the next result answers; None if no call is left.
 
-        It answers the call that has its `tool_call_id`. If no call has an id, or the result has none, it answers the
-        first open call: one of the tool that it names, if there is any. A name that no call has is the caller's own.
+        A result answers the call with its `tool_call_id`. If no call has an id, or the result has none, it answers the
+        first open call of the tool that it names, or the first open call if no call has that name.
 
         Raises:
-            RenderError: If no call has its id, or the call with its id is one of another tool than it names.
+            RenderError: If no call has the result's id, or the call with that id is a call of another tool.
         """
         call_id, name = result.tool_call_id, result.name
         if call_id is not None and self._by_id:
             if call_id not in self._by_id:
                 raise RenderError(
-                    f"a tool message has the tool_call_id {call_id!r}, which no call of the reply before it has: their "
+                    f"a tool message has the tool_call_id {call_id!r}, which no call of the reply before it has; their "
                     f"ids are {', '.join(map(repr, self._by_id))}"
                 )
             index = self._first(self._by_id[call_id])
@@ -46,7 +46,7 @@ class OpenCalls:
             if name is not None and name != called:
                 raise RenderError(
                     f"a tool message has the name {name!r} and the tool_call_id {call_id!r}, which is a call of "
-                    f"{called!r}: give one of them, or the same tool in both"
+                    f"{called!r}; give only one of the two, or make them match"
                 )
         elif name is not None and name in self._by_name:
             index = self._first(self._by_name[name])
@@ -58,7 +58,7 @@ class OpenCalls:
         return index
 
     def _first(self, indexes: deque[int]) -> int:
-        """The first of them that is open, or else the last."""
+        """Return the first of these calls that is open, or else the last."""
         while len(indexes) > 1 and indexes[0] in self._answered:
             indexes.popleft()
         return indexes[0]

@@ -1,6 +1,6 @@
-"""Writes what a chat template rendered as pieces of an emission: its own text, and what somebody said in it.
+"""Writes rendered text as pieces of an emission: the template's own text as scaffold, texts of messages as content.
 
-What was hidden from the template is shown again here, as content.
+Texts that were hidden from the template are restored here, as content.
 """
 
 import re
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 from envsdk.rendering.emission import Emission
 
-from .templates import Mask, has_stem
+from .mask import Mask, has_stem
 
 _NOTHING = re.compile("((?!))")
 _LONG_SCAFFOLD = 200
 
 
 class TemplateEmission(Emission):
-    """An emission that remembers with what its conversation asks for a reply."""
+    """An emission that stores the generation prompt of its conversation."""
 
-    __slots__ = ("asks",)
-    asks: str
+    __slots__ = ("generation_prompt",)
+    generation_prompt: str
 
 
 def any_slot(contents: Mapping[str, str]) -> re.Pattern[str]:
-    """What finds the slots that have a content."""
+    """Return a pattern that matches the slots of these contents."""
     return re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else _NOTHING
 
 
@@ -30,8 +30,8 @@ class Writer:
     """Writes rendered text.
 
     Args:
-        mask: What hid the names of control tokens in content.
-        is_emitted: Whether what is written leaves the renderer; else it is only compared, and may have words of probes.
+        mask: The mask that hid the names of control tokens in content.
+        is_emitted: Whether the text leaves the renderer; if not, it is only compared, and may contain words of probes.
     """
 
     def __init__(self, mask: Mask, *, is_emitted: bool = True) -> None:
@@ -47,7 +47,7 @@ class Writer:
         *,
         is_scaffold: bool = True,
     ) -> None:
-        """Write a text and the contents of its slots; of many texts with the same contents, give `any_slot` once."""
+        """Write a text and the contents of its slots; give `any_slot(contents)` if several texts have these slots."""
         slots = any_slot(contents) if slots is None else slots
         for index, part in enumerate(slots.split(text)):
             if index % 2:
@@ -56,7 +56,7 @@ class Writer:
                 self.write(out, part, is_scaffold=is_scaffold)
 
     def write(self, out: Emission, text: str, *, is_scaffold: bool = True) -> None:
-        """Write rendered text. What was hidden in it is content; so is what is too long to be remembered."""
+        """Write rendered text. Hidden texts in it are content, and so are texts that are too long to be cached."""
         if is_scaffold and len(text) <= _LONG_SCAFFOLD and not has_stem(text):
             out.scaffold(text)
             return
@@ -65,9 +65,9 @@ class Writer:
             is_own = is_control or (is_scaffold and shown == part and len(part) <= _LONG_SCAFFOLD)
             out.scaffold(part) if is_own else out.content(shown)
 
-    def write_beside(self, out: Emission, text: str, content: str) -> None:
-        """Write a rendered message; of all that stands between its control tokens, `content` is somebody's."""
-        if content and content not in text:  # it is written in another way: nothing of this is worth remembering
+    def write_message(self, out: Emission, text: str, content: str) -> None:
+        """Write a rendered message, in which `content` is the text of the message and everything else is scaffold."""
+        if content and content not in text:  # the template changes it: nothing of this text is worth caching
             self.write(out, text, is_scaffold=False)
             return
         for part, is_control in self._mask.parts(text):

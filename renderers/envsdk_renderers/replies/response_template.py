@@ -1,6 +1,6 @@
-"""Reads a reply as the tokenizer's own files say: with the response templates of transformers, where it has them.
+"""Reads a reply with the response template of transformers, if the tokenizer's files have one.
 
-A response template is data: for each field of a message where it opens and closes, and how its text is read. See
+A response template is data: it specifies where each field of a message opens and closes, and how its text is read. See
 `transformers.PreTrainedTokenizerBase.parse_response`.
 """
 
@@ -12,40 +12,39 @@ from pydantic import ValidationError
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolCall
-from envsdk.rendering.renderer import NOT_ENDED, Segment, SplitReply
+from envsdk.rendering.renderer import Segment, SplitReply, errors_at_end
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class ResponseTemplate:
-    """Reads replies as a response template says.
+    """Reads replies as a response template specifies.
 
     Args:
         template: The template (of transformers 5.13 and later), or the schema that earlier versions read.
 
     Raises:
-        ConfigError: If it is not valid, or the version of transformers at hand does not read it.
+        ConfigError: If it is invalid, or the installed version of transformers does not read it.
     """
 
     def __init__(self, template: Mapping[str, Any]) -> None:
         self._parse = _parser(dict(template))
 
     def read(self, opening: str, segments: Iterable[Segment], sampled: SplitReply, stops: Sequence[str]) -> Message:
-        """Read a reply. What cannot be read is content, with an error.
+        """Read a reply. A reply that cannot be read is content, with an error.
 
         Args:
-            opening: What stands before it.
-            segments: What the prompt began and what was sampled.
-            sampled: What was sampled; it says how it ended.
-            stops: The tokens that end a reply; the first stands for any.
+            opening: The scaffold before the reply.
+            segments: The beginning of the reply in the prompt, and what was sampled.
+            sampled: What was sampled, with how it ended.
+            stops: The tokens that end a reply; the first is used for all of them.
         """
         text = "".join(segment.control + segment.text for segment in segments)
-        errors = [f"there is text after the end of the turn: {sampled.overrun[:40]!r}"] if sampled.overrun else []
-        errors += [] if sampled.is_ended else [NOT_ENDED]
+        errors = errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)
         try:
             found = self._parse(text + stops[0] if sampled.is_ended else text, opening)
             return _message(found, errors)
-        except Exception as error:  # a template's regular expressions and JSON: whatever fails, the reply is its text
+        except Exception as error:  # the template's regular expressions and JSON may raise anything
             why = f"the reply does not fit the response template: {type(error).__name__}: {error!s:.200}"
             return Message(role="assistant", content=text, errors=(why, *errors))
 
@@ -61,7 +60,7 @@ def _parser(template: Mapping[str, Any]) -> Callable[[str, str], Mapping[str, An
     except ImportError as error:
         raise ConfigError(
             f"the tokenizer's response {'schema' if is_schema else 'template'} needs transformers "
-            f"{'before' if is_schema else 'from'} 5.13: {error}. Take that, or give reply_format="
+            f"{'before' if is_schema else 'from'} 5.13: {error}. Install that version, or give reply_format="
         ) from error
     except ValueError as error:
         raise ConfigError(f"the response template is not valid: {error}") from error

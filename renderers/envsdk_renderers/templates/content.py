@@ -1,7 +1,7 @@
-"""How a chat template writes content, and which texts in it change more than their own message.
+"""Measures how a chat template writes content, and which texts in content change more than their own message.
 
-A template writes content as it is, stripped or as JSON; one of them must fit all probes, or the content is rendered
-each time. The strings that stand in the template's code are tried as content: it might compare content with them.
+A template writes content verbatim, stripped or as JSON. If none of these fits all probes, the content is rendered each
+time. The strings in the template's code are tried as content, since it may compare content with them.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from envsdk.messages import Message
 
-from .template_base import Base
-from .template_probe import REPLY, exchange, slot, user
-from .templates import TemplateFailed
+from .base import Base
+from .chat_template import TemplateFailed
+from .sentinels import REPLY, exchange, slot, user
 
 Transform: TypeAlias = Callable[[str], str]
 TRANSFORMS: tuple[Transform, ...] = (
@@ -25,7 +25,7 @@ _TEXTS = (" \n x \t\n", 'a "b" \\ {c}', "é\n\n<b>'&", "12", '{"a": [1]}', "", "
 
 
 class ContentRules:
-    """How content of each role is written behind a reply.
+    """The rules by which content of each role is written after a reply.
 
     Args:
         base: The fixed base to measure on.
@@ -37,7 +37,7 @@ class ContentRules:
         self._literals = literals
 
     def write(self, message: Message) -> str | None:
-        """What the template writes for a message's content; None if that has to be rendered."""
+        """Return what the template writes for a message's content; None if that has to be rendered."""
         transform = self._transforms.get(message.role)
         if transform is None:
             return None
@@ -46,17 +46,17 @@ class ContentRules:
         return None if is_special else transform(message.content)
 
     def slot(self, role: str, index: int) -> str:
-        """What the template writes for the sentinel of message `index`."""
+        """Return what the template writes for the sentinel of message `index`."""
         transform = self._transforms.get(role)
         return transform(slot(index)) if transform else slot(index)
 
     def trigger(self, content: str) -> str | None:
-        """A text in the content that changes what the template writes for later turns."""
+        """Return a text in the content that changes what the template writes for later turns; None if there is none."""
         return next((text for text in self.triggers if text in content), None)
 
     @cached_property
     def triggers(self) -> tuple[str, ...]:
-        """The strings that, somewhere in the past, change what follows a later reply."""
+        """The strings that change what follows a later reply if they occur in the past."""
         reply, answers = exchange("text", "user")
         normal = self._rendered([user(), reply, *answers])
         return tuple(
@@ -72,7 +72,7 @@ class ContentRules:
 
     @cached_property
     def _special(self) -> Mapping[str, tuple[str, ...]]:
-        """The strings that content of a role has not in it if its transform holds."""
+        """The strings for which the transform of a role's content is wrong."""
         found: dict[str, tuple[str, ...]] = {}
         for role, transform in self._transforms.items():
             texts = [*self._literals, *_TEXTS]

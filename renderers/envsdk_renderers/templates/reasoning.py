@@ -1,6 +1,6 @@
-"""Finds the reasoning in a reply, as a chat template was measured to write it.
+"""Finds the reasoning in a reply, in the form in which a chat template was measured to write it.
 
-What it finds is handed on between `<think>` tags, which is how the formats of `reply_formats` read reasoning.
+It is passed on between `<think>` tags, from which the formats in `replies.formats` read reasoning.
 """
 
 import re
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 
 from envsdk.rendering.renderer import Segment
 
-from .reply_probe import Thinking
-from .templates import Mask
+from .mask import Mask
+from .reply import Thinking
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 class ReasoningReader:
-    """Reads the tags of one template.
+    """Reads the tags of reasoning of one template.
 
     Args:
         control_names: The names of all control tokens; text that spells one is text.
         thinking: How the template writes reasoning, if it does.
-        around_text: What it writes before and after the text of a reply.
-        names: The control tokens that the renderer tells apart from text.
+        around_text: The scaffold before and after the text of a reply.
+        names: The control tokens that the renderer distinguishes from text.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ReasoningReader:
         self._cut = re.compile("(" + "|".join(map(re.escape, ordered)) + ")")
 
     def read(self, segments: Sequence[Segment]) -> tuple[list[Segment], list[str]]:
-        """The segments of a reply with the tags of its reasoning as control tokens `<think>` and `</think>`.
+        """Return a reply's segments with the tags of its reasoning as the control tokens `<think>` and `</think>`.
 
-        A tag that stands elsewhere is text, and noted as an error. Only an opening tag that is no control token, in the
-        text of a reply that closes no block, is a mere word of it.
+        A tag out of place is text, with an error. There is no error for an opening tag that is not a control token, in
+        a reply that closes no block: it is a word of the text.
 
         Returns:
             The segments, and what is wrong with the tags.
@@ -57,17 +57,17 @@ class ReasoningReader:
         wanted, is_blank = {_OPEN, _CLOSE}, not first.strip()
         names = [self._tags.get(control, (control, ""))[0] for control in parts[::2]]
         last_closer = max((index for index, name in enumerate(names) if name == _CLOSE), default=-1)
-        for index, (control, behind) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+        for index, (control, after) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
             name, space = self._tags.get(control, (control, ""))
             opens = is_blank or index < last_closer or bool(self._mask.controls(control))
             is_tag = name in wanted and (opens or name == _CLOSE)
-            is_around = not name and (is_blank or not behind.strip())
+            is_around = not name and (is_blank or not after.strip())
             if is_tag:
                 wanted = {_CLOSE} if name == _OPEN else set[str]()
             elif control in self._tags and not is_around:
                 if name and name not in wanted:
                     errors[f"{control} is out of place"] = None
-                name, behind = "", control + behind
-            is_blank = (is_blank or name == _CLOSE) and not behind.strip()
-            found.append(Segment(name, self._mask.restore(behind.removeprefix(space) if is_tag else behind)))
+                name, after = "", control + after
+            is_blank = (is_blank or name == _CLOSE) and not after.strip()
+            found.append(Segment(name, self._mask.restore(after.removeprefix(space) if is_tag else after)))
         return found, list(errors)

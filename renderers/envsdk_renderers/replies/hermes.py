@@ -1,73 +1,74 @@
-"""Reads replies of the Hermes kind: a think block, text, and tool calls between tags, mostly as JSON.
+"""Reads replies in the form of Hermes: a think block, text, and tool calls between tags, mostly as JSON.
 
-Knows nothing about tokens; it gets a reply as text cut at the control tokens.
+Knows nothing about tokens: a reply is text cut at its control tokens.
 """
 
-import json
-from collections.abc import Callable, Collection
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
-from pydantic import ValidationError
-
-from envsdk.messages import Message, ToolCall, with_unique_keys
-from envsdk.rendering.renderer import NOT_ENDED
+from envsdk.messages import Message, ToolCall
+from envsdk.rendering.renderer import Segment, SplitReply, errors_at_end
 
 from .spelled import hide
 
 
 class HermesReply:
-    """A reply that is being read: where in it we are, and what was read.
+    """A reply that is being read: the position in it, and what was read so far.
 
     Args:
-        call_text: How the family writes what stands between the tags of a call. Where a model wrote it in another way,
-            the call keeps its text in `ToolCall.raw`.
-        read_call: Reads what stands between the tags.
+        write_call: Writes the text between the tags of a call as the family does. If a model wrote another text, the
+            call keeps it in `ToolCall.raw`.
+        read_call: Reads the text between the tags.
         before_call: What the family writes between the text and the first call.
-        call_tags: The control tokens that belong inside a call. With them, `read_call` gets the text that was not
-            such a token as `spelled.hide` returns it.
+        call_tags: The control tokens that belong inside a call. If there are any, `read_call` receives all other text
+            as `spelled.hide` returns it.
     """
 
     def __init__(
         self,
-        call_text: Callable[[ToolCall], str],
+        write_call: Callable[[ToolCall], str],
         read_call: Callable[[str], ToolCall],
         before_call: str,
         call_tags: Collection[str] = (),
     ) -> None:
-        self._call_text = call_text
+        self._write_call = write_call
         self._read_call = read_call
         self._before_call = before_call
         self._call_tags = call_tags
-        self._where = "text"
-        # Lists of parts, since joining as we go would take quadratic time.
+        self._block = "text"
+        # Lists of parts, since joining at each step would take quadratic time.
         self._reasoning: list[str] | None = None
         self._content: list[str] = []
         self._call: list[tuple[str, str]] = []
-        """The tags of the open call, each with the text after it; none before the first text."""
+        """The tags of the open call, each with the text after it; the first text has no tag."""
         self._calls: list[ToolCall] = []
         self._errors: dict[str, None] = {}
         """Each error once, in the order in which they were found."""
 
-    def read(self, control: str, text: str) -> None:
-        """Read a control token (none at the start of the reply) and the text after it."""
-        match control, self._where:
+    def read(self, segments: Iterable[Segment]) -> None:
+        """Read a part of the reply, cut at its control tokens."""
+        for segment in segments:
+            self._read(segment.control, segment.text)
+
+    def _read(self, control: str, text: str) -> None:
+        match control, self._block:
             case "", _:
                 self._add(text)
             case "<think>", "text" if self._reasoning is None and not self._calls:
-                self._where, self._reasoning = "reasoning", [text]
+                self._block, self._reasoning = "reasoning", [text]
                 if "".join(self._content).strip():
                     self._note("there is text before the think block")
                 else:
                     self._content = []
             case "</think>", "reasoning":
-                self._where = "text"
+                self._block = "text"
                 self._add_apart(text.lstrip("\n"))
             case "</think>", "text" if self._reasoning is None and not self._calls:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
                 self._reasoning, self._content = self._content, []
                 self._add(text)
             case "<tool_call>", "text":
-                self._where, self._call = "call", [("", text)]
+                self._block, self._call = "call", [("", text)]
                 if not self._calls:
                     self._content = [*filter(None, ["".join(self._content).removesuffix(self._before_call)])]
             case _, "call" if control in self._call_tags:
@@ -81,17 +82,15 @@ class HermesReply:
                 self._note(f"{control} is out of place")
                 self._add(control + text)
 
-    def message(self, *, is_ended: bool, overrun: str) -> Message:
-        """The message, once all is read."""
-        open_block: Any = {"reasoning": "reasoning", "call": "tool_call"}.get(self._where)
-        if self._where == "reasoning":
+    def message(self, sampled: SplitReply) -> Message:
+        """Return the message after everything was read; `sampled` specifies how the reply ended."""
+        open_block: Any = {"reasoning": "reasoning", "call": "tool_call"}.get(self._block)
+        if self._block == "reasoning":
             self._note("the think block was not closed")
-        elif self._where == "call":
+        elif self._block == "call":
             self._end_call("the tool call was not closed")
-        if overrun:
-            self._note(f"there is text after the end of the turn: {overrun[:40]!r}")
-        if not is_ended:
-            self._note(NOT_ENDED)
+        for error in errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun):
+            self._note(error)
         return Message(
             role="assistant",
             content="".join(self._content),
@@ -105,8 +104,8 @@ class HermesReply:
         self._errors[error] = None
 
     def _add(self, text: str) -> None:
-        """Add text to where we are."""
-        match self._where:
+        """Add text at the current position."""
+        match self._block:
             case "reasoning" if self._reasoning is not None:
                 self._reasoning.append(text)
             case "call":
@@ -116,7 +115,7 @@ class HermesReply:
                 self._content += [text] if text else []
 
     def _add_apart(self, text: str) -> None:
-        """Add text behind a block to the text before it, on a line of its own."""
+        """Add text after a block to the text before the block, on a line of its own."""
         self._content += ["\n", text] if text and self._content else [text] if text else []
 
     def _end_call(self, error: str | None) -> None:
@@ -124,32 +123,8 @@ class HermesReply:
         marked = "".join(tag + hide(spelled) for tag, spelled in self._call) if self._call_tags else text
         call = self._read_call(marked)
         error = error or call.error
-        raw = text if error or self._call_text(call) != text else None
+        raw = text if error or self._write_call(call) != text else None
         self._calls.append(call.model_copy(update={"error": error, "raw": raw}) if error or raw else call)
         if error:
             self._note(error)
-        self._where, self._call = "text", []
-
-
-def parse_call(text: str) -> ToolCall:
-    """Read `{"name": ..., "arguments": ...}`. What cannot be read is a call with an error and the text as arguments."""
-    try:
-        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
-    except (ValueError, RecursionError) as error:
-        return ToolCall(name="", arguments=text, error=f"a tool call is not valid JSON: {error}")
-    if not isinstance(value, dict):
-        return ToolCall(name="", arguments=text, error="a tool call is no JSON object")
-    fields = cast("dict[str, Any]", value)
-    name, arguments = fields.get("name"), fields.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return ToolCall(name="", arguments=text, error="a tool call has no name")
-    if not isinstance(arguments, (dict, str)):
-        return ToolCall(name="", arguments=text, error="a tool call's arguments are no JSON object")
-    try:
-        return ToolCall(name=name, arguments=cast("dict[str, Any] | str", arguments))
-    except ValidationError as error:
-        return ToolCall(
-            name="",
-            arguments=text,
-            error=f"a tool call is not valid JSON: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-        )
+        self._block, self._call = "text", []

@@ -1,4 +1,4 @@
-"""Finds how an assistant's turn ends in a chat template: which token a model samples there, and what is written."""
+"""Finds how an assistant's turn ends: which token a model samples there, and which one the template writes."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -6,36 +6,37 @@ from typing import NamedTuple
 
 from envsdk.messages import Message
 
-from .template_probe import FIRST_CALL, REPLY, Following, Previous, exchange, slot, user
-from .templates import Mask, TemplateFailed, shared_start
+from .chat_template import TemplateFailed
+from .mask import Mask, shared_start
+from .sentinels import FIRST_CALL, REPLY, Following, Previous, exchange, slot, user
 
 
 class Stop(NamedTuple):
     """How a turn ends."""
 
     sampled: tuple[str, ...]
-    """What a model may sample to end it."""
+    """The tokens that a model may sample to end it."""
     written: str
-    """What the template writes there; empty if that is the next message's opener, which the model samples."""
+    """The token that the template writes; empty if it is the next message's opener, which the model samples."""
     closing: str
-    """The text before it, behind the last sampled word."""
+    """The text between the last sampled word and that token."""
     is_confirmed: bool
-    """Whether the tokenizer or the generation configuration says that it ends a turn."""
+    """Whether the tokenizer or the generation configuration specifies that it ends a turn."""
     call_id: str = ""
-    """The id of the sentinel's last call, which may be in `closing`."""
+    """The id of the sentinel's last call, which may be part of `closing`."""
 
     def closing_of(self, reply: Message) -> str:
-        """The text between the last sampled word of a reply, whose calls have ids, and the end of its turn."""
+        """Return `closing` for a reply, whose calls have ids."""
         given = reply.tool_calls[-1].id if reply.tool_calls else None
         return self.closing.replace(self.call_id, given) if given and self.call_id else self.closing
 
 
 class Stops:
-    """How turns end: measured on sentinel messages.
+    """The ends of turns, measured on sentinel messages.
 
     Args:
         text: Renders sentinel messages.
-        addressed: Gives ids to their calls.
+        addressed: Adds ids to their calls.
         mask: Finds the control tokens.
         ends: The tokens that are known to end a turn.
     """
@@ -53,49 +54,57 @@ class Stops:
         self._ends = ends
 
     def of(self, has_calls: bool) -> Stop | None:
-        """How a turn ends that calls tools, or says text; None if that cannot be told."""
+        """Return how a turn with calls, or with text, ends; None if that is unknown."""
         return self.of_call if has_calls else self.of_text
 
     @cached_property
     def of_text(self) -> Stop | None:
-        """How a turn ends that says text; None if that cannot be told."""
+        """How a turn with text ends; None if that is unknown."""
         return self._find_stop("text", ("user", "system"), None)
 
     @cached_property
     def of_call(self) -> Stop | None:
-        """How a turn ends that calls tools; None if that cannot be told."""
+        """How a turn with calls ends; None if that is unknown."""
         stop = self._find_stop("call", ("tool", "user"), self.of_text)
         (sentinel,) = self._addressed([exchange("call", "user")[0]])
         return stop._replace(call_id=sentinel.tool_calls[-1].id or "") if stop else None
 
-    def _find_stop(self, previous: Previous, followings: Sequence[Following], known: Stop | None) -> Stop | None:
-        """The token that ends a turn, the surest rule first."""
+    def _find_stop(self, previous: Previous, followings: Sequence[Following], text_stop: Stop | None) -> Stop | None:
+        """Find the token that ends a turn with the first rule that applies; the surest rules come first."""
         heads = [head for following in followings if (head := self._head(previous, following)) is not None]
         if not heads:
             return None
-        shared, controls = heads[0][: shared_start(heads)], self._mask.controls
-        for name, at in controls(shared):
-            if name in self._ends:
-                return Stop((name,), name, shared[:at], True)
-        openers = self._openers(heads, self._ends)
-        if openers:
-            return openers
-        if known and known.written and known.written in shared:
-            return known._replace(closing=shared[: shared.index(known.written)])
         end = self._end(previous)
-        if end is not None:
-            measured = self._common(heads, end) or self._replaced(heads, end)
-            if measured:
-                return measured
-        if known and known.written:
-            return None  # what ends a text is no opener, so neither is what ends a call
-        stripped = [_behind(head, end or "") for head in heads]
-        return self._openers(stripped, None, heads[0][: shared_start([heads[0], end or ""])]) or (
-            self._openers(heads, None) if previous == "text" else None
+        rules = (
+            lambda: self._known_token(heads),
+            lambda: self._openers(heads, self._ends),
+            lambda: self._same_as_text(heads, text_stop),
+            lambda: None if end is None else self._common(heads, end) or self._replaced(heads, end),
+            lambda: None if text_stop and text_stop.written else self._unknown_openers(heads, end or "", previous),
         )
+        return next((stop for rule in rules if (stop := rule())), None)
+
+    def _known_token(self, heads: Sequence[str]) -> Stop | None:
+        """Find a token that is known to end a turn, after which the heads differ."""
+        shared = heads[0][: shared_start(heads)]
+        known = next((item for item in self._mask.controls(shared) if item[0] in self._ends), None)
+        return known and Stop((known[0],), known[0], shared[: known[1]], True)
+
+    def _same_as_text(self, heads: Sequence[str], text_stop: Stop | None) -> Stop | None:
+        """Find the token that ends a turn with text."""
+        shared = heads[0][: shared_start(heads)]
+        if not (text_stop and text_stop.written and text_stop.written in shared):
+            return None
+        return text_stop._replace(closing=shared[: shared.index(text_stop.written)])
+
+    def _unknown_openers(self, heads: Sequence[str], end: str, previous: Previous) -> Stop | None:
+        """Find the tokens that open a next message, right after what ends a conversation or the sentinel."""
+        after_end = [head[shared_start([head, end]) :] for head in heads]
+        found = self._openers(after_end, None, heads[0][: shared_start([heads[0], end])])
+        return found or (self._openers(heads, None) if previous == "text" else None)
 
     def _common(self, heads: Sequence[str], end: str) -> Stop | None:
-        """The last control token that stands behind a turn whatever follows, and does not end each call."""
+        """Find the last control token after a turn that is there whatever follows, unless it ends each call."""
         common = end[: shared_start([*heads, end])]
         found = self._mask.controls(common)
         if not found or found[-1][0] in self._between_calls:
@@ -104,7 +113,7 @@ class Stops:
 
     @cached_property
     def _between_calls(self) -> str:
-        """What stands between two calls of one message."""
+        """The text between two calls of one message."""
         try:
             text = self._text([user(), exchange("two calls", "user")[0]], generation_prompt=False)
         except TemplateFailed:
@@ -112,7 +121,7 @@ class Stops:
         return text[text.find(FIRST_CALL) : text.rfind(REPLY)] if FIRST_CALL in text else ""
 
     def _head(self, previous: Previous, following: Following) -> str | None:
-        """What stands between the sentinel and the next message's content."""
+        """Return the text between the sentinel and the next message's content; None if there is none."""
         reply, answers = exchange(previous, following)
         try:
             text = self._text([user(), reply, *answers], generation_prompt=True)
@@ -122,7 +131,7 @@ class Stops:
         return tail[: tail.index(slot(0))] if REPLY in text and slot(0) in tail else None
 
     def _end(self, previous: Previous) -> str | None:
-        """What stands behind the sentinel at the end of a conversation."""
+        """Return the text after the sentinel at the end of a conversation; None if there is none."""
         try:
             text = self._text([user(), exchange(previous, "user")[0]], generation_prompt=False)
         except TemplateFailed:
@@ -130,7 +139,7 @@ class Stops:
         return text[text.rfind(REPLY) + len(REPLY) :] if REPLY in text else None
 
     def _openers(self, heads: Sequence[str], among: Sequence[str] | None, closing: str = "") -> Stop | None:
-        """The set of tokens that open a next message, if that is what ends a turn."""
+        """Find the tokens that open a next message, if they end a turn."""
         found: list[tuple[str, int]] = []
         for head in heads:
             names = [(n, at) for n, at in self._mask.controls(head) if among is None or n in among]
@@ -143,7 +152,7 @@ class Stops:
         return Stop(tuple(dict.fromkeys(name for name, _ in found)), "", closing, among is not None)
 
     def _replaced(self, heads: Sequence[str], end: str) -> Stop | None:
-        """A token that ends a conversation and is another inside one (Harmony)."""
+        """Find a token that ends a conversation but is replaced by another one inside it (Harmony)."""
         at_end = next((item for item in self._mask.controls(end) if item[0] in self._ends), None)
         if at_end is None:
             return None
@@ -152,7 +161,3 @@ class Stops:
             return None
         inside = {controls[0][0] for head in heads if (controls := self._mask.controls(head[len(closing) :]))}
         return Stop((at_end[0],), inside.pop(), closing, True) if len(inside) == 1 else None
-
-
-def _behind(text: str, start: str) -> str:
-    return text[shared_start([text, start]) :]

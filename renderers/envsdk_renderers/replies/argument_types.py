@@ -1,7 +1,7 @@
-"""Reads the values of a call that a model family writes as bare text, by the schema of the tool's parameters.
+"""Reads the values of a call that a model family writes as bare text, using the schema of the tool's parameters.
 
-XML (Qwen3.5 and later, Nemotron) and GLM write a string without quotes, so the text `12` may be the number or the
-string, and only the schema can tell. Knows nothing about tokens or tags.
+XML (Qwen3.5 and later, Nemotron) and GLM write a string without quotes, so the text `12` may be a number or a string,
+and only the schema decides. Knows nothing about tokens or tags.
 """
 
 import json
@@ -15,18 +15,18 @@ _STRING = frozenset({"string"})
 _MAX_REPORTED = 3
 
 JSON_WORDS: Mapping[str, Any] = {}
-"""No other spelling than JSON's."""
+"""Values are spelled as in JSON."""
 PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
-"""Python's spelling, which some templates write in place of JSON's; both are read."""
+"""Python's spelling, which some templates write instead of JSON's; both are read."""
 
 
 class Admitted(NamedTuple):
-    """What a schema admits, as far as types and enumerated values tell."""
+    """The values that a schema admits, by its types and enumerated values."""
 
     types: frozenset[str]
-    """The JSON types of which any value is admitted."""
+    """The JSON types of which every value is admitted."""
     values: frozenset[tuple[str, str]] = frozenset()
-    """The single values that are admitted besides, as (type, JSON text)."""
+    """Further single values that are admitted, as (type, JSON text)."""
 
     def __and__(self, other: "Admitted") -> "Admitted":
         shared = {v for v in self.values if other.has(v)} | {v for v in other.values if self.has(v)}
@@ -36,7 +36,7 @@ class Admitted(NamedTuple):
         return Admitted(self.types | other.types, self.values | other.values)
 
     def has(self, value: tuple[str, str]) -> bool:
-        """Whether a value, given as (type, JSON text), is admitted."""
+        """Return whether a value, given as (type, JSON text), is admitted."""
         return value[0] in self.types or value in self.values
 
     @property
@@ -50,26 +50,25 @@ _NOTHING = Admitted(frozenset())
 
 
 class ArgumentTypes:
-    """The types of the arguments of some tools.
+    """The types of the arguments of an episode's tools.
 
     How the text of a value is read depends on what the parameter's schema admits. `$ref`, `anyOf`, `oneOf`, `allOf`,
-    `enum`, `const` and lists of types are followed; what is inside arrays and objects, and bounds, are left to whoever
-    checks the arguments.
+    `enum`, `const` and lists of types are followed. The items of arrays and objects, and bounds, are not checked.
 
     - Only strings: the text, verbatim.
-    - No string: the text parsed as JSON. If it is not JSON, the text and an error.
-    - Strings and something else (`string | null`, a parameter without a type): the text parsed as JSON if that gives
-      an admitted value other than a string and there is no whitespace around it, else the text, verbatim. So for
-      `string | null`, `null` is null and `12` is a string. The string `null` cannot be said there: the family writes it
-      as it writes null.
+    - No strings: the text parsed as JSON. If it is not JSON, the text and an error.
+    - Strings and other values (`string | null`, a parameter without a type): the text parsed as JSON if the result is
+      an admitted value other than a string and has no whitespace around it, else the text, verbatim. So for
+      `string | null`, `null` is null and `12` is a string. The string `null` cannot be expressed there: the family
+      writes it as it writes null.
     - No schema (an unknown tool or parameter), or a type that JSON Schema does not have: the text, verbatim.
 
-    The parsers of vLLM and SGLang differ: they read only the key `type` (a union is a string to them), take `null` for
-    None even in a string, and silently pass on what cannot be converted as a string, or as False.
+    The parsers of vLLM and SGLang differ: they read only the key `type` (they take a union for a string), take `null`
+    for None even in a string, and silently pass on a value that cannot be converted as a string, or as False.
 
     Args:
         tools: JSON schemas of the tools.
-        words: Values that the family spells in another way than JSON does.
+        words: Values that the family spells differently from JSON.
     """
 
     def __init__(self, tools: Sequence[ToolSchema], words: Mapping[str, Any] = JSON_WORDS) -> None:
@@ -79,14 +78,14 @@ class ArgumentTypes:
         self._admitted: dict[tuple[str, str], Admitted | None] = {}
 
     def read(self, name: str, texts: Iterable[tuple[str, str]]) -> ToolCall:
-        """Make a call of the texts of its values.
+        """Make a call from the texts of its values.
 
         Args:
             name: The tool's name.
             texts: The parameters with the text of each value.
 
         Returns:
-            The call. It has an error if an argument comes twice, or a value is not what its schema demands: it is then
+            The call. It has an error if an argument comes twice, or if the schema does not admit a value, which is then
             the text.
         """
         arguments: dict[str, Any] = {}
@@ -103,7 +102,7 @@ class ArgumentTypes:
         return ToolCall(name=name, arguments=arguments, error=error)
 
     def _value(self, tool: str, key: str, text: str) -> tuple[Any, str | None]:
-        """Read a value; with an error, if there is no reading that its schema admits."""
+        """Read a value; return an error as well if the schema admits no reading of it."""
         if (tool, key) not in self._admitted:
             self._admitted[tool, key] = _admitted_by(self._parameters.get(tool), key)
         admitted = self._admitted[tool, key]
@@ -131,7 +130,7 @@ class ArgumentTypes:
 
 
 def _admitted_by(parameters: Any, key: str) -> Admitted | None:
-    """What a parameter may be; None if its schema is missing or admits nothing at all."""
+    """Return what a parameter's schema admits; None if it is missing or admits nothing."""
     schema = _properties(parameters).get(key)
     if schema is None:
         return None
@@ -145,12 +144,12 @@ def _properties(parameters: Any) -> Mapping[str, Any]:
 
 
 def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitted:
-    """What a schema admits.
+    """Return what a schema admits.
 
     Args:
         schema: The schema.
         root: The schema that its references point into.
-        references: What references are known to admit; one that is being followed admits nothing more by itself.
+        references: What known references admit; a reference that is being followed adds nothing by itself.
     """
     if not isinstance(schema, Mapping):
         return _NOTHING if schema is False else _ANYTHING
@@ -193,7 +192,7 @@ def _referenced(reference: str, root: Any, references: dict[str, Admitted]) -> A
 
 
 def _target(reference: str, root: Any) -> Any:
-    """What a reference such as `#/$defs/City` points to; what cannot be found may be anything."""
+    """Return what a reference such as `#/$defs/City` points to; a target that is not found admits anything."""
     if not reference.startswith("#"):
         return {}
     target = root
@@ -210,7 +209,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _literal(value: Any) -> tuple[str, str]:
-    """A value as its JSON type and its JSON text."""
+    """Return a value as its JSON type and its JSON text."""
     return _type_of(value), json.dumps(value, sort_keys=True, default=repr)
 
 

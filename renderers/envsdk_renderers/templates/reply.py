@@ -9,20 +9,11 @@ from typing import NamedTuple
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message
 
-from .template_base import Base
-from .template_probe import (
-    FIRST_CALL,
-    QUESTION,
-    REASONING,
-    REPLY,
-    SAID,
-    reply_of,
-    results,
-    slot,
-    user,
-)
-from .template_stop import Stop
-from .templates import PROBE_NAME, TemplateFailed, has_stem
+from .base import Base
+from .chat_template import TemplateFailed
+from .mask import PROBE_NAME, has_stem
+from .sentinels import CALL_CONTENT, FIRST_CALL, QUESTION, REASONING, REPLY, reply_of, results, slot, user
+from .stop import Stop
 
 _TAG = re.compile(r"<\|?/?([\w:.-]+)\|?>|\[/?([\w:.-]+)\]")
 _OPEN_TAG = re.compile(r"\s*(<\|?[\w:.-]+\|?>|\[[\w:.-]+\])\s*")
@@ -38,35 +29,35 @@ class Thinking(NamedTuple):
 
     @property
     def opening_tag(self) -> str:
-        """What a reader looks for."""
+        """The opener without whitespace around it, as readers search for it."""
         return self.opener.strip()
 
     @property
     def closing_tag(self) -> str:
-        """What a reader looks for."""
+        """The closer without whitespace around it, as readers search for it."""
         return self.closer.strip()
 
 
 class ReplyProbe:
-    """What replies look like.
+    """The form of replies, measured on sentinel messages.
 
     Args:
         plain: The fixed base without tools.
-        with_tools: The one with a tool.
-        text_stop: How a turn ends that says text.
+        with_tools: The fixed base with a tool.
+        text_stop: How a turn with text ends.
     """
 
     def __init__(self, plain: Base, with_tools: Base, text_stop: Stop) -> None:
         self._plain = plain
         self._with_tools = with_tools
-        self._mask = plain.script.mask
+        self._mask = plain.template.mask
         self.text_stop = text_stop
         self.call_stop = with_tools.stops.of_call
         self._checked: set[tuple[int, bool, bool]] = set()
 
     @cached_property
     def rendered(self) -> str:
-        """A reply that calls a tool, with what stands before it; empty if the template has no calls."""
+        """A rendered reply that calls a tool, with the text before it; empty if the template has no calls."""
         try:
             text = self._with_tools.text([user(), reply_of([PROBE_NAME])], generation_prompt=False)
         except TemplateFailed:
@@ -75,12 +66,12 @@ class ReplyProbe:
 
     @cached_property
     def opening(self) -> str:
-        """How every reply opens; never sampled."""
+        """The scaffold that opens every reply; never sampled."""
         return self._opening_of(self._plain)
 
     def _opening_of(self, base: Base) -> str:
-        asks = base.generation_prompt
-        return asks.split(self.thinking.opening_tag)[0] if self.thinking else asks
+        prompt = base.generation_prompt
+        return prompt.split(self.thinking.opening_tag)[0] if self.thinking else prompt
 
     @cached_property
     def blocks(self) -> Mapping[str, str]:
@@ -100,17 +91,17 @@ class ReplyProbe:
 
     @cached_property
     def thinking(self) -> Thinking | None:
-        """How reasoning is written; None if the template shows none and asks for none."""
-        return self._shown_thinking or self._asked_thinking
+        """How reasoning is written; None if neither replies nor the generation prompt have a block for it."""
+        return self._shown_thinking or self._prompted_thinking
 
     @cached_property
     def writes_reasoning(self) -> bool:
-        """Whether there is reasoning, be it written in a way that can be measured or not."""
+        """Whether the template writes reasoning, in a form that can be measured or not."""
         return self.thinking is not None or self._reasoned is not None
 
     @cached_property
     def _reasoned(self) -> tuple[str, str] | None:
-        """What stands around the reasoning of a reply: from the question on, and up to the text."""
+        """The text around the reasoning of a reply: from the question on, and up to the reply's text."""
         try:
             text = self._plain.text([user(), reply_of(reasoning=REASONING)], generation_prompt=False)
         except TemplateFailed:
@@ -120,7 +111,7 @@ class ReplyProbe:
 
     @cached_property
     def _shown_thinking(self) -> Thinking | None:
-        """Reasoning as it stands in a reply."""
+        """How a reply writes reasoning."""
         if self._reasoned is None:
             return None
         before, closer = self._reasoned
@@ -130,58 +121,59 @@ class ReplyProbe:
         return Thinking(opener, closer) if opener.strip() and closer.strip() else None
 
     @cached_property
-    def _asked_thinking(self) -> Thinking | None:
-        """Reasoning that the generation prompt opens, or opens and closes, and that no reply shows (DeepSeek R1)."""
+    def _prompted_thinking(self) -> Thinking | None:
+        """The block that the generation prompt opens, or opens and closes, and that no reply shows (DeepSeek R1)."""
         try:
             text = self._rendered(self._plain, reply_of())
         except TemplateFailed:
             return None
         head = self._head(self._plain)
-        asked = head[self._mask.shared(head, text.rpartition(QUESTION)[2]) :]
-        opened = _OPEN_TAG.match(asked)
+        prompt = head[self._mask.shared(head, text.rpartition(QUESTION)[2]) :]
+        opened = _OPEN_TAG.match(prompt)
         if opened is None or self._reasoned is not None:
             return None
         closer = _closing(opened[1])
-        opener, is_closed, after = asked.partition(closer)
+        opener, is_closed, after = prompt.partition(closer)
         if is_closed:
             return Thinking(opener, closer + after)
-        is_known = bool(self._mask.controls(closer)) or closer in self._plain.script.template.text
-        end = "\n" if asked.endswith("\n") else ""
-        return Thinking(asked, f"{end}{closer}{end * 2}") if is_known and asked == opened[0] else None
+        is_known = bool(self._mask.controls(closer)) or closer in self._plain.template.chat_template.text
+        end = "\n" if prompt.endswith("\n") else ""
+        return Thinking(prompt, f"{end}{closer}{end * 2}") if is_known and prompt == opened[0] else None
 
     # Calls.
 
     def _call_block(self) -> dict[str, str]:
-        """The token that opens a call, with what closes it."""
+        """Return the token that opens a call, with the scaffold that closes it."""
         if self.call_stop is None:
             return {}
-        text, _, behind = self.rendered.rpartition(REPLY)
+        text, _, after = self.rendered.rpartition(REPLY)
         before = self._mask.controls(text.partition(PROBE_NAME)[0])
-        scaffold = behind[: len(self.call_stop.closing)]
+        scaffold = after[: len(self.call_stop.closing)]
         closers = self._mask.controls(scaffold)
-        asked = [name for name, _ in self._mask.controls(self._plain.generation_prompt)]
-        if not before or not closers or before[-1][0] in asked:
+        prompt = [name for name, _ in self._mask.controls(self._plain.generation_prompt)]
+        if not before or not closers or before[-1][0] in prompt:
             return {}
         return {before[-1][0]: scaffold[len(scaffold[: closers[0][1]].rstrip()) :]}
 
     def _check_calls(self, reply: Message) -> None:
-        """Refuse calls that the template drops: some of several, or those beside a text."""
+        """Refuse calls that the template drops: some of several, or those next to a text."""
         shape = (len(reply.tool_calls), bool(reply.content), bool(reply.reasoning))
         if shape in self._checked:
             return
         count, has_text, thinks = shape
-        names, said = [PROBE_NAME] * count, SAID if has_text else ""
-        text = self._rendered(self._with_tools, reply_of(names, said=said, reasoning=REASONING if thinks else None))
+        call_content, reasoning = CALL_CONTENT if has_text else "", REASONING if thinks else None
+        sentinel = reply_of([PROBE_NAME] * count, call_content=call_content, reasoning=reasoning)
+        text = self._rendered(self._with_tools, sentinel)
         if REPLY not in text or text.count(FIRST_CALL) < count - 1:
-            beside = " beside a text" if has_text else ""
-            raise TemplateUnsupported(f"of {count} calls{beside} not all are rendered", rendered=text)
+            where = " next to a text" if has_text else ""
+            raise TemplateUnsupported(f"not all of {count} calls{where} are rendered", rendered=text)
         self._checked.add(shape)
 
     # A reply.
 
     @cached_property
     def text_opener(self) -> str:
-        """What a reply without reasoning says before its text (Harmony: the name of its channel)."""
+        """The scaffold before the text of a reply without reasoning (Harmony: the name of its channel)."""
         try:
             text, _ = self.body(reply_of())
         except (TemplateUnsupported, TemplateFailed):
@@ -189,14 +181,15 @@ class ReplyProbe:
         return text.partition(REPLY)[0]
 
     def body(self, reply: Message, opening: str | None = None) -> tuple[str, Stop]:
-        """The text of a reply behind the generation prompt, and how it ends.
+        """Return the text of a reply after the generation prompt, and how it ends.
 
         Args:
             reply: The reply.
-            opening: What stands before it, if that is not the generation prompt.
+            opening: The scaffold before the reply, if that is not the generation prompt.
 
         Raises:
-            TemplateUnsupported: If the template does not write its calls, or opens it in another way than it asks for.
+            TemplateUnsupported: If the template does not write its calls, or opens it differently from the generation
+                prompt.
             TemplateFailed: If the template refuses it.
         """
         if reply.tool_calls:
@@ -204,50 +197,49 @@ class ReplyProbe:
         base = self._with_tools if reply.tool_calls else self._plain
         stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
         text = self._rendered(base, reply).rpartition(QUESTION)[2]
-        asked = self._head(base)
-        opened = asked.removesuffix(base.generation_prompt) + self._opening_of(base)
+        head = self._head(base)
+        opened = head.removesuffix(base.generation_prompt) + self._opening_of(base)
         if not text.startswith(opened.rstrip()):
-            raise TemplateUnsupported(
-                "a reply opens in another way than the template asks for it", expected=opened, rendered=text
-            )
+            why = "a reply opens differently from the generation prompt"
+            raise TemplateUnsupported(why, expected=opened, rendered=text)
         if opening is not None:
-            asked = asked.removesuffix(base.generation_prompt) + opening
-        start = len(asked) if text.startswith(asked) else self._mask.shared(asked, text)
+            head = head.removesuffix(base.generation_prompt) + opening
+        start = len(head) if text.startswith(head) else self._mask.shared(head, text)
         names = {stop.written, *stop.sampled}
-        said = max(start, text.rfind(slot(0)), text.rfind(slot(1)))  # reasoning may end as a turn does (Harmony)
-        end = next((at for name, at in self._mask.controls(text) if at >= said and name in names), len(text))
+        last = max(start, text.rfind(slot(0)), text.rfind(slot(1)))  # reasoning may end as a turn does (Harmony)
+        end = next((at for name, at in self._mask.controls(text) if at >= last and name in names), len(text))
         if slot(2) in text[start:end]:
             raise TemplateUnsupported("no token ends the reply", rendered=text)
         return text[start:end], stop
 
     def _head(self, base: Base) -> str:
-        """What stands between a question and the reply that is asked for."""
+        """Return the text between a question and the reply, with the generation prompt."""
         return base.text([user()], generation_prompt=True).rpartition(QUESTION)[2]
 
     def _rendered(self, base: Base, reply: Message) -> str:
-        """A conversation in which the reply answers the question.
+        """Render a conversation in which the reply answers the question.
 
         Raises:
-            TemplateFailed: If the template refuses it, whatever follows.
+            TemplateFailed: If the template refuses it, whatever follows the reply.
         """
         first, *others = _followings(reply)
         for following in others:
             with suppress(TemplateFailed):
-                return base.script.proved([*base.start, user(), reply, *first], base.tools)
+                return base.template.safe_text([*base.start, user(), reply, *first], base.tools)
             first = following
-        return base.script.proved([*base.start, user(), reply, *first], base.tools)
+        return base.template.safe_text([*base.start, user(), reply, *first], base.tools)
 
 
 def _followings(reply: Message) -> Iterator[Sequence[Message]]:
-    """What may follow a reply, the best first.
+    """Yield the messages that may follow a reply, the best ones first.
 
-    Templates may put an empty block into the last reply: without reasoning, it is better not the last one.
+    Templates may put an empty block into the last reply, so a reply without reasoning should not be the last one.
     """
-    asks = user(slot(2))
+    question = user(slot(2))
     if reply.reasoning is not None:
         yield []
-    yield [asks]
-    if reply.tool_calls:  # some templates want the calls answered
+    yield [question]
+    if reply.tool_calls:  # some templates require that calls are answered
         answers = [answer.model_copy(update={"content": slot(2)}) for answer in results(reply, len(reply.tool_calls))]
         yield answers
         yield [*answers, user(slot(2))]
@@ -256,13 +248,13 @@ def _followings(reply: Message) -> Iterator[Sequence[Message]]:
 
 
 def _closing(tag: str) -> str:
-    """The tag that closes what `tag` opens."""
+    """Return the tag that closes what `tag` opens."""
     if tag.startswith("<|") and not tag.endswith("|>"):
         return f"<{tag[2:-1]}|>"
     return f"{tag[0]}/{tag[1:]}"
 
 
 def _partner(closer: str, before: str) -> str:
-    """The last tag before reasoning that the closer closes, or nothing."""
+    """Return the last tag before reasoning that the closer closes, or an empty string."""
     tags = [match[0] for match in _TAG.finditer(before)]
     return next((tag for tag in reversed(tags) if _closing(tag) in closer), "")

@@ -1,0 +1,68 @@
+"""Writes whole conversations as a chat template renders them, with the start of each message."""
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
+
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.emission import Emission
+
+from .bound_template import BoundTemplate
+from .chat_template import TemplateFailed
+from .writer import Writer
+
+
+class ConversationWriter:
+    """Writes rendered conversations.
+
+    Args:
+        template: The template.
+        writer: Writes rendered text.
+        openings: The scaffolds that may open a reply, the longest first.
+        ends: The tokens that may end a reply in the past.
+    """
+
+    def __init__(self, template: BoundTemplate, writer: Writer, openings: Sequence[str], ends: Collection[str]) -> None:
+        self._template = template
+        self._mask = template.mask
+        self._writer = writer
+        self._openings = openings
+        self._ends = ends
+
+    def write(self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Write a conversation, in which control tokens are hidden, and return its generation prompt.
+
+        Raises:
+            TemplateUnsupported: If content and the template's own text together make a control token.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        text = self._template.safe_text(messages, tools)
+        with_prompt = self._template.safe_text(messages, tools, generation_prompt=True)
+        length = self._mask.shared(text, with_prompt)
+        text = text if messages[-1].role == "assistant" else text[:length]
+        found = [0, *(self._start(messages, tools, index, text) for index in range(1, len(messages))), len(text)]
+        bounds = pairwise(accumulate(found, max))
+        for index, (message, (start, end)) in enumerate(zip(messages, bounds, strict=True)):
+            out.begin(index, message.role)
+            if message.role == "assistant":
+                self._write_reply(out, text[start:end], index)
+            else:
+                self._writer.write_message(out, text[start:end], message.content.strip())
+        return with_prompt[length:]
+
+    def _start(self, messages: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
+        """Return where message `index` begins in the text of a conversation: where the text differs without it."""
+        try:
+            return self._mask.shared(text, self._template.text(messages[:index], tools))
+        except TemplateFailed:
+            return 0
+
+    def _write_reply(self, out: Emission, text: str, index: int) -> None:
+        """Write a rendered reply; the text between its opening and its end is sampled."""
+        start = next((len(opening) for opening in self._openings if opening and text.startswith(opening)), 0)
+        ends = [at + len(name) for name, at in self._mask.controls(text) if name in self._ends]
+        end = max(start, ends[-1]) if ends else len(text)
+        self._writer.write(out, text[:start])
+        out.attribute(index, "assistant", is_sampled=True)
+        self._writer.write(out, text[start:end], is_scaffold=False)
+        out.attribute(index, "assistant")
+        self._writer.write(out, text[end:])

@@ -1,0 +1,148 @@
+"""Hides texts from a chat template: names of control tokens in content, and the words of the probes.
+
+Knows nothing about tokens; a control token is a name in a rendered text.
+"""
+
+import re
+import string
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from envsdk.errors import TemplateUnsupported
+from envsdk.messages import Message, ToolCall
+
+STEM = "Qzxj"
+"""The beginning of every word that a probe writes or that hides something, in any case. Content never contains it."""
+PROBE_NAME = f"{STEM.lower()}function"
+"""The function that probes call. No other function has this name, since the stem is hidden in content."""
+_WORD = re.compile(f"(?i:{STEM})(?:([0-9]{{1,6}})([a-z]))?")
+
+
+class Mask:
+    """Hides texts that a template must not see in a conversation: names of control tokens, and the words of the probes.
+
+    Each hidden character becomes a word of ASCII letters and digits, which no template changes (with JSON, `repr`, a
+    filter); `restore` puts the character back. All these words, and all sentinels, begin with `STEM`. Where content
+    contains the stem itself, it is hidden like a control token. So every word of a rendering that begins with the stem
+    comes from a probe or a mask.
+
+    Args:
+        names: The names of the control tokens.
+        hides_names: Whether the names are hidden; if not, only the stem is.
+    """
+
+    def __init__(self, names: Sequence[str], *, hides_names: bool = True) -> None:
+        self.hides_names = hides_names
+        self.names = sorted(filter(None, names), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, self.names)) or "(?!)"
+        self._longest = len(self.names[0]) if self.names else 0
+        hidden = f"{pattern}|(?i:{STEM})" if hides_names else f"(?i:{STEM})"
+        self._hidden = re.compile(f"(?=(?:{hidden}))(.)", re.DOTALL)
+        self._cut = re.compile(f"({pattern})")
+        firsts = {name[0] for name in self.names} if hides_names else set[str]()
+        self._firsts = sorted(firsts)
+        self._chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
+        self._end = next((letter for letter in reversed(string.ascii_lowercase) if letter not in firsts), "q")
+        self._words = {char: f"{STEM}{index}{self._end}" for index, char in enumerate(self._chars)}
+
+    def hide(self, text: str) -> str:
+        """Return the text without names of control tokens and without the stem."""
+        if not any(first in text for first in self._firsts) and not has_stem(text):
+            return text
+        return self._hidden.sub(lambda match: self._words[match[1]], text)
+
+    def restore(self, text: str) -> str:
+        """Return the text with everything that was hidden.
+
+        Raises:
+            TemplateUnsupported: If it contains a word of a probe, or a word of the mask that the template changed.
+        """
+        return _WORD.sub(self._char, text) if has_stem(text) else text
+
+    def restore_compared(self, text: str) -> str:
+        """Do the same as `restore` for a text that is only compared: words of probes stay in it."""
+        return _WORD.sub(lambda word: self._hidden_by(word) or word[0], text) if has_stem(text) else text
+
+    def _hidden_by(self, word: re.Match[str]) -> str | None:
+        char = self._chars[int(word[1])] if word[1] and int(word[1]) < len(self._chars) else None
+        return char if char is not None and word[0] == self._words[char] else None
+
+    def _char(self, word: re.Match[str]) -> str:
+        char = self._hidden_by(word)
+        if char is None:
+            text = word.string[max(word.start() - 40, 0) : word.end() + 40]
+            raise TemplateUnsupported(
+                "the template writes a word of a probe, or changes a word that hides a control token", rendered=text
+            )
+        return char
+
+    def hide_message(self, message: Message) -> Message:
+        """Hide in all texts of a message; return the message itself if there is nothing to hide."""
+        return map_texts(message, self.hide)
+
+    def hide_all(self, value: Any) -> Any:
+        """Hide in all strings of a JSON value."""
+        return map_strings(value, self.hide)
+
+    def parts(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of a rendered text cut at its control tokens, each with whether it is a control token."""
+        for index, part in enumerate(self._cut.split(text)):
+            if part:
+                yield part, index % 2 == 1
+
+    def shared(self, first: str, second: str) -> int:
+        """Return the length of the common start of two texts, without cutting a control token."""
+        length = shared_start([first, second])
+        for text in (first, second):
+            near = max(0, length - self._longest)
+            for match in self._cut.finditer(text, near, length + self._longest):
+                if match.start() < length < match.end():
+                    length = match.start()
+        return length
+
+    def controls(self, text: str) -> list[tuple[str, int]]:
+        """Return the control tokens of a rendered text with their positions."""
+        return [(match[1], match.start()) for match in self._cut.finditer(text)]
+
+
+def has_stem(text: str) -> bool:
+    """Return whether a text contains the stem, which only probes and masks write."""
+    return STEM.lower() in text.lower()
+
+
+def shared_start(texts: Sequence[str]) -> int:
+    """Return the length of the common start of all texts."""
+    first, *others = texts
+    length = min(map(len, texts))
+    for other in others:
+        if not other.startswith(first[:length]):
+            length = bisect_left(range(length), True, key=lambda end: not other.startswith(first[: end + 1]))
+    return length
+
+
+def map_texts(message: Message, change: Callable[[str], str]) -> Message:
+    """Change all texts of a message; return the message itself if none of them changes."""
+    changed: dict[str, Any] = {}
+    for name in ("content", "reasoning", "name", "tool_call_id"):
+        text: str | None = getattr(message, name)
+        if text and (new := change(text)) != text:
+            changed[name] = new
+    calls = tuple(_map_call(call, change) for call in message.tool_calls)
+    if calls != message.tool_calls:
+        changed["tool_calls"] = calls
+    return message.model_copy(update=changed) if changed else message
+
+
+def _map_call(call: ToolCall, change: Callable[[str], str]) -> ToolCall:
+    texts = {"name": change(call.name), "id": call.id and change(call.id)}
+    return call.model_copy(update={**texts, "arguments": map_strings(call.arguments, change)})
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Change all strings of a JSON value, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): map_strings(item, change) for key, item in cast("Mapping[str, Any]", value).items()}
+    return [map_strings(item, change) for item in cast("list[Any]", value)] if isinstance(value, list) else value

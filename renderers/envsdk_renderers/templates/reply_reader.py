@@ -1,0 +1,83 @@
+"""Reads the replies of a model with a chat template."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from envsdk.errors import ConfigError
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.renderer import Segment, SplitReply
+
+from ..replies.formats import FORMATS, PLAIN, choose_format, get_format
+from ..replies.response_template import ResponseTemplate
+from .mask import Mask
+from .reasoning import ReasoningReader
+from .reply import ReplyProbe
+
+
+class ReplyReader:
+    """Reads replies with a response template of transformers if there is one, else by a format of replies.
+
+    Args:
+        probe: How the template writes replies.
+        mask: Finds the control tokens.
+        reply_format: The name of the format, or `"auto"`; see `FixedBase`.
+        response_template: The response template that the user gave.
+        own_template: The tokenizer's own response template, which `"auto"` uses.
+        known: The stop tokens and the tokens that open blocks.
+
+    Raises:
+        ConfigError: If `response_template` cannot be used.
+        UnknownName: If there is no such format.
+    """
+
+    def __init__(
+        self,
+        probe: ReplyProbe,
+        mask: Mask,
+        *,
+        reply_format: str,
+        response_template: Mapping[str, Any] | None,
+        own_template: Mapping[str, Any] | None,
+        known: Sequence[str],
+    ) -> None:
+        is_auto = reply_format == "auto"
+        self._response_template = ResponseTemplate(response_template) if response_template else None
+        if response_template is None and is_auto and own_template:
+            with suppress(ConfigError):  # the installed transformers may not read it; then the format is measured
+                self._response_template = ResponseTemplate(own_template)
+        self._format = get_format(choose_format(probe.rendered) if is_auto else reply_format)
+        self.reads_calls = bool(self._response_template) or not is_auto or self._format is not FORMATS[PLAIN]
+        """Whether calls are read, or the user chose a format that reads none."""
+        around_text = (probe.text_opener, probe.text_stop.closing)
+        names = [name for name in self._format.controls if mask.controls(name)]
+        names += [name for text in (*(probe.thinking or ()), *around_text) for name, _ in mask.controls(text)]
+        self.structure = tuple(name for name in dict.fromkeys(names) if name not in known)
+        """The control tokens, besides `known`, that are distinguished from text."""
+        self._reasoning_reader = ReasoningReader(mask.names, probe.thinking, around_text, [*known, *self.structure])
+
+    def read(
+        self,
+        segments: Sequence[Segment],
+        sampled: SplitReply,
+        *,
+        opening: str,
+        stop_tokens: Sequence[str],
+        tools: Sequence[ToolSchema],
+        controls: Collection[str],
+    ) -> Message:
+        """Read a reply.
+
+        Args:
+            segments: The beginning of the reply in the prompt, and what was sampled.
+            sampled: What was sampled, with how it ended.
+            opening: The scaffold before the reply.
+            stop_tokens: The tokens that end a reply.
+            tools: JSON schemas of the tools that the model has.
+            controls: The names of the vocabulary's control tokens.
+        """
+        if self._response_template is not None:
+            return self._response_template.read(opening, segments, sampled, stop_tokens)
+        tagged, errors = self._reasoning_reader.read(segments)
+        message = self._format.read(tagged, sampled, tools, controls)
+        return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message
