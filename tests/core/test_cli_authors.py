@@ -121,10 +121,7 @@ TOOLS = [
             },
         },
     },
-    {
-        "type": "function",
-        "function": {"name": "print_text", "parameters": {"properties": {"text": {"type": "string"}}}},
-    },
+    {"type": "function", "function": {"name": "say", "parameters": {"properties": {"text": {"type": "string"}}}}},
     {"type": "function", "function": {"name": "rest"}},
 ]
 
@@ -165,9 +162,9 @@ def test_text_is_a_reply_on_one_line_or_on_several(lines: list[str], content: st
         ("""/look what=7 tags='["x", 1]'""", "look", {"what": "7", "tags": ["x", 1]}),
         ('/look {"what": "pen", "count": "2"}', "look", {"what": "pen", "count": "2"}),
         ("/look wat=x", "look", {"wat": "x"}),
-        ("/say a = b, isn't it?", "print_text", {"text": "a = b, isn't it?"}),
-        ("/say text=hello", "print_text", {"text": "hello"}),
-        ("/say", "print_text", {}),
+        ("/say a = b, isn't it?", "say", {"text": "a = b, isn't it?"}),
+        ("/say text=hello", "say", {"text": "hello"}),
+        ("/say", "say", {}),
         ("/rest", "rest", {}),
     ],
 )
