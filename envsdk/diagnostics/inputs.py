@@ -1,6 +1,6 @@
 """The check of the arguments of diagnostics: samples and token ids."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,23 +12,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def valid_samples(samples: Iterable[Sample]) -> list[Sample]:
+def valid_samples(
+    samples: Iterable[Sample], *, first: int = 0, check: Callable[[Sample], None] | None = None
+) -> list[Sample]:
     """Return the samples as a list, after validating each of them.
+
+    Args:
+        samples: The samples.
+        first: The index of the first sample, for error messages.
+        check: An additional check of a sample, which raises `InvalidSample`.
 
     Raises:
         InvalidSample: If `samples` is not a list of samples, or one is invalid (`Sample.validate`). The error names the
-            index of the sample.
+            index of the sample and its trajectory.
     """
     if isinstance(samples, Sample) or not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSample(f"samples is a {type(samples).__name__}; expected a list of samples: trajectory.samples()")
     items: list[Any] = list(samples)
-    for index, sample in enumerate(items):
+    for index, sample in enumerate(items, start=first):
         if not isinstance(sample, Sample):
             raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
         try:
             sample.validate()
+            if check is not None:
+                check(sample)
         except InvalidSample as error:
-            raise InvalidSample(f"sample {index}: {error}") from error
+            raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {error}") from error
     return cast("list[Sample]", items)
 
 

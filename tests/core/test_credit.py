@@ -407,7 +407,7 @@ def test_an_error_names_the_group():
         group_advantages([sample("a")], "leave_one_out")
     with pytest.raises(InvalidSample, match="group 'g', role 'main': advantages"):
         group_advantages([sample("a"), sample("b")], lambda values, owners: [NAN, 0.0])
-    with pytest.raises(InvalidSample, match="sample 0: reward is nan"):
+    with pytest.raises(InvalidSample, match="sample 0, of trajectory 'a': reward is nan"):
         group_advantages([sample("a", reward=NAN), sample("b")])
 
 

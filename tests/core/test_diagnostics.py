@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused_with_its_place(trainer: Any, said: str):
 def test_the_samplers_log_probabilities_are_checked_too():
     with pytest.raises(InvalidSample, match="sample 0 has no logprobs"):
         kl([two_steps(None)], [np.zeros(6)])
-    with pytest.raises(InvalidSample, match=r"sample 0: logprobs\[1\] = nan"):
+    with pytest.raises(InvalidSample, match=r"sample 0, .*: logprobs\[1\] = nan"):
         kl([two_steps([0, NAN, 0, 0, 0, 0])], [np.zeros(6)])
     for bin_size in (0, -1, 1.5, "a", None):
         with pytest.raises(ConfigError, match="bin_size"):
