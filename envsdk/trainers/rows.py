@@ -65,20 +65,30 @@ def group_by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
     return [list(rollout.values()) for rollout in rollouts.values()]
 
 
-def _check_rollout(name: str, rollout: Sequence[Sample]) -> None:
+def check_one_reward(rollout: Sequence[Sample]) -> None:
+    """Check that the samples of a rollout have the same reward, because the trainer has one reward for a rollout.
+
+    Raises:
+        InvalidSample: If contexts have different rewards.
+    """
     rewards = {sample.context: sample.reward for sample in rollout}
     if len(set(rewards.values())) > 1:
         raise InvalidSample(
-            f"the contexts of trajectory {name!r} have different rewards ({rewards}), but the trainer has one reward "
-            "for a rollout: convert the samples of each context (each player) separately, with different trajectory ids"
+            f"the contexts of trajectory {rollout[0].trajectory_id!r} have different rewards ({rewards}), but the "
+            "trainer has one reward for a rollout: convert the samples of each context (each player) separately, with "
+            "different trajectory ids"
         )
+
+
+def _check_rollout(name: str, rollout: Sequence[Sample]) -> None:
+    check_one_reward(rollout)
     groups = {sample.group_id for sample in rollout}
     if len(groups) > 1:
         raise InvalidSample(
             f"the samples of trajectory {name!r} are in several groups: {', '.join(sorted(map(repr, groups)))}; "
             "expected one group_id"
         )
-    for context in rewards:
+    for context in dict.fromkeys(sample.context for sample in rollout):
         own = [sample for sample in rollout if sample.context == context]
         if any(sample.n_segments != len(own) or not 0 <= sample.segment_index < len(own) for sample in own):
             raise InvalidSample(

@@ -21,7 +21,7 @@ from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
 from .packages import load, load_if_installed
-from .rows import response_start
+from .rows import check_one_reward, response_start
 from .single import OnBreak, check_on_break, single_sample
 
 CAPABILITY = Capability(
@@ -67,12 +67,7 @@ def to_outputs(
             long, or if the rewards differ.
     """
     valid = check_samples(samples, logprobs=logprobs, temperature=temperature)
-    rewards = {sample.context: sample.reward for sample in valid}
-    if len(set(rewards.values())) > 1:
-        raise InvalidSample(
-            f"verl has one reward for a rollout, but the contexts of trajectory {valid[0].trajectory_id!r} have "
-            f"different ones: {rewards}. Convert the samples of each context separately"
-        )
+    check_one_reward(valid)
     outputs: list[dict[str, Any]] = []
     for index, sample in enumerate(valid):
         start = min(response_start(sample), prompt_length)

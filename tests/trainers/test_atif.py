@@ -247,7 +247,7 @@ DAMAGES: dict[str, tuple[Callable[[Trajectory], Any], str]] = {
     "a token outside the vocabulary": (lambda t: t.contexts["main"].tokens.__setitem__(0, 10**9), r"tokens\[0\]"),
     "a positive log-probability": (
         lambda t: t.contexts["main"].logprobs.__setitem__(t.steps[0].action_start, 0.5),
-        "0.5 is no log-probability",
+        "0.5 is not a log-probability",
     ),
     "some log-probabilities": (
         lambda t: t.contexts["main"].logprobs.__setitem__(t.steps[0].action_start, np.nan),
