@@ -259,7 +259,7 @@ class ToolDriver(EnvDriver):
     def _learn_tools(self, turn: Returned) -> None:
         """Replace the tools of the episode if a turn sets tools."""
         if isinstance(turn, Turn) and turn.tools is not None:
-            self._functions = {**self.tools(), **turn.functions}
+            self._functions = {**self.tools(), **cast("Mapping[str, Tool]", turn.functions)}
 
     # Python's own protocols.
 

@@ -1,11 +1,11 @@
-"""Credit: from rewards to an advantage for each sampled token.
+"""Credit assignment: from rewards to an advantage for each sampled token.
 
-Every function is pure: it returns arrays or new samples and changes nothing that it was given. What segments a context
-was cut into never matters: the samples of one context of one trajectory count once in a baseline.
+Every function is pure: it returns arrays or new samples and does not change its arguments. The number of segments of a
+context does not matter: the samples of one context of one trajectory count once in a baseline.
 """
 
 from .advantages import add_kl_penalty, group_advantages, per_token, step_advantages
-from .baselines import Baseline, leave_one_out, mean, none, normalised
+from .baselines import Baseline, leave_one_out, mean, none, normalized
 from .returns import Scope, context_rewards, discounted, step_returns
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "leave_one_out",
     "mean",
     "none",
-    "normalised",
+    "normalized",
     "per_token",
     "step_advantages",
     "step_returns",

@@ -1,4 +1,4 @@
-"""What contexts and steps of a trajectory earned: rewards by context, discounted returns by step."""
+"""The reward of each context of a trajectory, and the discounted return of each step."""
 
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -7,28 +7,29 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..trajectories.trajectory import Trajectory
-from .values import Values, finite
+from .values import Values, finite_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Scope: TypeAlias = Literal["lineage", "context", "trajectory"]
+"""The steps whose rewards count in the return of a step; see `step_returns`."""
 
 
 def context_rewards(trajectory: Trajectory) -> dict[str, float]:
-    """What each context of a trajectory earned: `R[c] = own[c]`, else that of its parent, else the trajectory's.
+    """Return the reward of each context by name: its own reward, or its parent's, or the trajectory's.
 
-    So a sub-agent shares what its parent earns, unless `Turn(context_rewards=)` gave it a reward of its own.
+    So a sub-agent shares the reward of its parent, unless `Turn(context_rewards=)` gave it a reward of its own.
 
     Raises:
-        ConfigError: If it is no trajectory.
+        ConfigError: If `trajectory` is not a Trajectory.
     """
     _check(trajectory)
     return {name: trajectory.reward_of(name) for name in trajectory.contexts}
 
 
 def discounted(rewards: Values, gamma: float = 1.0) -> "NDArray[np.float64]":
-    """Returns: `G[t] = r[t] + gamma * G[t + 1]`, the discounted sum of the rewards from each step on.
+    """Return the discounted sum of the rewards from each step on: `G[t] = r[t] + gamma * G[t + 1]`.
 
     Source: R. Sutton and A. Barto, "Reinforcement Learning", 2nd edition, 2018, equation 3.9.
 
@@ -37,62 +38,62 @@ def discounted(rewards: Values, gamma: float = 1.0) -> "NDArray[np.float64]":
         gamma: The discount per step, from 0 to 1.
 
     Returns:
-        float64, shape (n,).
+        Returns: float64, shape (n,).
 
     Raises:
-        ConfigError: If `gamma` is out of range.
-        InvalidSample: If a reward is not finite.
+        ConfigError: If `gamma` is not a number from 0 to 1.
+        InvalidSample: If a reward is not a finite number.
     """
     if not isinstance(gamma, Real) or not 0 <= gamma <= 1:
         raise ConfigError(f"gamma is {gamma!r}; expected a discount from 0 to 1")
-    returns = finite("rewards", rewards)
+    returns = finite_array("rewards", rewards)
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += gamma * returns[t + 1]
     return returns
 
 
 def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lineage") -> "NDArray[np.float64]":
-    """The discounted return of each step: `G[t] = sum over k >= t of gamma ** n(t, k) * r[k]`.
+    """Return the discounted return of each step: `G[t] = sum over k >= t of gamma ** n(t, k) * r[k]`.
 
     The sum runs over the steps k that count for the context of step t, in the order of the trajectory, and `n(t, k)` is
-    how many of those stand from t on before k. A step that was not scored has reward 0. For an agent whose sub-agents'
-    steps count, that is the discounted return of an option: R. Sutton, D. Precup and S. Singh, "Between MDPs and
-    semi-MDPs", 1999.
+    the number of these steps from t up to but not including k. A step that was not scored has reward 0. For an agent
+    whose sub-agents' steps count, this is the discounted return of an option: R. Sutton, D. Precup and S. Singh,
+    "Between MDPs and semi-MDPs", 1999.
 
-    A context that has a reward of its own (`ContextLog.reward`), or shares its parent's, has that in place of all
-    `r[k]`: it stands at the last of the steps that count. So with `gamma=1` each step of such a context has that
-    reward; and the first step of a trajectory without such rewards has the trajectory's.
+    If a context has a reward of its own (`ContextLog.reward`), or shares that of a parent, this reward replaces all
+    `r[k]`: it is given at the last of the steps that count. So with `gamma=1`, each step of such a context has this
+    reward as its return, and the first step of a trajectory without such rewards has the reward of the trajectory.
 
     Args:
         trajectory: The trajectory.
         gamma: The discount per step, from 0 to 1.
-        scope: Which steps count. `"lineage"`: those of the context, of its sub-agents, and of its parents up to a
-            context that has a reward of its own. So a sub-agent shares what its parent earns afterwards, but not what
-            the sub-agents beside it do. `"context"`: those of the context alone. `"trajectory"`: all, and rewards of
-            contexts count for nothing.
+        scope: The steps that count. `"lineage"`: the steps of the context, of its sub-agents, and of its parents up to
+            a context that has a reward of its own. So a sub-agent shares what its parent earns afterwards, but not what
+            the other sub-agents of its parent earn. `"context"`: only the steps of the context. `"trajectory"`: all
+            steps; rewards of contexts are ignored.
 
     Returns:
-        float64, shape (n_steps,).
+        Returns: float64, shape (n_steps,).
 
     Raises:
-        ConfigError: If it is no trajectory, or `gamma` or `scope` is not valid.
-        InvalidSample: If a reward is not finite.
+        ConfigError: If `trajectory` is not a Trajectory, or `gamma` or `scope` is not valid.
+        InvalidSample: If a reward is not a finite number.
     """
     _check(trajectory)
     if scope not in ("lineage", "context", "trajectory"):
         raise ConfigError(f"scope is {scope!r}; expected 'lineage', 'context' or 'trajectory'")
-    rewards = finite("step rewards", [step.reward or 0.0 for step in trajectory.steps])
-    discounted((), gamma)  # refuses a wrong gamma where there is no step, too
+    rewards = finite_array("step rewards", [step.reward or 0.0 for step in trajectory.steps])
+    discounted((), gamma)  # raises for a wrong gamma even if there are no steps
     returns = np.zeros(len(rewards))
-    counting = _counting(trajectory, scope)
+    counting = _counting_contexts(trajectory, scope)
     for name in dict.fromkeys(step.context for step in trajectory.steps):
         counted = [t for t, step in enumerate(trajectory.steps) if step.context in counting[name]]
         own = _own_reward(trajectory, name, scope)
-        earned = rewards[counted]
+        counted_rewards = rewards[counted]
         if own is not None:
-            earned[:] = 0.0
-            earned[-1] = own
-        for t, value in zip(counted, discounted(earned, gamma).tolist(), strict=True):
+            counted_rewards[:] = 0.0
+            counted_rewards[-1] = own
+        for t, value in zip(counted, discounted(counted_rewards, gamma).tolist(), strict=True):
             if trajectory.steps[t].context == name:
                 returns[t] = value
     return returns
@@ -100,15 +101,17 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
 
 def _check(trajectory: object) -> None:
     if not isinstance(trajectory, Trajectory):
-        raise ConfigError(f"trajectory is a {type(trajectory).__name__}; expected a Trajectory")
+        raise ConfigError(
+            f"trajectory is a {type(trajectory).__name__}; expected a Trajectory, such as envsdk.rollout returns"
+        )
 
 
-def _counting(trajectory: Trajectory, scope: Scope) -> dict[str, set[str]]:
-    """For each context those whose steps count for it."""
+def _counting_contexts(trajectory: Trajectory, scope: Scope) -> dict[str, set[str]]:
+    """Return, for each context, the contexts whose steps count for it."""
     contexts = trajectory.contexts
     if scope == "trajectory":
-        everybody = set(contexts)
-        return {name: everybody for name in contexts}  # noqa: C420 - shared on purpose: it is only read
+        all_contexts = set(contexts)
+        return {name: all_contexts for name in contexts}  # noqa: C420 - shared on purpose: it is only read
     counting = {name: {name} for name in contexts}
     if scope == "lineage":
         for name in contexts:
@@ -119,24 +122,24 @@ def _counting(trajectory: Trajectory, scope: Scope) -> dict[str, set[str]]:
 
 
 def _own_reward(trajectory: Trajectory, name: str, scope: Scope = "lineage") -> float | None:
-    """The reward that a context has of its own, or shares with a parent; None if it shares the trajectory's."""
+    """Return the reward of a context or of the parent that it shares with; None if it shares the trajectory's."""
     if scope == "trajectory":
         return None
     return trajectory.contexts[name if scope == "context" else _lineage(trajectory, name)[-1]].reward
 
 
 def _ancestors(trajectory: Trajectory, name: str) -> list[str]:
-    """The context, its parent, the parent of that, and so on."""
+    """Return the context, its parent, the parent's parent, and so on."""
     ancestors: list[str] = []
-    at: str | None = name
-    while at is not None and at in trajectory.contexts and at not in ancestors:
-        ancestors.append(at)
-        at = trajectory.contexts[at].parent
+    current: str | None = name
+    while current is not None and current in trajectory.contexts and current not in ancestors:
+        ancestors.append(current)
+        current = trajectory.contexts[current].parent
     return ancestors
 
 
 def _lineage(trajectory: Trajectory, name: str) -> list[str]:
-    """The context and its parents, up to one that has a reward of its own."""
+    """Return the context and its parents, up to the first one that has a reward of its own."""
     ancestors = _ancestors(trajectory, name)
-    owner = next((i for i, at in enumerate(ancestors) if trajectory.contexts[at].reward is not None), len(ancestors))
-    return ancestors[: owner + 1]
+    rewarded = [i for i, ancestor in enumerate(ancestors) if trajectory.contexts[ancestor].reward is not None]
+    return ancestors[: rewarded[0] + 1] if rewarded else ancestors

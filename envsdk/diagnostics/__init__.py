@@ -1,4 +1,4 @@
-"""What went wrong, and what it costs: the on-policy check, token logs compared, breaks explained, tokens counted."""
+"""Diagnostics and cost: the on-policy check, the comparison of token logs, the causes of breaks, token counts."""
 
 from .alignment import TokenMatch, token_match
 from .causes import Cause

@@ -1,4 +1,4 @@
-"""Two logs of tokens side by side: are the tokens that are trained the tokens that were sampled?"""
+"""The comparison of two token logs: are the trained tokens the tokens that were sampled?"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import InvalidSample
 from ..trajectories.samples import Sample
-from .given import token_ids
+from .inputs import token_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,61 +19,74 @@ Tokens: TypeAlias = "Sample | Sequence[int] | NDArray[np.integer[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class TokenMatch:
-    """How many of the sampled tokens are the same at the same position."""
+    """The number of sampled tokens that are the same in both logs, at the same position.
+
+    Attributes:
+        sampled: The number of sampled tokens that were compared.
+        same: The number of sampled tokens that the other log has at the same position.
+        records: The number of records.
+        differing_records: The number of records in which a sampled token is different or missing.
+        first_difference: The index of the first record that differs, and the position of its first different token;
+            None if there is no difference.
+        share: `same / sampled`; 1.0 if nothing was sampled.
+    """
 
     sampled: int
-    """Tokens that were sampled."""
     same: int
-    """Those of them that the other log has at the same position."""
     records: int
-    break_: int
-    """How many records have a sampled token that is another, or is missing."""
-    first: tuple[int, int] | None
-    """The first difference: the record's index and the position in it; None if there is none."""
+    differing_records: int
+    first_difference: tuple[int, int] | None
 
     @property
     def share(self) -> float:
-        """`same / sampled`; 1.0 if nothing was sampled."""
+        """The share of sampled tokens that are the same, from 0 to 1; 1.0 if nothing was sampled."""
         return self.same / self.sampled if self.sampled else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Return the fields and `share` as plain values for JSON."""
         return {"share": self.share, **asdict(self)}
 
     def __str__(self) -> str:
-        where = "" if self.first is None else f"; the first at position {self.first[1]} of record {self.first[0]}"
+        where = ""
+        if self.first_difference is not None:
+            index, position = self.first_difference
+            where = f"; the first difference is at position {position} of record {index}"
         return (
             f"{self.share:.1%} of the sampled tokens are the same at the same position ({self.same:,} of "
-            f"{self.sampled:,}); {self.break_} of {self.records} records differ{where}"
+            f"{self.sampled:,}); {self.differing_records} of {self.records} records differ{where}"
         )
 
 
 def token_match(sampled: Sequence[Tokens], trained: Sequence[Tokens]) -> TokenMatch:
-    """Compare what was sampled with what a trainer has in its place, position by position.
+    """Compare the tokens that were sampled with the tokens that a trainer uses, position by position.
 
     Args:
-        sampled: The records of the sampler: of a `Sample` the tokens with mask True count, of plain ids all.
-        trained: The same records of the trainer, in the same order. A position behind a record's end is a difference.
+        sampled: The sampler's records. A `Sample` contributes its tokens with mask True, an array of ids all its
+            tokens.
+        trained: The trainer's records, in the same order. A position after the end of its record is a difference.
 
     Raises:
-        InvalidSample: If there are not as many records, or one is no flat array of ids.
+        InvalidSample: If the numbers of records differ, or a record is not a flat array of token ids.
     """
-    records = [_listed("sampled", sampled), _listed("trained", trained)]
-    if len(records[0]) != len(records[1]):
-        raise InvalidSample(f"there are {len(records[0])} sampled records and {len(records[1])} trained ones")
-    count = same = break_ = 0
+    pairs = [_as_list("sampled", sampled), _as_list("trained", trained)]
+    if len(pairs[0]) != len(pairs[1]):
+        raise InvalidSample(
+            f"sampled has {len(pairs[0])} records and trained has {len(pairs[1])}; expected the same records in the "
+            "same order"
+        )
+    count = same = differing = 0
     first: tuple[int, int] | None = None
-    for index, (left, right) in enumerate(zip(*records, strict=True)):
+    for index, (left, right) in enumerate(zip(*pairs, strict=True)):
         positions, is_same = _compare(index, left, right)
         count, same = count + len(positions), same + int(is_same.sum())
         if not is_same.all():
-            break_ += 1
+            differing += 1
             first = first or (index, int(positions[int(np.argmin(is_same))]))
-    return TokenMatch(count, same, len(records[0]), break_, first)
+    return TokenMatch(count, same, len(pairs[0]), differing, first)
 
 
 def _compare(index: int, left: Tokens, right: Tokens) -> "tuple[NDArray[np.intp], NDArray[np.bool_]]":
-    """The positions of the sampled tokens, and whether the other record has the same token there."""
+    """Return the positions of the sampled tokens, and whether the other record has the same token there."""
     tokens, others = (
         token_ids(f"record {index}", record.tokens if isinstance(record, Sample) else record)
         for record in (left, right)
@@ -85,7 +98,7 @@ def _compare(index: int, left: Tokens, right: Tokens) -> "tuple[NDArray[np.intp]
     return positions, is_same
 
 
-def _listed(name: str, records: Any) -> list[Tokens]:
+def _as_list(name: str, records: Any) -> list[Tokens]:
     try:
         return list(records)
     except TypeError as error:

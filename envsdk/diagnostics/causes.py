@@ -1,4 +1,4 @@
-"""Likely causes of a break: each is recognised by the texts around the first difference."""
+"""The likely cause of a break, recognized from the texts around the first difference."""
 
 import json
 import re
@@ -17,9 +17,9 @@ Cause: TypeAlias = Literal[
     "unknown",
 ]
 
-_SAME = 12  # so many characters that are the same again are no accident
+_SAME = 12  # if this many characters after a difference are equal again, the texts continue alike
 
-# Blocks of reasoning, with what belongs to them, by family.
+# Blocks of reasoning, with their tags, for each model family.
 _THINKING = re.compile(
     r"<think>(?P<tags>.*?)(?:</think>\s*|\Z)"
     r"|<\|channel\|>analysis<\|message\|>(?P<harmony>.*?)(?:<\|end\|>(?:<\|start\|>assistant)?|\Z)"
@@ -27,14 +27,14 @@ _THINKING = re.compile(
     re.DOTALL,
 )
 _OPENINGS = ("<think>", "<|channel|>analysis<|message|>", "[THINK]")
-# Lists of tools, with what introduces them, by family.
+# Lists of tools, with the text that introduces them, for each model family.
 _TOOLS = re.compile(
     r"(?:# Tools\b|<tools>|namespace \w+ \{).*?(?P<end></tools>|\} // namespace \w+|\Z)"
     r"|\[AVAILABLE_TOOLS\].*?(?P<close>\[/AVAILABLE_TOOLS\]|\Z)",
     re.DOTALL,
 )
 _TOOL_NAME = re.compile(r'"name": ?"([^"]+)"|^type (\w+) = ', re.MULTILINE)
-_BEFORE_TOOLS = 300  # a family may announce tools, or open a message for them, so many characters before
+_BEFORE_TOOLS = 300  # a family may introduce the tools, or open a message for them, at most this many characters before
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DATE = re.compile(
     rf"\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:[T ]\d{{1,2}}:\d{{2}}(?::\d{{2}})?)?|\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{4}}"
@@ -43,7 +43,7 @@ _DATE = re.compile(
 
 
 class Texts(NamedTuple):
-    """Two texts and the first character that differs."""
+    """Two texts and the index of the first character that differs."""
 
     first: str
     second: str
@@ -51,46 +51,46 @@ class Texts(NamedTuple):
 
 
 def cause_of(texts: Texts) -> tuple[Cause, str]:
-    """The first cause that fits, and what was found."""
-    for cause, finds in _CAUSES.items():
-        detail = finds(texts)
+    """Return the first cause that fits, and a short description of what was found."""
+    for cause, find in _CAUSES.items():
+        detail = find(texts)
         if detail is not None:
             return cause, detail
     return "unknown", "no known cause"
 
 
-# Each says what it found, or None.
+# One function for each cause. It returns what it found, or None if the cause does not fit.
 
 
 def _date_changed(texts: Texts) -> str | None:
     first, second = _around(_DATE, texts.first, texts.at), _around(_DATE, texts.second, texts.at)
     if first is None or second is None or first.start() != second.start():
         return None
-    is_it = _goes_on(texts.first[first.end() :], texts.second[second.end() :])
-    return f"{first[0]} became {second[0]}" if is_it else None
+    is_only_change = _continues_alike(texts.first[first.end() :], texts.second[second.end() :])
+    return f"{first[0]} became {second[0]}" if is_only_change else None
 
 
 def _thinking_stripped(texts: Texts) -> str | None:
-    lost = _thinking_lost(texts.first, texts.second, texts.at)
-    return None if lost is None else f"{_size(lost)} of reasoning is gone"
+    stripped = _missing_reasoning(texts.first, texts.second, texts.at)
+    return None if stripped is None else f"reasoning removed: {_size(stripped)}"
 
 
 def _thinking_added(texts: Texts) -> str | None:
-    added = _thinking_lost(texts.second, texts.first, texts.at)
-    return None if added is None else f"{_size(added)} of reasoning has come"
+    added = _missing_reasoning(texts.second, texts.first, texts.at)
+    return None if added is None else f"reasoning added: {_size(added)}"
 
 
-def _thinking_lost(text: str, other: str, at: int) -> str | None:
-    """The reasoning of `text` at the difference that `other` does not have, or None."""
+def _missing_reasoning(text: str, other: str, at: int) -> str | None:
+    """Return the reasoning of `text` at the difference that `other` lacks, or None if there is none."""
     start = max(text.rfind(opening, 0, at + len(opening)) for opening in _OPENINGS)
     block = _THINKING.match(text, start) if start >= 0 else None
     if block is None or block.end() <= at:
         return None
     kept = _THINKING.match(other, block.start())
     if kept is not None and (_reasoning(kept).strip() or not _reasoning(block).strip()):
-        return None  # another reasoning, or an empty block written in another way
+        return None  # different reasoning, or an empty block in a different form
     rest = other[block.start() if kept is None else kept.end() :]
-    return _reasoning(block) if _goes_on(text[block.end() :], rest) else None
+    return _reasoning(block) if _continues_alike(text[block.end() :], rest) else None
 
 
 def _reasoning(block: re.Match[str]) -> str:
@@ -108,13 +108,13 @@ def _json_redumped(texts: Texts) -> str | None:
         if old is None or new is None or not (old.end > at and new.end > at):
             continue
         if _is_same_json(old.value, new.value):
-            return f"the same JSON is written in another way: {first[start : old.end]!r:.80}"
+            return f"the same JSON value in a different form: {first[start : old.end]!r:.80}"
         if any(isinstance(value, (dict, list)) for value in (old.value, new.value)):
             return None
     return None
 
 
-_DECODER = json.JSONDecoder(parse_int=float)  # 1 and 1.0 are the same number; true is none
+_DECODER = json.JSONDecoder(parse_int=float)  # 1 and 1.0 are the same number; true is not a number
 
 
 class _Json(NamedTuple):
@@ -123,7 +123,7 @@ class _Json(NamedTuple):
 
 
 def _openings(text: str, at: int) -> list[int]:
-    """Where a JSON value that spans `at` may begin: the place itself, then the brackets before it, innermost first."""
+    """Return where a JSON value that spans `at` may begin: at `at`, or at a bracket before it, innermost first."""
     starts = [start for start in range(at - 1, max(-1, at - 20_000), -1) if text[start] in "{["]
     return [at, *starts[:200]]
 
@@ -137,7 +137,7 @@ def _json_at(text: str, start: int) -> _Json | None:
 
 
 def _is_same_json(first: Any, second: Any) -> bool:
-    """Whether they hold the same; one may be a text that is the other's JSON."""
+    """Return whether two JSON values are equal. One of them may be a string that contains the other as JSON."""
     if isinstance(first, str) != isinstance(second, str):
         text, value = (first, second) if isinstance(first, str) else (second, first)
         inner = _json_at(text, 0)
@@ -155,9 +155,9 @@ def _tools_changed(texts: Texts) -> str | None:
     old, new = (match[0] if match is not None and (match["end"] or match["close"]) else "" for match in found)
     if old == new:
         return None
-    changes = [("gone", _tool_names(old) - _tool_names(new)), ("new", _tool_names(new) - _tool_names(old))]
-    said = "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in changes if names)
-    return said or "the same tools in another order, or described in another way"
+    changes = [("removed", _tool_names(old) - _tool_names(new)), ("added", _tool_names(new) - _tool_names(old))]
+    described = "; ".join(f"{change}: {', '.join(sorted(names))}" for change, names in changes if names)
+    return described or "the same tools in a different order, or with different descriptions"
 
 
 def _tool_names(tools: str) -> set[str]:
@@ -169,19 +169,18 @@ def _newline(texts: Texts) -> str | None:
     rests = [text[at:] for text in (first, second)]
     stripped = [rest.lstrip() for rest in rests]
     blank = [rest[: len(rest) - len(left)] for rest, left in zip(rests, stripped, strict=True)]
-    if blank[0] == blank[1] or not _goes_on(*stripped):
+    if blank[0] == blank[1] or not _continues_alike(*stripped):
         return None
     return f"whitespace {blank[0]!r} became {blank[1]!r}"
 
 
-def _goes_on(first: str, second: str) -> bool:
-    """Whether both go on alike: for a few characters, or to the end of the first."""
-    wanted = first[:_SAME]
-    return second.startswith(wanted)
+def _continues_alike(first: str, second: str) -> bool:
+    """Return whether the second text begins with the first few characters of the first, or with all of it."""
+    return second.startswith(first[:_SAME])
 
 
 def _around(pattern: re.Pattern[str], text: str, at: int, before: int = 0) -> "re.Match[str] | None":
-    """The match that spans a position, or begins there, or up to so many characters behind it."""
+    """Return the match that spans a position, or begins at most `before` characters after it."""
     return next((match for match in pattern.finditer(text) if match.start() - before <= at < match.end()), None)
 
 

@@ -1,7 +1,7 @@
-"""What a set of trajectories costs, counted in tokens."""
+"""The cost of a set of trajectories, in tokens."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,48 +13,63 @@ from ..trajectories.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class BreakCost:
-    """What the breaks of one reason cost."""
+    """The cost of the breaks with one reason, in tokens.
+
+    Attributes:
+        breaks: The number of breaks.
+        dropped: The tokens of the contexts that were dropped.
+        kept: The tokens of the prompts after the breaks that a KV cache holds already.
+        observed: The tokens that were observed at the breaks: rewritten ones and new ones.
+    """
 
     breaks: int = 0
     dropped: int = 0
-    """Tokens that the policy had seen or sampled and that are gone."""
     kept: int = 0
-    """Tokens that stood in the KV cache already, ..."""
-    handed_out: int = 0
-    """... and those that were handed out at these breaks: what was written again, and what was new."""
+    observed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Tokens of a set of trajectories. What is trained counts the episodes and sub-agents that did not fail."""
+    """The cost of a set of trajectories, in tokens.
+
+    `samples`, `trained`, `as_samples` and `as_tree` leave out failed episodes and failed sub-agents.
+
+    Attributes:
+        episodes: The number of episodes.
+        failed: The number of episodes that failed.
+        contexts: The number of contexts.
+        steps: The number of steps.
+        sampled: The tokens that the policy sampled.
+        observed: The tokens of all observations, which a sampler with a KV cache has to process.
+        kept: The tokens of prompts that a KV cache holds already, of the same context or of its base.
+        samples: The number of samples.
+        trained: The tokens with mask True.
+        as_samples: The tokens that a trainer processes if each sample is a separate sequence.
+        as_tree: The tokens that a trainer processes if the samples of each episode are one prefix tree.
+        breaks: The cost of the breaks, by their reason.
+        prompts: The tokens of all prompts, `kept + observed`, which a sampler without a KV cache has to process.
+    """
 
     episodes: int
     failed: int
     contexts: int
     steps: int
     sampled: int
-    """Tokens that the policy sampled."""
-    handed_out: int
-    """Tokens that it was given: what a sampler with a KV cache has to read."""
+    observed: int
     kept: int
-    """Tokens of prompts that stood in the KV cache already: its own, or that of the context it starts from."""
     samples: int
     trained: int
-    """Tokens with mask True."""
     as_samples: int
-    """Tokens that a trainer computes over when each sample is a sequence of its own."""
     as_tree: int
-    """The same when the samples of an episode are one prefix tree."""
     breaks: dict[str, BreakCost]
-    """By reason."""
 
     @property
     def prompts(self) -> int:
-        """Tokens of all prompts: what a sampler without a KV cache has to read."""
-        return self.kept + self.handed_out
+        """The tokens of all prompts, which a sampler without a KV cache has to process."""
+        return self.kept + self.observed
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Return the fields and `prompts` as plain values for JSON."""
         return {**asdict(self), "prompts": self.prompts}
 
     def __str__(self) -> str:
@@ -62,14 +77,14 @@ class Cost:
         counts = f"{self.contexts:,} contexts, {self.steps:,} steps, {self.samples:,} samples"
         lines = [
             f"{self.episodes:,} episodes{failed}, {counts}",
-            f"sampled {self.sampled:,} tokens, handed out {self.handed_out:,}",
+            f"sampled {self.sampled:,} tokens, observed {self.observed:,}",
             f"prompts {self.prompts:,} tokens, {_share(self.kept, self.prompts)} of them kept by the KV cache",
             f"trained {self.trained:,} tokens: {self.as_samples:,} as samples, {self.as_tree:,} as trees",
         ]
         for reason, part in sorted(self.breaks.items()):
             lines.append(
-                f"{part.breaks:,} {reason}: {part.dropped:,} tokens dropped, {part.kept:,} kept, {part.handed_out:,} "
-                "handed out there"
+                f"{part.breaks:,} {reason}: {part.dropped:,} tokens dropped, {part.kept:,} kept, {part.observed:,} "
+                "observed there"
             )
         return "\n".join(lines)
 
@@ -78,14 +93,14 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     """Count the tokens of trajectories.
 
     Args:
-        trajectories: One, or several; failed ones count as far as they went, and nothing of them is trained. Of a fork
-            only what came after it was forked counts.
+        trajectories: One trajectory, or several. A failed one counts up to its failure, and none of its tokens are
+            trained. A fork counts from the fork on.
 
     Raises:
-        ConfigError: If they are something else.
-        UndeclaredBreak: If a step drops tokens and no break says so.
+        ConfigError: If an item is not a Trajectory.
+        UndeclaredBreak: If a step drops tokens without a declared break.
     """
-    episodes = _listed(trajectories)
+    episodes = _as_list(trajectories)
     steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
     samples = [sample for trajectory in episodes for sample in trajectory.samples()]
     return Cost(
@@ -94,7 +109,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         contexts=sum(len(trajectory.contexts) for trajectory in episodes),
         steps=len(steps),
         sampled=sum(step.stop - step.action_start for step in steps),
-        handed_out=sum(step.action_start - step.start for step in steps),
+        observed=sum(step.action_start - step.start for step in steps),
         kept=sum(step.keep for step in steps),
         samples=len(samples),
         trained=sum(int(np.count_nonzero(sample.mask)) for sample in samples),
@@ -104,17 +119,17 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     )
 
 
-def _listed(trajectories: Any) -> list[Trajectory]:
+def _as_list(trajectories: Any) -> list[Trajectory]:
     is_several = isinstance(trajectories, Iterable)  # pyright: ignore[reportUnknownVariableType]
-    listed: list[Any] = list(cast("Any", trajectories)) if is_several else [trajectories]
-    for index, trajectory in enumerate(listed):
+    items: list[Any] = list(cast("Any", trajectories)) if is_several else [trajectories]
+    for index, trajectory in enumerate(items):
         if not isinstance(trajectory, Trajectory):
             raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
-    return listed
+    return items
 
 
 def _own_steps(trajectory: Trajectory) -> list[Step]:
-    """Its steps, without those before it was forked off another episode."""
+    """Return the steps of a trajectory without those that a fork copied from another episode."""
     return [step for step in trajectory.steps if not trajectory.is_copied(step)]
 
 
@@ -123,21 +138,20 @@ def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:
     for trajectory in trajectories:
         for step in _own_steps(trajectory):
             if step.break_ is not None:
-                met = BreakCost(1, step.break_.dropped, step.keep, step.action_start - step.start)
-                _add(costs, step.break_.reason, met)
-        if trajectory.final_break is not None:  # what was handed out there, nobody has read
+                added = BreakCost(1, step.break_.dropped, step.keep, step.action_start - step.start)
+                _add(costs, step.break_.reason, added)
+        if trajectory.final_break is not None:  # the policy never read the observation after it
             _add(costs, trajectory.final_break.reason, BreakCost(1, trajectory.final_break.dropped))
     return costs
 
 
-def _add(costs: dict[str, BreakCost], reason: str, met: BreakCost) -> None:
-    known = costs.get(reason, BreakCost())
-    costs[reason] = replace(
-        known,
-        breaks=known.breaks + met.breaks,
-        dropped=known.dropped + met.dropped,
-        kept=known.kept + met.kept,
-        handed_out=known.handed_out + met.handed_out,
+def _add(costs: dict[str, BreakCost], reason: str, added: BreakCost) -> None:
+    total = costs.get(reason, BreakCost())
+    costs[reason] = BreakCost(
+        breaks=total.breaks + added.breaks,
+        dropped=total.dropped + added.dropped,
+        kept=total.kept + added.kept,
+        observed=total.observed + added.observed,
     )
 
 

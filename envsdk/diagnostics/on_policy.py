@@ -1,4 +1,4 @@
-"""The on-policy check: how far the trainer's probabilities are from the sampler's, on the tokens that were sampled."""
+"""The on-policy check: the divergence between sampler and trainer on the tokens that were sampled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..trajectories.samples import Sample
-from .logprobs import Pair, paired
+from .logprobs import LogprobPair, pair_logprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Verdict: TypeAlias = Literal["healthy", "warning", "critical"]
 
 WARNING, CRITICAL = 0.01, 0.1
+"""The divergence, in nats per token, above which the verdict is a warning, or critical."""
 FORCED_ABOVE = -0.01
+"""A token is forced if the sampler's log-probability of it, in nats, is larger than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +27,37 @@ class Estimate:
     """Estimates of KL(sampler || trainer) in nats per token, from `d = lp_trainer - lp_sampler` of sampled tokens.
 
     Source: J. Schulman, "Approximating KL divergence", 2020.
+
+    Attributes:
+        tokens: The number of tokens in the means. If it is 0, all estimates are 0.0.
+        k1: `mean(-d)`: unbiased; it may be negative.
+        k2: `mean(d**2) / 2`: biased, with low variance. Differences that cancel out in k1 are visible here.
+        k3: `mean(exp(d) - 1 - d)`: unbiased and never negative.
+        verdict: `"healthy"`, `"warning"` or `"critical"`.
     """
 
     tokens: int
-    """How many tokens they are the mean of; with none, all are 0.0."""
     k1: float
-    """`mean(-d)`: unbiased, may be negative."""
     k2: float
-    """`mean(d**2) / 2`: biased, of low variance; a difference that cancels in k1 shows here."""
     k3: float
-    """`mean(exp(d) - 1 - d)`: unbiased, never negative."""
 
     @classmethod
     def of(cls, difference: "NDArray[np.float64]") -> "Estimate":
-        """Estimate.
+        """Compute the estimates.
 
         Args:
-            difference: `lp_trainer - lp_sampler` of each token: float64, shape (m,).
+            difference: `lp_trainer - lp_sampler` of each token, in nats: float64, shape (m,).
         """
         d = difference
         if not d.size:
             return cls(0, 0.0, 0.0, 0.0)
-        with np.errstate(over="ignore"):  # it is infinite then, which says enough
+        with np.errstate(over="ignore"):  # k3 is infinite then, which is the right answer
             k3 = np.mean(np.expm1(d) - d)
         return cls(len(d), float(0.0 - d.mean()), float(0.5 * np.mean(d * d)), float(k3))
 
     @property
     def verdict(self) -> Verdict:
-        """By the largest of `|k1|`, k2 and k3: up to 0.01 healthy, up to 0.1 a warning, above it critical."""
+        """The verdict on the largest of `|k1|`, k2 and k3: healthy up to 0.01, a warning up to 0.1, else critical."""
         worst = max(abs(self.k1), self.k2, self.k3)
         return "healthy" if worst <= WARNING else "warning" if worst <= CRITICAL else "critical"
 
@@ -62,34 +67,39 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class KL:
-    """How far the trainer is from the sampler."""
+    """The divergence between sampler and trainer.
+
+    Attributes:
+        all: The estimate over all tokens with mask True.
+        free: The estimate over the tokens that were not forced.
+        forced: The estimate over the forced tokens. The sampler was almost certain of them (its log-probability is
+            above -0.01), so they hide a divergence of the other tokens in the mean.
+        forced_share: The share of forced tokens, from 0 to 1.
+        by_step: Estimates by the index of the step in its trajectory (`Sample.metadata["steps"]`, else `step_ids`).
+        by_position: Estimates by the position in the sample, in bins. The key is the first position of the bin.
+        by_offset: Estimates by the position in the reply, in bins that double: 0, 1, 2 to 3, 4 to 7, ... They show
+            log-probabilities that are shifted by one position, and last tokens that are missing.
+        bin_size: The number of positions in a bin of `by_position`.
+        verdict: The verdict over all tokens: `"healthy"`, `"warning"` or `"critical"`.
+    """
 
     all: Estimate
-    """Over all tokens with mask True."""
     free: Estimate
-    """Over those that were not forced."""
     forced: Estimate
-    """Over those that were: there was next to no choice, so that they dilute the mean."""
     forced_share: float
-    """Forced tokens / all tokens."""
     by_step: dict[int, Estimate]
-    """By the index of the step in its trajectory (`Sample.metadata["steps"]`, else `step_ids`)."""
     by_position: dict[int, Estimate]
-    """By the position in the sample, in bins: the key is a bin's first position."""
     by_offset: dict[int, Estimate]
-    """By the position in the reply, in bins that double: 0, 1, 2 to 3, 4 to 7, ... Log-probabilities that are one place
-    off, or the last tokens missing, show here."""
     bin_size: int
-    """How many positions a bin of `by_position` has."""
 
     @property
     def verdict(self) -> Verdict:
-        """That over all tokens; the published thresholds are for it. Look at that of `free` as well."""
+        """The verdict over all tokens, for which the thresholds were published. Check `free.verdict` as well."""
         return self.all.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; keys of bins are texts."""
-        record = {name: _with_text_keys(value) for name, value in asdict(self).items()}
+        """Return the verdict and the fields as plain values for JSON. The keys of bins are strings."""
+        record = {name: _with_string_keys(value) for name, value in asdict(self).items()}
         return {"verdict": self.verdict, **record}
 
     def __str__(self) -> str:
@@ -113,26 +123,27 @@ def kl(
 ) -> KL:
     """Compare the trainer's log-probabilities of the sampled tokens with those of the sampler.
 
-    Before the first update both have the same weights, so what differs is a fault: tokens that were sampled as others,
-    log-probabilities at other positions, another temperature, or another numeric path.
+    Before the first update, both have the same weights. Then a difference is a fault: tokens that are not the sampled
+    ones, shifted log-probabilities, a different temperature, or different numerics.
 
     Args:
-        samples: Samples with log-probabilities; only tokens with mask True are read.
-        trainer_logprobs: For each sample an array of shape (L,), natural logarithms: the value at i is that of token i.
-            They are to be taken at the sample's temperature.
-        bin_size: How many positions a bin of `KL.by_position` has.
+        samples: Samples with log-probabilities. Only tokens with mask True are compared.
+        trainer_logprobs: For each sample, the trainer's log-probabilities in nats, shape (L,), computed at the sample's
+            temperature. The value at i is that of token i, given the tokens before it.
+        bin_size: The number of positions in a bin of `KL.by_position`.
 
     Raises:
-        InvalidSample: For what does not fit, NaN, infinite and positive values; see `logprobs.paired`.
-        ConfigError: If `bin_size` is not positive.
+        InvalidSample: If lengths or shapes differ, a sample is invalid or has no log-probabilities, or a value of the
+            trainer is positive, NaN or infinite where mask is True.
+        ConfigError: If `bin_size` is not a positive integer.
     """
     if not isinstance(bin_size, Integral) or bin_size < 1:
         raise ConfigError(f"bin_size is {bin_size!r}; expected an integer of at least 1")
-    pairs = paired(samples, trainer_logprobs)
+    pairs = pair_logprobs(samples, trainer_logprobs)
     difference = _joined([pair.trainer - pair.sampler for pair in pairs])
     is_forced = _joined([pair.sampler for pair in pairs]) > FORCED_ABOVE
 
-    def by(key: "Callable[[Pair], NDArray[Any]]") -> dict[int, Estimate]:
+    def by(key: "Callable[[LogprobPair], NDArray[Any]]") -> dict[int, Estimate]:
         return _grouped(_joined([key(pair) for pair in pairs]), difference)
 
     return KL(
@@ -155,17 +166,18 @@ def _grouped(keys: "NDArray[np.float64]", difference: "NDArray[np.float64]") -> 
     order = np.argsort(keys, kind="stable")
     found, starts = np.unique(keys[order], return_index=True)
     parts = np.split(difference[order], starts[1:])
-    return {int(key): Estimate.of(part) for key, part in zip(found, parts, strict=False)}  # of no key there is one part
+    # Without keys, np.split still returns one (empty) part.
+    return {int(key): Estimate.of(part) for key, part in zip(found, parts, strict=False)}
 
 
-def _steps(pair: Pair) -> "NDArray[Any]":
+def _steps(pair: LogprobPair) -> "NDArray[Any]":
     ids = pair.sample.step_ids[pair.positions]
     steps: list[int] | None = pair.sample.metadata.get("steps")
     return ids if steps is None or len(steps) <= ids.max() else np.asarray(steps, dtype=np.int64)[ids]
 
 
-def _offsets(pair: Pair) -> "NDArray[np.float64]":
-    """For each token how many stand before it in its reply, rounded down to a power of two."""
+def _offsets(pair: LogprobPair) -> "NDArray[np.float64]":
+    """Return the number of tokens before each token in its reply, rounded down to a power of two: shape (m,)."""
     ids = pair.sample.step_ids[pair.positions]
     begins = np.append(True, ids[1:] != ids[:-1])
     first = pair.positions[begins][np.cumsum(begins) - 1]
@@ -173,5 +185,5 @@ def _offsets(pair: Pair) -> "NDArray[np.float64]":
     return np.where(offset > 0, 2.0 ** np.floor(np.log2(np.maximum(offset, 1))), 0.0)
 
 
-def _with_text_keys(value: Any) -> Any:
+def _with_string_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

@@ -1,7 +1,7 @@
-"""Supervised samples: a conversation is an episode whose actions are the replies that it holds.
+"""Supervised samples: a conversation is replayed as an episode whose actions are the replies in it.
 
-So tokens, masks and segments come from where those of an episode come from: a reply is trained as the model would
-sample it, in the prompt that an environment would have shown, and what is hidden later was trained before.
+So tokens, masks and segments are made in the same way as those of an episode. A reply is trained as the model would
+sample it, after the prompt that an environment would have shown. Reasoning that later prompts drop is still trained.
 """
 
 from .conversation import TrainOn

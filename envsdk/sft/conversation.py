@@ -1,4 +1,4 @@
-"""The conversation that is trained: read, checked, and which of its messages are chosen."""
+"""The conversation of supervised samples: how it is read and checked, and which messages are trained."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -9,15 +9,15 @@ from ..errors import ConfigError, RenderError, what_is_invalid
 from ..messages import Message, Role, to_messages
 
 TrainOn: TypeAlias = Role | Literal["last"] | int | Collection[Role | int] | Callable[[int, Message], bool]
-"""Which messages are trained: those of a role; the reply of a step, counted from 0, or from the end with -1; several of
-these; `"last"`, the last reply; or those for whose index and message a function is true."""
+"""The messages that are trained: the messages of a role; the reply with an index among the replies (-1 is the last);
+`"last"`, the last reply; a collection of these; or a function of an index and a message that returns a bool."""
 
 
 def read_conversation(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
-    """Read a conversation in which replies of the assistant and what others say take turns.
+    """Read a conversation and check that assistant messages and other messages alternate.
 
     Raises:
-        RenderError: If it is none.
+        RenderError: If a message cannot be read, the conversation does not alternate, or a tool result answers no call.
     """
     try:
         conversation = to_messages(messages)
@@ -30,42 +30,47 @@ def read_conversation(messages: Sequence[Message | Mapping[str, Any]]) -> list[M
     return conversation
 
 
-def replies_of(messages: Sequence[Message]) -> list[int]:
-    """The indices of the replies; each is a step."""
+def reply_indices(messages: Sequence[Message]) -> list[int]:
+    """Return the indices of the assistant messages. Each one is the action of a step."""
     return [index for index, message in enumerate(messages) if message.role == "assistant"]
 
 
-def chosen(train_on: TrainOn, messages: Sequence[Message]) -> set[int]:
-    """The indices of the messages that are trained.
+def select_messages(train_on: TrainOn, messages: Sequence[Message]) -> set[int]:
+    """Return the indices of the messages that are trained.
 
     Raises:
-        ConfigError: If `train_on` is not valid, or chooses none.
+        ConfigError: If `train_on` is invalid or selects no message.
     """
     if callable(train_on):
         indices = {index for index, message in enumerate(messages) if train_on(index, message)}
     else:
-        indices = {index for one in _listed(train_on) for index in _of_one(one, messages)}
+        indices = {index for item in _as_list(train_on) for index in _select(item, messages)}
     if not indices:
-        raise ConfigError(f"train_on={train_on!r:.80} chooses no message of this conversation")
+        raise ConfigError(f"train_on={train_on!r:.80} selects no message of the conversation of {len(messages)}")
     return indices
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
     roles = [message.role for message in messages]
     if "assistant" not in roles:
-        raise RenderError(f"the conversation of {len(roles)} messages has no assistant message: nothing can be trained")
+        raise RenderError(
+            f"the conversation of {len(roles)} messages has no assistant message, so there is no reply to train; "
+            "expected at least one"
+        )
     if roles[0] == "assistant":
-        raise RenderError("the conversation begins with an assistant message: there is nothing that it answers")
+        raise RenderError(
+            "the conversation begins with an assistant message, which has no prompt; expected a system or user message"
+        )
     for index in range(1, len(roles)):
         if roles[index] == roles[index - 1] == "assistant":
             raise RenderError(
-                f"messages {index - 1} and {index} are both the assistant's: a reply ends its turn. Join them, or put "
-                "what was said between them"
+                f"messages {index - 1} and {index} are both assistant messages, but a reply ends the turn: join them, "
+                "or insert the message that comes between them"
             )
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Each tool's result answers a call of the reply before it: that of its id, where both have ids, else the next."""
+    """Check that each tool result answers a call of the last reply: the one with its id, or else the next one."""
     unanswered: list[str | None] = []
     for index, message in enumerate(messages):
         if message.role == "assistant":
@@ -73,41 +78,41 @@ def _check_results(messages: Sequence[Message]) -> None:
         if message.role != "tool":
             continue
         wanted = message.tool_call_id
-        fitting = [call for call in unanswered if call == wanted] or [
+        matching = [call for call in unanswered if call == wanted] or [
             call for call in unanswered if call is None or wanted is None
         ]
-        if not fitting:
+        if not matching:
             raise RenderError(
-                f"message {index} is a tool's result (of the call {wanted!r}), but the reply before it left no such "
-                f"call unanswered: {unanswered}"
+                f"message {index} is a tool result for the call {wanted!r}, but the reply before it has no such "
+                f"unanswered call; the ids of its unanswered calls are {unanswered}"
             )
-        unanswered.remove(fitting[0])
+        unanswered.remove(matching[0])
 
 
-def _listed(train_on: object) -> list[Any]:
+def _as_list(train_on: object) -> list[Any]:
     if isinstance(train_on, (str, int)):
         return [train_on]
     if isinstance(train_on, (list, tuple, set, frozenset, range)):
         return list(cast("Collection[Any]", train_on))
-    raise _no_choice(train_on)
+    raise _invalid_train_on(train_on)
 
 
-def _of_one(one: Any, messages: Sequence[Message]) -> list[int]:
-    """The messages of one role or of one step."""
-    replies = replies_of(messages)
-    if one == "last":
+def _select(item: Any, messages: Sequence[Message]) -> list[int]:
+    """Return the indices of the messages of one role, or of one reply."""
+    replies = reply_indices(messages)
+    if item == "last":
         return replies[-1:]
-    if type(one) is int:
-        if not -len(replies) <= one < len(replies):
-            raise ConfigError(f"train_on chooses the step {one}, but the conversation has {len(replies)} replies")
-        return [replies[one]]
-    if isinstance(one, str) and one in get_args(Role):
-        return [index for index, message in enumerate(messages) if message.role == one]
-    raise _no_choice(one)
+    if type(item) is int:
+        if not -len(replies) <= item < len(replies):
+            raise ConfigError(f"train_on selects reply {item}, but the conversation has {len(replies)} replies")
+        return [replies[item]]
+    if isinstance(item, str) and item in get_args(Role):
+        return [index for index, message in enumerate(messages) if message.role == item]
+    raise _invalid_train_on(item)
 
 
-def _no_choice(given: object) -> ConfigError:
+def _invalid_train_on(given: object) -> ConfigError:
     return ConfigError(
-        f"train_on has {given!r:.80}; expected one or more of the roles {', '.join(get_args(Role))}, 'last' and the "
-        "indices of steps, or a function of an index and a message"
+        f"train_on has {given!r:.80}; expected a role ({', '.join(get_args(Role))}), 'last', the index of a reply, a "
+        "collection of these, or a function of an index and a message"
     )

@@ -1,4 +1,4 @@
-"""From a conversation to supervised samples."""
+"""The entry point of supervised samples: `sft_samples`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from ..history import HistoryPolicy, Strip, get_history
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..trajectories.samples import Sample
-from .conversation import TrainOn, chosen, read_conversation
-from .masks import with_masks
+from .conversation import TrainOn, read_conversation, select_messages
+from .masks import mask_samples
 from .script import Script
 
 
@@ -26,56 +26,57 @@ def sft_samples(
     drop_reasoning: bool = False,
     id: str = "sft",
 ) -> list[Sample]:
-    """Make supervised samples of a conversation.
+    """Make supervised samples from a conversation.
 
-    Every message that is trained has mask True in exactly one sample: an assistant's as the model would sample it, its
-    reasoning, calls and stop token included; another's as the text that it is. What a later prompt shows of it, with
-    reasoning or without, has mask False there.
+    Each trained message has mask True in exactly one sample. An assistant message is trained as the model would sample
+    it, with its reasoning, calls and stop token. Of any other message, the content is trained. Where a later prompt
+    shows the message again, with or without reasoning, its tokens have mask False.
 
     Args:
-        renderer: Writes the messages. `reasoning=None` trains a reply without a think block, `""` one with an empty
-            one.
-        messages: The conversation: messages, or mappings in the OpenAI form. Replies of the assistant and what others
-            say take turns; it begins with what others say.
+        renderer: The renderer that converts the messages to tokens. A reply with `reasoning=None` is trained without a
+            think block, and one with `reasoning=""` with an empty think block.
+        messages: The conversation, as messages or as mappings in the OpenAI format. It begins with messages of other
+            roles, and two assistant messages never follow each other.
         tools: The tools that the model may call.
-        train_on: Which messages are trained: by role (`"assistant"`), by step (the index of a reply, or `"last"`),
-            several of these, or by a function of a message's index and the message.
-        content_only: Train of a reply what it says, without the family's scaffold: no stop token, no tags. Of other
-            messages never more is trained.
-        history: What of the past later prompts show: `"template"` is what the model's own chat template shows, one
-            sample for each prompt that drops something; `"keep"` everything, one sample; or any history policy.
-        drop_reasoning: Leave out reasoning that the model family cannot express, or that its prompt closed already
-            (`enable_thinking=False`); the samples say so in `metadata["dropped_reasoning"]`. By default it is refused.
-        id: What the samples have as `trajectory_id`.
+        train_on: The messages that are trained: a role (`"assistant"`), the index of a reply (0 is the first), `"last"`
+            (the last reply), a collection of these, or a function of a message's index and the message.
+        content_only: Whether to train only the reasoning and the content of replies, without the scaffold of the model
+            family (stop token, tags). Other messages are always trained in this way.
+        history: What later prompts show of the past. `"template"`: what the model's own chat template shows, with one
+            sample for each prompt that drops tokens. `"keep"`: everything, with one sample. Or any history policy.
+        drop_reasoning: Whether to leave out reasoning that the model family cannot express or whose think block the
+            prompt closes (`enable_thinking=False`). The samples then list these messages in
+            `metadata["dropped_reasoning"]`. By default, such reasoning is an error.
+        id: The `trajectory_id` of the samples.
 
     Returns:
-        Samples without log-probabilities and rewards, in the order of their segments. `metadata["env"]` is `"sft"`, and
-        `metadata["messages"]` has the indices of the messages that each trains.
+        Samples in the order of their segments, without log-probabilities and rewards. `metadata["env"]` is `"sft"`, and
+        `metadata["messages"]` has the indices of the messages that the sample trains.
 
     Raises:
-        RenderError: For a conversation that is none: empty, without a reply, two replies in a row, a tool's result
-            without a call; for one whose text would be lost; and if the family cannot express a message.
-        ConfigError: For an option that is not valid.
+        RenderError: If the conversation is empty, has no reply, two replies in a row, or a tool result without a call;
+            if the renderer would lose text of it; or if the model family cannot express a message.
+        ConfigError: If an option is invalid.
     """
     if not isinstance(renderer, Renderer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"renderer is {renderer!r:.80}; expected a Renderer: envsdk.get_renderer(name, tokenizer)")
     if not isinstance(id, str) or not id:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"id is {id!r:.80}; expected a text that is not empty")
+        raise ConfigError(f"id is {id!r:.80}; expected a string that is not empty")
     policy = Strip() if history == "template" else get_history(history)
     if policy.needs_model:
         raise ConfigError(
-            f"the history policy {policy.name!r} asks the model, and a conversation has no answer to that: give it a "
-            "function, such as Summarize(threshold=..., summarizer=...)"
+            f"the history policy {policy.name!r} samples from the model, and a recorded conversation has no reply for "
+            "it: pass a function, such as Summarize(threshold=..., summarizer=...)"
         )
     conversation = read_conversation(messages)
-    indices = chosen(train_on, conversation)
+    indices = select_messages(train_on, conversation)
     script = Script(renderer, conversation, _schemas(tools), drop_reasoning=drop_reasoning)
     if max(indices) > script.replies[-1].index:
         raise RenderError(
-            f"message {max(indices)} is to be trained, but stands behind the last reply, in no prompt: drop it, or do "
-            "not train on it"
+            f"train_on selects message {max(indices)}, which follows the last reply and so is in no prompt: remove the "
+            "message, or do not train on it"
         )
-    return with_masks(script.play(policy, id), script, indices, content_only=content_only)
+    return mask_samples(script.replay(policy, id), script, indices, content_only=content_only)
 
 
 def _schemas(tools: Sequence[ToolSchema | Tool]) -> list[ToolSchema]:

@@ -1,7 +1,7 @@
-"""ATIF 1.8, harbor's interchange format: a trajectory as documents of JSON, with token ids and log-probabilities.
+"""ATIF 1.8, harbor's interchange format: a trajectory as JSON documents, with token ids and log-probabilities.
 
-Each context is a document; those of sub-agents are inside their parents'. The format repeats the whole prompt at each
-step, so that T steps take O(T^2) tokens, unless `prompt_ids` is False.
+Each context is a document, and the document of a sub-agent is inside its parent's. The format repeats the full prompt
+at each step, so T steps take O(T^2) tokens unless `prompt_ids` is False.
 Source: harbor's models, `harbor.models.trajectories`, and the RFC that they name.
 """
 
@@ -18,12 +18,12 @@ from ..messages import Message
 from ..trajectories.replay import Prompt
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import checked
+from .checks import check_samples
 
 SCHEMA_VERSION = "ATIF-v1.8"
 
 CAPABILITY = Capability(
-    "ATIF", several_samples=True, loss_weight="None: it is a record of whole trajectories, not of samples."
+    "ATIF", several_samples=True, loss_weight="Left out: a document records a whole trajectory, not samples."
 )
 
 _Object = dict[str, Any]
@@ -32,33 +32,40 @@ _Object = dict[str, Any]
 def to_atif(
     trajectory: Trajectory, *, agent: str = "envsdk", model: str | None = None, prompt_ids: bool = True
 ) -> list[_Object]:
-    """Write a trajectory as ATIF documents, ready for `json.dumps`.
+    """Convert a trajectory to ATIF documents, ready for `json.dumps`.
 
-    What stood in a prompt without being sampled here (examples, another context's past, an episode's before it was
-    forked) is marked `is_copied_context`. Breaks, rewards and temperatures are in the `extra` of their steps.
+    Messages that are in a prompt but were not sampled in this context (examples, the past of another context, the past
+    of a forked episode) are marked `is_copied_context`. Breaks, rewards and temperatures are in the `extra` field of
+    their steps.
 
     Args:
         trajectory: The trajectory.
-        agent: What the agent is called.
-        model: What the model is called.
-        prompt_ids: Whether each step has its whole prompt as token ids.
+        agent: The name of the agent.
+        model: The name of the model.
+        prompt_ids: Whether each step has the token ids of its full prompt.
 
     Returns:
-        A document for each context without a parent: one, or one for each player. They share a `session_id`.
+        One document for each context without a parent: one for the main context, or one for each player. They have the
+        same `session_id`.
 
     Raises:
-        InvalidRecord: If a context has neither a message nor a step: a document must have one. Or if the episode failed
-            before anybody spoke: no document could say why.
-        InvalidSample: If a sample of the trajectory is not sound, those of failed sub-agents included.
-        UndeclaredBreak: See `Trajectory.walk`.
+        InvalidRecord: If a context has neither a message nor a step, because a document needs at least one; or if the
+            episode failed before its first observation, because no document could contain the error.
+        InvalidSample: If a sample of the trajectory is invalid, including samples of failed sub-agents.
+        UndeclaredBreak: If a step drops tokens without a declared break.
     """
     if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecord(f"expected one Trajectory, got a {type(trajectory).__name__}")
+        raise InvalidRecord(f"trajectory is a {type(trajectory).__name__}; expected a Trajectory")
     if not trajectory.contexts and trajectory.error is not None:
-        raise InvalidRecord(f"{trajectory.id!r} failed before anybody spoke: {trajectory.error}")
-    checked(trajectory.samples(include_failed=True), logprobs=False)
-    about: _Object = {"name": agent, "version": importlib.metadata.version("envsdk")}
-    writer = _Writer(trajectory, about if model is None else {**about, "model_name": model}, prompt_ids)
+        raise InvalidRecord(
+            f"trajectory {trajectory.id!r} failed before its first observation, so there is no document to write: "
+            f"{trajectory.error}"
+        )
+    check_samples(trajectory.samples(include_failed=True), logprobs=False)
+    agent_fields: _Object = {"name": agent, "version": importlib.metadata.version("envsdk")}
+    if model is not None:
+        agent_fields["model_name"] = model
+    writer = _Writer(trajectory, agent_fields, prompt_ids)
     return [writer.document(name) for name, log in trajectory.contexts.items() if log.parent is None]
 
 
@@ -66,13 +73,13 @@ class _Writer:
     def __init__(self, trajectory: Trajectory, agent: _Object, prompt_ids: bool) -> None:
         self._trajectory, self._agent, self._prompt_ids = trajectory, agent, prompt_ids
         self._prompts: dict[str, list[Prompt]] = {name: [] for name in trajectory.contexts}
-        # Of each context, its sub-agents, with how many steps it had taken when they began.
+        # The sub-agents of each context, with the number of steps that it had taken when they began.
         self._children: dict[str, list[tuple[int, str]]] = {name: [] for name in trajectory.contexts}
         unseen = dict.fromkeys(trajectory.contexts)
         for prompt in trajectory.prompts():
             self._register(prompt.step.context, unseen)
             self._prompts[prompt.step.context].append(prompt)
-        for name in list(unseen):  # nobody answered them
+        for name in list(unseen):  # contexts without a step
             self._register(name, unseen)
 
     def _register(self, name: str, unseen: dict[str, None]) -> None:
@@ -82,34 +89,37 @@ class _Writer:
         unseen.pop(name, None)
 
     def document(self, name: str) -> _Object:
-        """The document of a context, with those of its sub-agents inside."""
+        """Return the document of a context, which contains the documents of its sub-agents."""
         trajectory, log, prompts = self._trajectory, self._trajectory.contexts[name], self._prompts[name]
         if not prompts and not log.messages:
-            raise InvalidRecord(f"context {name!r} has neither a message nor a step; an ATIF document has at least one")
+            raise InvalidRecord(
+                f"context {name!r} of trajectory {trajectory.id!r} has neither a message nor a step; an ATIF document "
+                "needs at least one"
+            )
         steps = [{"step_id": number, **step} for number, step in enumerate(self._steps(name), start=1)]
         ended = (log.stop_reason or trajectory.stop_reason, log.error or trajectory.error)
         document: _Object = {
             "schema_version": SCHEMA_VERSION,
             "session_id": trajectory.id,
             "trajectory_id": self._id(name),
-            "agent": {**self._agent, **_given(tool_definitions=log.tools), "extra": {"role": log.role}},
+            "agent": {**self._agent, **_nonempty(tool_definitions=log.tools), "extra": {"role": log.role}},
             "steps": steps,
             "final_metrics": {
                 "total_prompt_tokens": sum(len(prompt.prompt) for prompt in prompts),
                 "total_completion_tokens": sum(len(prompt.action) for prompt in prompts),
                 "total_steps": len(steps),
-                "extra": {"reward": trajectory.reward_of(name), "stop_reason": ended[0], **_given(error=ended[1])},
+                "extra": {"reward": trajectory.reward_of(name), "stop_reason": ended[0], **_nonempty(error=ended[1])},
             },
-            "extra": {"env": trajectory.env, **_given(seed=trajectory.seed, group_id=trajectory.group_id)},
+            "extra": {"env": trajectory.env, **_nonempty(seed=trajectory.seed, group_id=trajectory.group_id)},
         }
         children = [self.document(child) for _, child in self._children[name]]
-        return {**document, **_given(subagent_trajectories=children)}
+        return {**document, **_nonempty(subagent_trajectories=children)}
 
     def _id(self, name: str) -> str:
         return f"{self._trajectory.id}/{name}"
 
     def _steps(self, name: str) -> list[_Object]:
-        """The messages as steps: what tools answered is the observation of the step that called them."""
+        """Return the steps of a context, one for each message. Tool results go into the step that called the tools."""
         steps: list[_Object] = []
         waiting, children = deque(self._prompts[name]), deque(self._children[name])
         taken, copied = 0, self._copied(name)
@@ -119,18 +129,21 @@ class _Writer:
                 parts.append(waiting.popleft())
             taken += len(parts)
             if message.role == "tool" and steps and steps[-1]["source"] == "agent":
-                _observe(steps[-1], _result(message, steps[-1]))
+                _add_result(steps[-1], _tool_result(message, steps[-1]))
             else:
-                steps += self._said(message, index, parts, is_copied=index < copied)
+                steps += self._message_steps(message, index, parts, is_copied=index < copied)
             while children and children[0][0] <= taken:
-                _observe(steps[-1], {"subagent_trajectory_ref": [{"trajectory_id": self._id(children.popleft()[1])}]})
+                _add_result(steps[-1], self._child_result(children.popleft()[1]))
         steps += [{"source": "agent", "message": "", **self._sampled(prompt)} for prompt in waiting]
         for _, child in children:
-            _observe(steps[-1], {"subagent_trajectory_ref": [{"trajectory_id": self._id(child)}]})
+            _add_result(steps[-1], self._child_result(child))
         return steps
 
+    def _child_result(self, name: str) -> _Object:
+        return {"subagent_trajectory_ref": [{"trajectory_id": self._id(name)}]}
+
     def _copied(self, name: str) -> int:
-        """How many messages a context began with that are another one's, or another episode's."""
+        """Return the number of messages at the start of a context that come from another context or episode."""
         own = self._prompts[name]
         forked = [prompt.step.reply or 0 for prompt in own if self._trajectory.is_copied(prompt.step)]
         base = own[0].step.base if own else name
@@ -138,8 +151,10 @@ class _Writer:
         inherited = 0 if base == name else _shared(logs[name].messages, logs[base].messages)
         return max(inherited, *(reply + 1 for reply in forked), 0)
 
-    def _said(self, message: Message, index: int, parts: Sequence[Prompt], *, is_copied: bool) -> Iterator[_Object]:
-        """The step of a message; of a reply in several parts, a step for each, of which the last one says it."""
+    def _message_steps(
+        self, message: Message, index: int, parts: Sequence[Prompt], *, is_copied: bool
+    ) -> Iterator[_Object]:
+        """Yield the step of a message. A reply in several parts gives several steps; the last one has the message."""
         for part in parts[:-1]:
             yield {"source": "agent", "message": "", **self._sampled(part)}
         is_example = message.role == "assistant" and not parts
@@ -147,7 +162,7 @@ class _Writer:
         yield {**_message(message, index), **marks, **(self._sampled(parts[-1]) if parts else {})}
 
     def _sampled(self, prompt: Prompt) -> _Object:
-        """What a step has besides its message: token ids, log-probabilities, and how it came about."""
+        """Return the fields of a sampled step: token ids, log-probabilities, and in `extra` how it was sampled."""
         step, logprobs = prompt.step, self._trajectory.contexts[prompt.step.context].logprobs
         own = logprobs[step.action_start : step.stop]
         metrics: _Object = {
@@ -157,7 +172,7 @@ class _Writer:
             "completion_token_ids": prompt.action.tolist(),
             **({} if np.isnan(own).any() else {"logprobs": own.tolist()}),
         }
-        extra = _given(
+        extra = _nonempty(
             reward=step.reward,
             rewards=step.rewards,
             metrics=step.metrics,
@@ -170,8 +185,8 @@ class _Writer:
         return {"metrics": metrics, "llm_call_count": len(step.parts), "extra": extra, **marks}
 
 
-def _given(**fields: Any) -> _Object:
-    """The fields that are set: not None, and not empty."""
+def _nonempty(**fields: Any) -> _Object:
+    """Return the fields that are neither None nor empty."""
     return {name: value for name, value in fields.items() if value is not None and value not in ([], {}, "")}
 
 
@@ -179,39 +194,41 @@ def _message(message: Message, index: int) -> _Object:
     source = {"system": "system", "developer": "system", "assistant": "agent"}.get(message.role, "user")
     calls: list[_Object] = []
     for number, call in enumerate(message.tool_calls):
-        is_own = call.id is None or any(call.id == other["tool_call_id"] for other in calls)
+        needs_id = call.id is None or any(call.id == other["tool_call_id"] for other in calls)
         is_text = isinstance(call.arguments, str)
         entry = {
-            "tool_call_id": f"message-{index}-call-{number}" if is_own else call.id,
+            "tool_call_id": f"message-{index}-call-{number}" if needs_id else call.id,
             "function_name": call.name,
             "arguments": {} if is_text else call.arguments,
         }
-        extra = _given(error=call.error, **({"arguments": call.arguments} if is_text else {}))
-        calls.append({**entry, **_given(extra=extra)})
+        extra = _nonempty(error=call.error, **({"arguments": call.arguments} if is_text else {}))
+        calls.append({**entry, **_nonempty(extra=extra)})
     return {
         "source": source,
         "message": message.content,
-        **_given(tool_calls=calls),
+        **_nonempty(tool_calls=calls),
         **({} if message.reasoning is None else {"reasoning_content": message.reasoning}),
     }
 
 
-def _result(message: Message, step: Mapping[str, Any]) -> _Object:
-    """What a tool answered; where its call has no id, it is the first one that was not answered yet."""
+def _tool_result(message: Message, step: Mapping[str, Any]) -> _Object:
+    """Return the result of a tool message. Without a call id, it answers the first call that has no result yet."""
     known = [call["tool_call_id"] for call in step.get("tool_calls", ())]
     answered = {result.get("source_call_id") for result in step.get("observation", {}).get("results", ())}
     call = message.tool_call_id
     if call is None:
         call = next((known_call for known_call in known if known_call not in answered), None)
-    extra = _given(name=message.name, tool_call_id=call if call not in known else None)
-    return {**_given(source_call_id=call if call in known else None), "content": message.content, **_given(extra=extra)}
+    is_known = call in known
+    extra = _nonempty(name=message.name, tool_call_id=None if is_known else call)
+    source = _nonempty(source_call_id=call if is_known else None)
+    return {**source, "content": message.content, **_nonempty(extra=extra)}
 
 
-def _observe(step: _Object, result: _Object) -> None:
+def _add_result(step: _Object, result: _Object) -> None:
     step.setdefault("observation", {"results": []})["results"].append(result)
 
 
 def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """How many messages two conversations have in common at their start."""
+    """Return the number of messages in the common prefix of two conversations."""
     pairs = zip(first, second, strict=False)
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

@@ -1,15 +1,19 @@
-"""What a trainer takes, as each adapter says it."""
+"""The description of a trainer that each adapter declares."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a trainer takes."""
+    """What a trainer accepts.
+
+    Attributes:
+        trainer: The name of the trainer.
+        several_samples: Whether a rollout may give several samples.
+        loss_weight: How the adapter treats `Sample.loss_weight`, and why. A loss that is averaged over samples needs
+            it; a loss that is summed over tokens must not use it.
+    """
 
     trainer: str
     several_samples: bool
-    """Whether a rollout may give several records."""
     loss_weight: str
-    """What becomes of `Sample.loss_weight`, and why: where a loss is averaged per record it is needed, where it is
-    summed over tokens it must not be there."""

@@ -1,10 +1,11 @@
-"""What every adapter asks first: are the samples sound, and can the trainer compute what the sampler did?"""
+"""The checks of every adapter: are the samples valid, and does the trainer compute the probabilities of the sampler?"""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..diagnostics.inputs import valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..policies.vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from ..policies.policy import PolicyLike
 
 _HARMLESS = {"seed"}
-"""What an environment may ask of the sampler without changing the distribution that it samples from."""
+"""The sampling options of an environment that do not change the distribution that the policy samples from."""
 
 
-def checked(
+def check_samples(
     samples: Iterable[Sample],
     *,
     logprobs: bool = True,
@@ -26,81 +27,75 @@ def checked(
     temperature: float | None = None,
     first: int = 0,
 ) -> list[Sample]:
-    """Refuse samples that are not sound, or that the trainer would train wrongly without a word.
+    """Return the samples as a list, after checking that the trainer would train them correctly.
 
     Args:
         samples: The samples.
         logprobs: Whether the trainer needs the sampler's log-probabilities.
-        advantage: Whether it needs an advantage.
-        scored: Whether it needs a reward that somebody gave.
-        temperature: What it divides logits by; None if it takes each token's own.
-        first: The number of the first sample, for messages.
+        advantage: Whether the trainer needs an advantage.
+        scored: Whether the trainer needs the reward of an episode that was scored.
+        temperature: The temperature by which the trainer divides logits; None if it uses that of each token.
+        first: The index of the first sample, for error messages.
 
     Raises:
-        InvalidSample: It names the sample, the field and the position.
+        InvalidSample: If a sample is invalid (`Sample.validate`) or lacks what the trainer needs. The error names the
+            sample and the field.
     """
-    if isinstance(samples, Sample) or not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSample(f"samples is a {type(samples).__name__}; expected a list of samples: trajectory.samples()")
-    found: list[Sample] = []
-    for index, sample in enumerate(samples, start=first):
-        if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
-        try:
-            sample.validate()
-            if logprobs and sample.logprobs is None:
-                raise InvalidSample("it has no log-probabilities: the policy has to give them in its actions")
-            if advantage and sample.advantage is None:
-                raise InvalidSample("it has no advantage: see envsdk.credit.group_advantages")
-            if scored and not sample.is_scored:
-                raise InvalidSample(
-                    "no turn gave a reward, so it was not scored: leave it out, or give a turn that earns nothing "
-                    "reward=0.0"
-                )
-            if temperature is not None:
-                _check_temperature(sample, temperature)
-        except InvalidSample as error:
-            raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {error}") from error
-        found.append(sample)
-    return found
+
+    def check(sample: Sample) -> None:
+        if logprobs and sample.logprobs is None:
+            raise InvalidSample("it has no log-probabilities: the policy must return Action(..., logprobs=...)")
+        if advantage and sample.advantage is None:
+            raise InvalidSample("it has no advantage: compute one with envsdk.credit.group_advantages")
+        if scored and not sample.is_scored:
+            raise InvalidSample(
+                "it was not scored, because no turn had a reward: leave it out, or return Turn(..., reward=0.0) where "
+                "a turn earns nothing"
+            )
+        if temperature is not None:
+            _check_temperature(sample, temperature)
+
+    return valid_samples(samples, first=first, check=check)
 
 
-def check_sampling(asked: Mapping[str, Any], temperature: float | None) -> None:
-    """Refuse what an environment asks of the sampler that the trainer does not know of: every ratio would be wrong.
+def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> None:
+    """Check that the sampling options of an environment do not change the probabilities that the trainer computes.
 
     Args:
-        asked: What it asks for: `info["sampling"]`.
-        temperature: The trainer's.
+        sampling: The options that the environment requests, `info["sampling"]`.
+        temperature: The trainer's temperature; None if the environment may not request one.
 
     Raises:
-        ConfigError: It names what is asked for.
+        ConfigError: If an option would make every importance ratio wrong. The error names it.
     """
-    for name, value in asked.items():
+    for name, value in sampling.items():
         if name not in _HARMLESS and not (name == "temperature" and value == temperature):
             raise ConfigError(
-                f"the environment asks for {name}={value!r} by Turn(sampling=), but the trainer computes its "
-                f"log-probabilities at temperature {temperature} without it, so every ratio would be wrong"
+                f"the environment requests {name}={value!r} with Turn(sampling=), but the trainer computes "
+                f"log-probabilities at temperature {temperature} without it, so every importance ratio would be wrong: "
+                "remove the option from the environment, or set it in the trainer"
             )
 
 
-def guarded(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokenizer | None" = None) -> "PolicyLike":
-    """A policy that refuses what `check_sampling` refuses; a named one samples nothing, and stays as it is.
+def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokenizer | None" = None) -> "PolicyLike":
+    """Wrap a policy so that it calls `check_sampling` for each request. A built-in policy name is returned as it is.
 
     Args:
-        policy: The policy, or one for each role.
-        temperature: The trainer's.
-        tokenizer: The trainer's, if it is known: that of a policy which declares none.
+        policy: The policy, or a mapping with one for each role.
+        temperature: The trainer's temperature.
+        tokenizer: The trainer's tokenizer, if known, for a policy that declares no tokenizer.
     """
     if isinstance(policy, Mapping):
         by_role = cast("Mapping[str, PolicyLike]", policy)
-        return {role: guarded(one, temperature, tokenizer) for role, one in by_role.items()}
+        return {role: guard_policy(own, temperature, tokenizer) for role, own in by_role.items()}
     if isinstance(policy, str):
         return policy
 
-    def ask(prompt: Any, *, sampling: Mapping[str, Any], **request: Any) -> Any:
+    def sample(prompt: Any, *, sampling: Mapping[str, Any], **request: Any) -> Any:
         check_sampling(sampling, temperature)
         return policy(prompt, sampling=sampling, **request)
 
-    return PolicyWrapper(ask, policy, tokenizer)
+    return PolicyWrapper(sample, policy, tokenizer)
 
 
 def _check_temperature(sample: Sample, temperature: float) -> None:
@@ -108,6 +103,6 @@ def _check_temperature(sample: Sample, temperature: float) -> None:
     if (used != np.float32(temperature)).any():
         named = " and ".join(f"{value:g}" for value in used)
         raise InvalidSample(
-            f"it was sampled at temperature {named}, but the trainer's is {temperature:g}, so every ratio would be "
-            "wrong: give both the same"
+            f"it was sampled at temperature {named}, but the trainer's is {temperature:g}, so every importance ratio "
+            "would be wrong: use the same temperature for both"
         )

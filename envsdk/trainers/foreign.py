@@ -1,7 +1,7 @@
-"""Logs of other systems: full prompts and what was sampled, step by step, as a `Trajectory`.
+"""The conversion of another system's log, with the full prompt and the reply of each step, to a `Trajectory`.
 
-They say neither who spoke nor what was dropped. A prompt that begins with all of an earlier prompt and its answer goes
-on in that one's context, however many others came between; every other prompt is a break, marked `undeclared`.
+Such a log specifies neither the contexts nor the breaks. A prompt that begins with an earlier prompt and its reply
+continues the context of that prompt, even if other prompts came between. Every other prompt is an `undeclared` break.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,39 +16,44 @@ from ..episodes.actions import CheckedAction, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord
 from ..trajectories.steps import ContextLog, Part, Step
 from ..trajectories.trajectory import Status, Trajectory
-from .open_prompts import OpenPrompts, Place
+from .open_prompts import Match, OpenPrompts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAIN = "main"
 UNDECLARED: Literal["undeclared"] = "undeclared"
-_ANY_ID = np.iinfo(np.int32).max
+_LARGEST_ID = np.iinfo(np.int32).max
 
 
 class LoggedStep(NamedTuple):
-    """A step as another system logged it; a tuple of its first few fields will do."""
+    """A step as another system logged it. A tuple of the first two or more fields is accepted, too.
+
+    Attributes:
+        prompt_tokens: The token ids of the full prompt: shape (n,), at least one token.
+        action_tokens: The sampled token ids: shape (m,).
+        logprobs: The log-probabilities of the sampled tokens, in nats: shape (m,). None if they were not logged.
+        reward: The reward of the step; None if it was not scored.
+        temperature: The sampling temperature.
+        policy_version: The version of the weights; None if it is unknown.
+    """
 
     prompt_tokens: "Sequence[int] | NDArray[np.integer[Any]]"
-    """The whole prompt: shape (n,), at least one token."""
     action_tokens: "Sequence[int] | NDArray[np.integer[Any]]"
-    """What was sampled: shape (m,)."""
     logprobs: "Sequence[float] | NDArray[np.floating[Any]] | None" = None
-    """Of the sampled tokens: shape (m,)."""
     reward: float | None = None
-    """None if the step was not scored."""
     temperature: float = 1.0
     policy_version: int | None = None
 
 
-class _Logged(NamedTuple):
-    """A step whose arrays are sound, and where it belongs."""
+class _MatchedStep(NamedTuple):
+    """A validated step, and the chain of prompts that it belongs to."""
 
     observed: "NDArray[np.int32]"
-    """What of its prompt the chain that it is nearest to has not."""
+    """The tokens of the prompt that the nearest chain does not have."""
     action: CheckedAction
     reward: float | None
-    place: Place
+    match: Match
 
 
 def from_steps(
@@ -62,30 +67,30 @@ def from_steps(
     vocab_size: int = 0,
     group_id: str | None = None,
 ) -> Trajectory:
-    """Build a trajectory from full prompts. T steps cost O(all their tokens).
+    """Build a trajectory from the full prompts of a log. The cost is linear in the number of tokens of all prompts.
 
-    A prompt goes on in the context whose whole text it begins with: the longest such text, whoever spoke in between.
-    Every other prompt is a break with the reason `undeclared`, but the first. It is a rewrite of the context that it
-    has most tokens in common with, if that one is not gone on with later, and no later prompt begins in it, too; else,
-    or if it has none in common with any, it begins a context of its own. What it has in common is kept, with mask 0.
+    A prompt continues the context whose tokens it begins with: the longest one, if there are several. Every other
+    prompt except the first is a break with the reason `undeclared`. If it shares a prefix with a context, and no later
+    prompt continues or shares that context, it is a rewrite of that context. Otherwise it begins a new context. The
+    shared prefix is kept, with mask False.
 
     Args:
-        steps: `(prompt_tokens, action_tokens, logprobs, reward)` of each step, in order, or a mapping with these names;
-            see `LoggedStep`. No steps give a trajectory without contexts.
-        id: The trajectory's id.
-        env: Where it comes from.
-        status: How it ended; a trajectory with the status `"error"` gives no samples.
-        error: What went wrong, if something did; its status is then `"error"`.
-        tokenizer: The tokenizer's fingerprint, if known: trees refuse samples of different ones.
-        vocab_size: Ids must be below it: at most 2**31 - 1; 0 if it is not known.
-        group_id: What rollouts of the same task share.
+        steps: For each step in order, `(prompt_tokens, action_tokens, logprobs, reward)` or a mapping with these names;
+            see `LoggedStep`. Without steps, the trajectory has no contexts.
+        id: The id of the trajectory.
+        env: The name of the system or environment that the log comes from.
+        status: How the episode ended. A trajectory with the status `"error"` gives no samples.
+        error: A description of the error, if the episode failed. The status is then `"error"`.
+        tokenizer: The fingerprint of the tokenizer, if it is known. A tree takes samples of one tokenizer only.
+        vocab_size: The size of the vocabulary, at most 2**31 - 1. Token ids must be smaller. 0 if it is unknown.
+        group_id: The id that rollouts of the same task share.
 
     Raises:
-        InvalidRecord: If a step is not sound: it names the step and what is wrong.
-        ConfigError: If another argument is not valid.
+        InvalidRecord: If a step is invalid. The error names the step and the problem.
+        ConfigError: If another argument is invalid.
     """
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or not 0 <= vocab_size <= _ANY_ID:
-        raise ConfigError(f"vocab_size is {vocab_size!r:.80}; expected an integer from 0 to 2**31 - 1")
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or not 0 <= vocab_size <= _LARGEST_ID:
+        raise ConfigError(f"vocab_size is {vocab_size!r:.80}; expected an integer from 0 to 2**31 - 1, 0 if unknown")
     for name, value, kinds in (
         ("id", id, str),
         ("env", env, str),
@@ -95,10 +100,10 @@ def from_steps(
         ("error", error, (str, type(None))),
     ):
         if not isinstance(value, kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{name} is {value!r:.80}; expected a text{'' if kinds is str else ' or None'}")
+            raise ConfigError(f"{name} is {value!r:.80}; expected a string{'' if kinds is str else ' or None'}")
     if status not in get_args(Status):
         raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
-    writer = _Writer(_read(steps, vocab_size or _ANY_ID))
+    writer = _Writer(_read(steps, vocab_size or _LARGEST_ID))
     status = status if error is None else "error"
     return Trajectory(
         id=id,
@@ -115,28 +120,28 @@ def from_steps(
     )
 
 
-def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_Logged]:
+def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_MatchedStep]:
     if not isinstance(steps, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRecord(f"steps is a {type(steps).__name__}; expected the steps of one rollout, in order")
-    prompts, logged = OpenPrompts(), list[_Logged]()
+    prompts, matched = OpenPrompts(), list[_MatchedStep]()
     for index, given in enumerate(steps):
         try:
             step = LoggedStep(**given) if isinstance(given, Mapping) else LoggedStep(*cast("tuple[Any, ...]", given))
             prompt, action, reward = _checked(step, vocab_size)
         except (ActionError, TypeError, ValueError, OverflowError) as error:
             raise InvalidRecord(f"step {index}: {error}") from error
-        place = prompts.add(prompt, action.tokens)
-        logged.append(_Logged(prompt[place.shared :].copy(), action, reward, place))
-    return logged
+        match = prompts.add(prompt, action.tokens)
+        matched.append(_MatchedStep(prompt[match.shared :].copy(), action, reward, match))
+    return matched
 
 
 def _checked(step: LoggedStep, vocab_size: int) -> "tuple[NDArray[np.int32], CheckedAction, float | None]":
     try:
         prompt = check_action(Action(step.prompt_tokens), vocab_size).tokens
     except ActionError as error:
-        raise ActionError(f"of the prompt, {error}") from error
+        raise ActionError(f"in the prompt: {error}") from error
     if not len(prompt):
-        raise ActionError("the prompt is empty; expected the whole prompt that was sampled from")
+        raise ActionError("the prompt is empty; expected the full prompt that was sampled from")
     sampling: dict[str, Any] = {"temperature": step.temperature, "policy_version": step.policy_version}
     action = check_action(Action(step.action_tokens, step.logprobs, **sampling), vocab_size)
     return prompt, action, None if step.reward is None else _reward(step.reward)
@@ -144,59 +149,62 @@ def _checked(step: LoggedStep, vocab_size: int) -> "tuple[NDArray[np.int32], Che
 
 def _reward(reward: Any) -> float:
     if isinstance(reward, bool) or not isinstance(reward, Real) or not abs(float(reward)) <= LARGEST:
-        raise ActionError(f"the reward is {reward!r:.80}; expected a finite number of float32, or None: not scored")
+        raise ActionError(
+            f"the reward is {reward!r:.80}; expected a finite number that fits in float32, or None if the step was not "
+            "scored"
+        )
     return float(reward)
 
 
 class _Writer:
-    """Writes steps into contexts: each chain of prompts is a segment of one."""
+    """The writer of the steps and contexts of the trajectory. Each chain of prompts is a segment of a context."""
 
-    def __init__(self, logged: Sequence[_Logged]) -> None:
+    def __init__(self, matched: Sequence[_MatchedStep]) -> None:
         self.steps: list[Step] = []
         self._logs: dict[str, tuple[GrowableArray[np.int32], GrowableArray[np.float32]]] = {}
-        self._names: list[str] = []  # of the contexts, by chain
+        self._names: list[str] = []  # the context of each chain
         self._lengths: dict[str, int] = {}
-        # Of each chain, the last step that goes on with it or begins in it.
-        self._last_use = {step.place.nearest: index for index, step in enumerate(logged)}
-        for index, step in enumerate(logged):
-            self._add(step, self._begin(index, step.place) if step.place.is_new else None)
+        # For each chain, the last step that continues it or shares a prefix with it.
+        self._last_use = {step.match.nearest: index for index, step in enumerate(matched)}
+        for index, step in enumerate(matched):
+            self._add(step, self._begin(index, step.match) if step.match.is_new else None)
 
     def contexts(self) -> dict[str, ContextLog]:
-        """The contexts; nothing tells their roles apart."""
+        """Return the contexts by name. All have the same role, because a log does not specify roles."""
         return {
             name: ContextLog(role=MAIN, parent=None, tokens=tokens.copy(), logprobs=logprobs.copy(), messages=[])
             for name, (tokens, logprobs) in self._logs.items()
         }
 
-    def _begin(self, index: int, place: Place) -> Break:
-        """Decide in which context a chain is."""
-        base = "" if place.nearest is None else self._names[place.nearest]
-        detail = f"step {index} of the log, which does not say why"
-        if base and self._last_use[place.nearest] == index:
+    def _begin(self, index: int, match: Match) -> Break:
+        """Choose the context of a new chain, and return the break that begins it."""
+        base = "" if match.nearest is None else self._names[match.nearest]
+        detail = f"step {index} of the log, which does not specify the reason"
+        if base and self._last_use[match.nearest] == index:
             self._names.append(base)
-            return Break("rewrite", UNDECLARED, base, base, place.shared, self._lengths[base] - place.shared, detail)
+            return Break("rewrite", UNDECLARED, base, base, match.shared, self._lengths[base] - match.shared, detail)
         name = MAIN if not index else f"{MAIN}-{len(self._logs) + 1}"
         self._names.append(name)
-        return Break("switch", UNDECLARED, name, base or name, place.shared, 0, detail)
+        return Break("switch", UNDECLARED, name, base or name, match.shared, 0, detail)
 
-    def _add(self, logged: _Logged, break_: Break | None) -> None:
-        place, action, name = logged.place, logged.action, self._names[logged.place.chain]
+    def _add(self, matched: _MatchedStep, break_: Break | None) -> None:
+        match, action, name = matched.match, matched.action, self._names[matched.match.chain]
         tokens, logprobs = self._logs.setdefault(name, (GrowableArray(np.int32), GrowableArray(np.float32)))
         start = len(tokens)
-        for array, its_logprobs in ((logged.observed, 0.0), (action.tokens, _logprobs(action))):
+        for array, its_logprobs in ((matched.observed, 0.0), (action.tokens, _logprobs(action))):
             tokens.append(array)
             logprobs.extend(len(array), its_logprobs)
-        self._lengths[name] = place.shared + len(logged.observed) + len(action.tokens)
+        self._lengths[name] = match.shared + len(matched.observed) + len(action.tokens)
         self.steps.append(
             Step(
                 context=name,
                 base=name if break_ is None else break_.base,
-                keep=place.shared,
-                extends=not place.is_new,
+                keep=match.shared,
+                extends=not match.is_new,
                 start=start,
-                action_start=start + len(logged.observed),
+                action_start=start + len(matched.observed),
                 parts=(Part(len(tokens), action.temperature, action.policy_version),),
-                reward=logged.reward,
+                reward=matched.reward,
                 break_=break_ if self.steps else None,
             )
         )

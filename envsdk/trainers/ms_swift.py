@@ -1,8 +1,8 @@
-"""ms-swift (4.6 or newer): a `MultiTurnScheduler` that plays an environment, token-exact.
+"""The adapter for ms-swift (4.6 or newer): a `MultiTurnScheduler` that runs the episodes of an environment.
 
-ms-swift renders messages itself, both to sample and to train. So only the messages up to the first reply are given as
-messages; all that follows is one assistant message of token ids, whose mask says what was sampled. That the rendered
-messages are our prompt is checked at every step by the ids that the engine returns.
+ms-swift renders messages itself, both to sample and to train. So only the messages before the first reply are passed as
+messages. Everything after them is one assistant message of token ids, whose mask marks the sampled tokens. At each
+step, the prompt ids that the engine returns are compared with the prompt of the environment.
 """
 
 import copy
@@ -25,7 +25,7 @@ from ..policies.vocabularies import check_tokenizer
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling, checked
+from .checks import check_samples, check_sampling
 from .packages import load
 from .rows import logprobs
 from .single import OnBreak, check_on_break, single_sample
@@ -36,38 +36,46 @@ if TYPE_CHECKING:
 CAPABILITY = Capability(
     "ms-swift",
     several_samples=False,
-    loss_weight="Not needed: a rollout is one record, whose weight is 1.",
+    loss_weight="Not needed: a rollout is one record.",
 )
 
 MEDIA = ("images", "audios", "videos")
-"""What of a turn's `info` overrides the request's, for the engine and for the trainer."""
+"""The keys of a turn's `info` that replace the fields of the request, for the engine and for the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What follows the messages, as `RolloutOutput` has it: one turn of token ids."""
+    """The response fields of ms-swift's `RolloutOutput`, with one turn of token ids.
+
+    Attributes:
+        response_token_ids: The token ids of the response.
+        response_loss_mask: 1 for each sampled token, 0 for each other token of the response.
+        rollout_logprobs: The log-probabilities of the tokens with mask 1, in nats. If their number is wrong, ms-swift
+            silently disables importance sampling.
+    """
 
     response_token_ids: list[list[int]]
     response_loss_mask: list[list[int]]
     rollout_logprobs: list[list[float]]
-    """Only of the tokens whose mask is 1; one more or less, and importance sampling is silently off."""
 
 
 def to_response(sample: Sample, start: int, *, temperature: float | None = None) -> Response:
-    """Write a sample as ms-swift takes it.
+    """Convert a sample to a response of ms-swift.
 
     Args:
         sample: The sample.
-        start: How many of its tokens are the messages that ms-swift renders itself.
-        temperature: The trainer's; None: it is not compared.
+        start: The number of tokens at the beginning of the sample that ms-swift renders itself.
+        temperature: The trainer's temperature, which must be that of the sample. None skips the check.
 
     Raises:
-        InvalidSample: If the sample is not sound, has no log-probabilities, or trains a token before `start`.
+        InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or trains
+            a token before `start`.
     """
-    (sample,) = checked([sample], temperature=temperature)
+    (sample,) = check_samples([sample], temperature=temperature)
     if sample.mask[:start].any():
         raise InvalidSample(
-            f"mask[{int(np.argmax(sample.mask))}] is True, but the first {start} tokens are messages to ms-swift"
+            f"mask[{int(np.argmax(sample.mask))}] is True, but the first {start} tokens are messages that ms-swift "
+            "renders itself and cannot train"
         )
     return Response(
         [sample.tokens[start:].tolist()],
@@ -77,45 +85,46 @@ def to_response(sample: Sample, start: int, *, temperature: float | None = None)
 
 
 def make_scheduler(make_env: Callable[[], Env], *, name: str = "envsdk", on_break: OnBreak = "raise") -> type[Any]:
-    """Make a scheduler for `--multi_turn_scheduler`, and register it by its name: in a file for `--external_plugins`.
+    """Make a scheduler class for `--multi_turn_scheduler`, and register it. Call this in an `--external_plugins` file.
 
-    The request's `data_dict`, the other columns of the data set, is the task, but for a column `seed`, which is the
-    seed of the episode; its messages are not read. Rewards are in
-    `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`. A turn's
-    `info={"images": [...]}` replaces the request's images, for the engine and the trainer; so do `audios` and `videos`.
+    The task of an episode is the `data_dict` of the request, which holds the columns of the dataset besides the
+    messages. A column `seed` is the seed of the episode. The messages of the dataset are ignored. Rewards are in
+    `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`. A turn with
+    `info={"images": [...]}` replaces the images of the request, for the engine and the trainer; so do `audios` and
+    `videos`.
 
     Args:
-        make_env: Makes a new environment, whose limits end the episode.
-        name: What it is called in ms-swift's registry.
-        on_break: What to do with a rollout of several samples.
+        make_env: A function that makes a new environment. The limits of the environment end the episode.
+        name: The name of the scheduler in ms-swift's registry.
+        on_break: What to do with a rollout of several samples; see `OnBreak`.
 
     Returns:
-        The class. Its `run` raises what the environment raises; `SingleSampleOnly`; `PolicyError` if a prompt is not
-        what ms-swift renders; and `EpisodeError` if there is nothing to train and nothing to say so with: no reply at
-        all, or no reward.
+        The class. Its `run` raises the errors of the environment; `SingleSampleOnly` if the rollout has several samples
+        and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the environment; and
+        `EpisodeError` if the episode ended without a reply or without a reward.
 
     Raises:
-        ConfigError: If `on_break` is none.
-        ImportError: If ms-swift is not installed.
+        ConfigError: If `on_break` is invalid.
+        MissingPackage: If ms-swift is not installed.
     """
     check_on_break(on_break)
     module: Any = load("swift.rollout.multi_turn", "ms_swift")
     base: Any = module.MultiTurnScheduler
 
     class EnvsdkScheduler(base):
-        """Plays an environment of envsdk."""
+        """A scheduler that runs the episodes of an environment of envsdk."""
 
         async def run(self, infer_request: Any, request_config: Any, **kwargs: Any) -> Any:
-            """Play an episode; see `make_scheduler`."""
+            """Run one episode; see `make_scheduler`."""
             env = make_env()
             limit = env.limits.max_steps
             if self.max_turns and (limit is None or limit > self.max_turns):
                 raise ConfigError(
-                    f"max_turns is {self.max_turns}, but the environment has max_steps={limit}: its limits end an "
-                    f"episode. Make it with limits=Limits(max_steps={self.max_turns})"
+                    f"max_turns is {self.max_turns}, but the environment has max_steps={limit}, and only the limits of "
+                    f"the environment end an episode: make it with limits=Limits(max_steps={self.max_turns})"
                 )
             try:
-                return await _Rollout(self, env, infer_request, request_config, kwargs).play(on_break)
+                return await _Rollout(self, env, infer_request, request_config, kwargs).run(on_break)
             finally:
                 env.close()
 
@@ -125,32 +134,33 @@ def make_scheduler(make_env: Callable[[], Env], *, name: str = "envsdk", on_brea
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """The messages that ms-swift renders in front of a context, and their tokens."""
+    """The messages at the beginning of a context that ms-swift renders, and their tokens."""
 
     messages: list[dict[str, Any]]
     tools: list[ToolSchema] | None
     tokens: "NDArray[np.int32]"
     prefix: list[int]
-    """What ms-swift puts in front of a reply (an empty think block, say)."""
+    """The tokens that ms-swift inserts before a reply, such as an empty think block."""
 
     def begins(self, tokens: "NDArray[np.int32]", *, with_prefix: bool = False) -> bool:
+        """Return whether the tokens begin with those of the messages (and the prefix of a reply)."""
         beginning = [*self.tokens.tolist(), *(self.prefix if with_prefix else ())]
         return tokens[: len(beginning)].tolist() == beginning
 
 
 class _Rollout:
-    """One episode, sampled by the scheduler's engine."""
+    """One episode whose replies the scheduler's engine samples."""
 
     def __init__(self, scheduler: Any, env: Env, request: Any, config: Any, kwargs: dict[str, Any]) -> None:
         self._scheduler, self._env, self._request, self._kwargs = scheduler, env, request, kwargs
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
-        self._openings: dict[str, _Opening] = {}  # of each context, the one that it goes on from
+        self._openings: dict[str, _Opening] = {}  # the current opening of each context
         self._first: _Opening | None = None
-        self._responses: dict[str, Any] = {}  # the last one of each context
+        self._responses: dict[str, Any] = {}  # the last response of each context
         self._media: dict[str, Any] = {}
 
-    async def play(self, on_break: OnBreak) -> Any:
+    async def run(self, on_break: OnBreak) -> Any:
         seed, options = _reset_of(self._request.data_dict)
         _, info = await self._env.areset(seed=seed, options=options)
         while True:
@@ -160,7 +170,7 @@ class _Rollout:
             *_, info = await self._env.astep(await self._sample(self._env.prompt(), info))
 
     async def _sample(self, prompt: "NDArray[np.int32]", info: dict[str, Any]) -> Action:
-        """Let the engine go on with a prompt, which has to be the one that it renders."""
+        """Sample a reply with the engine, and check that the engine renders this prompt."""
         check_tokenizer(self._scheduler, self._env.episode.agent.context.renderer)
         opening = self._openings.get(info["context"])
         if opening is None or not opening.begins(prompt):
@@ -168,9 +178,9 @@ class _Rollout:
             sent = opening.messages
         else:
             sent = [*opening.messages, {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}]
-        shown = copy.deepcopy({"messages": sent, "tools": opening.tools, **self._media})  # engines change them in place
-        request = dataclasses.replace(self._request, **shown)
-        response = await self._scheduler.infer_engine.infer_async(request, self._asked(info), **self._kwargs)
+        fields = copy.deepcopy({"messages": sent, "tools": opening.tools, **self._media})  # engines change them
+        request = dataclasses.replace(self._request, **fields)
+        response = await self._scheduler.infer_engine.infer_async(request, self._request_config(info), **self._kwargs)
         _check_prompt(prompt, response.prompt_token_ids)
         self._openings[info["context"]], self._responses[info["context"]] = opening, response
         self._first = self._first or opening
@@ -186,21 +196,23 @@ class _Rollout:
         messages, tools = [message.to_openai() for message in context.view], list(context.tools) or None
         return _Opening(messages, tools, prompt[: len(prompt) - len(prefix)], prefix)
 
-    def _asked(self, info: dict[str, Any]) -> Any:
-        """The request's configuration, with what the environment asks for."""
+    def _request_config(self, info: dict[str, Any]) -> Any:
+        """Return the configuration of the request with the options that the environment requests."""
         check_sampling(info["sampling"], self._temperature)
         limits = [limit for limit in (info["max_tokens"], self._config.max_tokens or None) if limit is not None]
         stop = [*self._config.stop, *info["stop"]]
-        asked = {**info["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
-        return dataclasses.replace(self._config, **asked)
+        requested = {**info["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
+        return dataclasses.replace(self._config, **requested)
 
     def _output(self, trajectory: Trajectory, on_break: OnBreak) -> Any:
         main, opening = next(iter(trajectory.contexts)), self._first
         if opening is None or not trajectory.is_scored(main):
             what = "no reply" if opening is None else "no reward in any turn"
-            raise EpisodeError(f"{trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one")
+            raise EpisodeError(
+                f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one"
+            )
         single = single_sample(trajectory, CAPABILITY.trainer, on_break)
-        if single.sample is None:  # a record is due, so the first reply is there, and not trained
+        if single.sample is None:  # ms-swift needs a record, so return the first reply with mask 0
             first = trajectory.steps[0]
             tokens = trajectory.contexts[first.context].tokens[: first.stop]
             ids = tokens[len(opening.tokens) :].tolist()
@@ -209,8 +221,9 @@ class _Rollout:
             response = to_response(single.sample, len(opening.tokens), temperature=self._temperature)
         else:
             raise PolicyError(
-                "the last segment does not begin as the episode began, and ms-swift can train nothing else: choose "
-                "on_break='drop', or a history policy that keeps the first messages and what opens the first reply"
+                "the last segment does not begin as the episode began, but ms-swift trains only segments that do: "
+                "choose on_break='drop', or a history policy that keeps the first messages and the beginning of the "
+                "first reply"
             )
         text = self._env.renderer.tokenizer.decode(response.response_token_ids[0])
         output: Any = load("swift.infer_engine.protocol", "ms_swift").RolloutOutput
@@ -223,12 +236,12 @@ class _Rollout:
 
 
 def _reset_of(row: Mapping[str, Any] | None) -> tuple[int | None, dict[str, Any]]:
-    """The seed of a row's episode, and the options of its reset; the same for all rollouts of the row."""
+    """Return the seed and the reset options of a row's episode, which are the same for all rollouts of the row."""
     task = dict(row or {})
     if not task:
         raise ConfigError(
-            "the row has no columns beside its messages, so nothing says which task it is, and the rollouts of a group "
-            "would play different ones: give the data set a column 'seed', or those of a task"
+            "the row has no columns besides its messages, so nothing specifies the task, and the rollouts of a group "
+            "would have different ones: add a column 'seed', or the columns of a task, to the dataset"
         )
     seed = task.pop("seed", None)
     if seed is None:
@@ -257,13 +270,17 @@ def _infos(trajectory: Trajectory) -> dict[str, Any]:
 
 def _check_prompt(prompt: "NDArray[np.int32]", rendered: list[int] | None) -> None:
     if rendered is None:
-        raise PolicyError("the engine returned no prompt_token_ids, so that nobody knows what it sampled from")
+        raise PolicyError(
+            "the engine returned no prompt_token_ids, so the prompt cannot be checked: use an engine that returns them "
+            "with return_details=True"
+        )
     if prompt.tolist() == list(rendered):
         return
     pairs = zip(prompt.tolist(), rendered, strict=False)
     at = next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(prompt), len(rendered)))
     raise PolicyError(
         f"ms-swift rendered another prompt: {len(rendered)} tokens instead of {len(prompt)}, the first difference at "
-        f"{at}: {rendered[at : at + 8]} instead of {prompt[at : at + 8].tolist()}. Its template and the environment's "
-        "renderer have to be of one model, with the same options; a first reply cannot be prefilled"
+        f"position {at}: {rendered[at : at + 8]} instead of {prompt[at : at + 8].tolist()}. Its template and the "
+        "environment's renderer must be of the same model, with the same options, and a first reply cannot have a "
+        "prefill"
     )

@@ -1,4 +1,4 @@
-"""The trainers' own packages, which are imported when they are used."""
+"""The import of the trainers' own packages, when they are used."""
 
 import importlib
 from typing import Any
@@ -10,11 +10,11 @@ def load(module: str, page: str) -> Any:
     """Import a module of a trainer.
 
     Args:
-        module: Its full name.
-        page: The page of docs/trainers that says how to install it.
+        module: The full name of the module.
+        page: The name of the page in docs/trainers that explains how to install it.
 
     Raises:
-        MissingPackage: It names what, and the page.
+        MissingPackage: If it cannot be imported. The error names the missing package and the page.
     """
     try:
         return importlib.import_module(module)
@@ -24,10 +24,10 @@ def load(module: str, page: str) -> Any:
 
 
 def load_if_installed(module: str) -> Any:
-    """Import a module of a trainer whose classes ours are based on; None if its package is not installed.
+    """Import a module that has the base classes of an adapter. Return None if its package is not installed.
 
     Raises:
-        ImportError: If the package is there, and something that it needs is not.
+        ImportError: If the package is installed, but one of its dependencies is not.
     """
     try:
         return importlib.import_module(module)

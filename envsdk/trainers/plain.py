@@ -1,4 +1,4 @@
-"""Arrays for a training loop of your own: samples as one batch, padded or packed, of numpy or of torch."""
+"""Batches for your own training loop: samples as padded or packed arrays of numpy or torch."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -10,22 +10,22 @@ from ..errors import ConfigError, InvalidSample
 from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
-from .checks import checked
+from .checks import check_samples
 from .rows import advantages, temperatures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CAPABILITY = Capability(
-    "A loop of your own",
+    "Your own loop",
     several_samples=True,
-    loss_weight="In the batch, not applied: multiply by it where a loss is averaged per sample, not where it sums.",
+    loss_weight="In the batch, not applied: multiply by it if the loss is averaged per sample, not if it is a sum.",
 )
 
 Layout: TypeAlias = Literal["padded", "packed"]
 Arrays: TypeAlias = Literal["numpy", "torch"]
 Batch: TypeAlias = dict[str, Any]
-_PADDING = {"temperature": 1.0, "step_ids": -1, "sample_ids": -1}  # elsewhere 0
+_PADDING = {"temperature": 1.0, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
 
 
 def collate(
@@ -35,38 +35,38 @@ def collate(
     arrays: Arrays = "numpy",
     pad_token_id: int = 0,
 ) -> Batch:
-    """Make one batch of samples.
+    """Collate samples into one batch.
 
-    Token i is predicted from those before it: compare `logits[:, :-1]` with `tokens[:, 1:]` under `mask[:, 1:]`.
-    No sample's first token is trained, so that the same shift crosses no border of a packed row.
+    The logits at a token predict the next token: compare `logits[:, :-1]` with `tokens[:, 1:]` where `mask[:, 1:]` is
+    True. The first token of a sample is never trained, so the same shift is correct for a packed row, too.
 
     Args:
-        samples: The samples, B of them.
-        layout: `"padded"`: a row for each sample, filled on the right to the longest: shape (B, L). `"packed"`: one row
-            of all, without any padding: shape (1, N).
-        arrays: The kind of arrays.
-        pad_token_id: What fills `tokens`: a token id.
+        samples: B samples.
+        layout: `"padded"`: one row for each sample, padded on the right to the length L of the longest sample, shape
+            (B, L). `"packed"`: all N tokens in one row without padding, shape (1, N).
+        arrays: The type of the arrays: `"numpy"` or `"torch"`.
+        pad_token_id: The token id that pads `tokens`.
 
     Returns:
-        For each token `tokens`, `mask`, `step_ids`, `position_ids` (from 0 in each sample), `sample_ids` (row; -1 on
-        padding), `temperature` (1.0 where nothing was sampled), and where the samples have them `logprobs` and
-        `advantage` (0.0 where mask is False); padded also `attention_mask`. For each sample `lengths`, `reward` and
-        `loss_weight`, shape (B,). For kernels of variable length `cu_seqlens`, int32 of shape (B + 1,), and
-        `max_seqlen`.
+        A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
+        `sample_ids` (the index of the sample, -1 on padding), all int64; `mask`, bool; `temperature`, float32, 1.0
+        where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples have them;
+        and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
+        float32. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
 
     Raises:
-        InvalidSample: If a sample is not sound, if only some have log-probabilities or an advantage, or if there are
-            no samples at all: a batch without rows has no shape.
-        ConfigError: If a choice is not known, or `pad_token_id` is no token id.
-        ImportError: If torch is asked for and not installed.
+        InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, or there are
+            no samples.
+        ConfigError: If `layout`, `arrays` or `pad_token_id` is invalid.
+        MissingPackage: If torch tensors are requested and torch is not installed.
     """
     for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays)):
         if choice not in get_args(known):
             raise ConfigError(f"{name} is {choice!r}; expected one of {get_args(known)}")
     if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, Integral) or not 0 <= pad_token_id < 2**31:
         raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
-    sound = _sound(samples)
-    rows = [_row(index, sample) for index, sample in enumerate(sound)]
+    valid = _check(samples)
+    rows = [_row(index, sample) for index, sample in enumerate(valid)]
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     if layout == "packed":
         batch: Batch = {name: np.concatenate([row[name] for row in rows])[None] for name in rows[0]}
@@ -77,23 +77,26 @@ def collate(
     batch["lengths"], batch["max_seqlen"] = lengths, int(lengths.max())
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
-        batch[name] = np.array([getattr(sample, name) for sample in sound], dtype=np.float32)
+        batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
     return batch if arrays == "numpy" else _tensors(batch)
 
 
-def _sound(samples: Iterable[Sample]) -> list[Sample]:
-    sound = checked(samples, logprobs=False)
-    if not sound:
-        raise InvalidSample("there are no samples: nothing to make a batch of")
+def _check(samples: Iterable[Sample]) -> list[Sample]:
+    valid = check_samples(samples, logprobs=False)
+    if not valid:
+        raise InvalidSample("samples is empty; expected at least one sample, because a batch needs a row")
     for name in ("logprobs", "advantage"):
-        has = [getattr(sample, name) is not None for sample in sound]
+        has = [getattr(sample, name) is not None for sample in valid]
         if any(has) and not all(has):
-            raise InvalidSample(f"sample {has.index(False)} has no {name}, sample {has.index(True)} has: all or none")
-    return sound
+            raise InvalidSample(
+                f"sample {has.index(False)} has no {name}, but sample {has.index(True)} has; expected {name} in all "
+                "samples or in none"
+            )
+    return valid
 
 
 def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
-    """The arrays of a sample that have an entry for each token."""
+    """Return the arrays of a sample that have one value for each token, each of shape (L,)."""
     row: dict[str, NDArray[Any]] = {
         "tokens": sample.tokens.astype(np.int64),
         "mask": sample.mask,

@@ -1,4 +1,4 @@
-"""For trainers that take one sample of a rollout: which one, and what is lost."""
+"""The choice of one sample, for trainers that take one sample of a rollout."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
@@ -10,43 +10,46 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 
 OnBreak: TypeAlias = Literal["raise", "last_segment", "drop"]
-"""What a trainer of one sample per rollout does with a rollout of several: raise `SingleSampleOnly`; train the last
-segment of the main context; or train nothing of it. Whether its reward still counts in its group's baseline then, the
-trainer's page says."""
+"""What an adapter does with a rollout of several samples if the trainer takes one: `"raise"` raises `SingleSampleOnly`,
+`"last_segment"` trains the last segment of the main context, and `"drop"` trains nothing of the rollout. The page of
+the trainer specifies whether the reward of a dropped rollout still counts in the baseline of its group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """The one sample of a rollout."""
+class SingleSample:
+    """The one sample of a rollout that is trained.
+
+    Attributes:
+        sample: A sample of the main context; None if nothing of the rollout is trained.
+        dropped_share: The share of the rollout's sampled tokens that are not trained, from 0 to 1.
+    """
 
     sample: Sample | None
-    """The main context's; None if nothing of the rollout is trained."""
     dropped_share: float
-    """The share of the rollout's sampled tokens that are not trained, from 0 to 1."""
 
 
 def check_on_break(on_break: object) -> OnBreak:
-    """Return the choice itself.
+    """Return `on_break` after checking it.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not one of the choices of `OnBreak`.
     """
     if on_break not in get_args(OnBreak):
         raise ConfigError(f"on_break is {on_break!r}; expected one of {get_args(OnBreak)}")
     return cast("OnBreak", on_break)
 
 
-def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "raise") -> Single:
+def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "raise") -> SingleSample:
     """Choose the one sample of a rollout that a trainer takes.
 
     Args:
         trajectory: The rollout.
-        trainer: What the trainer is called in the error.
-        on_break: What to do where there are several samples, or one that is not the main context's.
+        trainer: The name of the trainer, for the error message.
+        on_break: What to do if the rollout has several samples, or its only sample is not of the main context.
 
     Raises:
-        SingleSampleOnly: If there are several, or another context's, and `on_break` is `"raise"`.
-        ConfigError: If `on_break` is something else.
+        SingleSampleOnly: In that case, if `on_break` is `"raise"`.
+        ConfigError: If `on_break` is invalid.
     """
     check_on_break(on_break)
     samples = trajectory.samples()
@@ -58,4 +61,4 @@ def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "rai
         last = None if on_break == "drop" else last
     sampled = sum(step.stop - step.action_start for step in trajectory.steps if not trajectory.is_copied(step))
     trained = 0 if last is None else int(np.count_nonzero(last.mask))
-    return Single(last, 1.0 - trained / sampled if sampled else 0.0)
+    return SingleSample(last, 1.0 - trained / sampled if sampled else 0.0)

@@ -1,4 +1,4 @@
-"""SkyRL: rollouts as a step-wise `GeneratorOutput`, in which a rollout may have several rows.
+"""The adapter for SkyRL: rollouts as a step-wise `GeneratorOutput`, in which a rollout may have several rows.
 
 Source: the public rules of `validate_generator_output(..., step_wise=True)`.
 """
@@ -9,30 +9,34 @@ from typing import NamedTuple, TypedDict
 from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
-from .checks import checked
-from .rows import by_rollout, logprobs, response_start
+from .checks import check_samples
+from .rows import group_by_rollout, logprobs, response_start
 
 CAPABILITY = Capability(
     "SkyRL",
     several_samples=True,
-    loss_weight="Left out: with loss_reduction=token_mean, tokens count. The other reductions count rows.",
+    loss_weight="Left out: loss_reduction=token_mean averages over tokens. The other reductions average over rows.",
 )
 
 
 class TrajectoryID(NamedTuple):
-    """Names a rollout as SkyRL's class of that name does."""
+    """The id of a rollout, with the fields of SkyRL's class of this name.
+
+    Attributes:
+        instance_id: The id of the task, which the rollouts of a group share.
+        repetition_id: The index of the rollout in its group.
+    """
 
     instance_id: str
-    """The task: what a group shares."""
     repetition_id: int
 
     def to_string(self) -> str:
-        """As SkyRL's checks compare it."""
+        """Return the id in the form that SkyRL's checks compare."""
         return f"{self.instance_id}_{self.repetition_id}"
 
 
 class GeneratorOutput(TypedDict):
-    """The fields of SkyRL's `GeneratorOutput` that step-wise training reads: each has an entry for each row."""
+    """The fields of SkyRL's `GeneratorOutput` that step-wise training reads. Each list has one item for each row."""
 
     prompt_token_ids: list[list[int]]
     response_ids: list[list[int]]
@@ -45,22 +49,23 @@ class GeneratorOutput(TypedDict):
 
 
 def to_generator_output(samples: Iterable[Sample], *, temperature: float | None = None) -> GeneratorOutput:
-    """Convert the samples of any number of rollouts, for `generator.step_wise_trajectories=true`.
+    """Convert the samples of rollouts to rows, for `generator.step_wise_trajectories=true`.
 
-    Those of a rollout stand side by side. The last one is marked and has the reward, from which SkyRL makes the
-    advantage of all of them. A row's prompt is what comes before its first trained token. `stop_reasons` has `length`
-    for a rollout that was truncated, else `stop`. No samples give an output without rows.
+    The rows of a rollout are consecutive. Only the last one has `is_last_step` True and the reward, from which SkyRL
+    computes the advantage of all rows of the rollout. The prompt of a row ends before its first trained token.
+    `stop_reasons` has `length` for a truncated rollout, and `stop` for any other.
 
     Args:
-        samples: All samples of those rollouts, with log-probabilities.
-        temperature: The trainer's (`generator.sampling_params.temperature`), which the samples' is compared with.
+        samples: All samples of the rollouts, with log-probabilities.
+        temperature: The trainer's temperature (`generator.sampling_params.temperature`), which must be that of the
+            samples. None skips the check.
 
     Raises:
-        InvalidSample: If a sample is not sound, lacks log-probabilities, was not scored, or was sampled at another
-            temperature; if those of one rollout have different rewards or one of them is missing; or if the id of a
-            rollout without a group is another's `group_id`.
+        InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
+            temperature; if the samples of a rollout have different rewards, or one is missing; or if a rollout without
+            a group has the id of a group.
     """
-    sound = checked(samples, scored=True, temperature=temperature)
+    valid = check_samples(samples, scored=True, temperature=temperature)
     output = GeneratorOutput(
         prompt_token_ids=[],
         response_ids=[],
@@ -72,9 +77,9 @@ def to_generator_output(samples: Iterable[Sample], *, temperature: float | None 
         is_last_step=[],
     )
     repetitions: dict[str, int] = {}
-    groups = {sample.group_id for sample in sound}
-    for rollout in by_rollout(sound):
-        instance = _instance(rollout[0], groups)
+    groups = {sample.group_id for sample in valid}
+    for rollout in group_by_rollout(valid):
+        instance = _instance_id(rollout[0], groups)
         name = TrajectoryID(instance, repetitions.get(instance, 0))
         repetitions[instance] = name.repetition_id + 1
         for sample in rollout:
@@ -82,14 +87,14 @@ def to_generator_output(samples: Iterable[Sample], *, temperature: float | None 
     return output
 
 
-def _instance(sample: Sample, groups: Set[str | None]) -> str:
-    """What names the task: the group, or a rollout that is in none."""
+def _instance_id(sample: Sample, groups: Set[str | None]) -> str:
+    """Return the id of the sample's group, or of its rollout if it has no group."""
     if sample.group_id is not None:
         return sample.group_id
     if sample.trajectory_id in groups:
         raise InvalidSample(
-            f"the rollout {sample.trajectory_id!r} has no group_id, and its id is that of a group, into which SkyRL "
-            "would put it: give it another id (reset option `episode_id`) or a group"
+            f"trajectory {sample.trajectory_id!r} has no group_id, and its id is that of a group, so SkyRL would add "
+            "it to that group: give it another id (reset option `episode_id`) or a group (reset option `group_id`)"
         )
     return sample.trajectory_id
 

@@ -1,6 +1,6 @@
-"""slime: samples as the dictionaries that its `Sample.from_dict` reads.
+"""The adapter for slime: samples as the dictionaries that its `Sample.from_dict` reads.
 
-Source: the public definition, `slime.utils.types.Sample`, and the checks where slime makes its training data.
+Source: the public definition of `slime.utils.types.Sample`, and the checks with which slime builds its training data.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,27 +8,27 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from ..credit.baselines import mean, normalised
-from ..credit.values import finite
+from ..credit.baselines import mean, normalized
+from ..credit.values import finite_array
 from ..errors import ConfigError, InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
-from .checks import checked
-from .rows import by_rollout, logprobs, response_start
+from .checks import check_samples
+from .rows import group_by_rollout, logprobs, response_start
 
 CAPABILITY = Capability(
     "slime",
     several_samples=True,
-    loss_weight="Left out: samples of a rollout share its rollout_id, within which slime averages over their tokens.",
+    loss_weight="Left out: slime averages over the tokens of a rollout, whose samples share its rollout_id.",
 )
 
-# The `advantage_estimator`s whose rewards slime centers, and of those the ones that it may scale.
+# The values of `advantage_estimator` for which slime centers rewards, and those for which it may also scale them.
 _CENTERED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
 
 
 class SlimeSample(TypedDict):
-    """The fields of slime's `Sample` that are set; `loss_mask` and `rollout_log_probs` are of the response alone."""
+    """The fields of slime's `Sample` that are set. `loss_mask` and `rollout_log_probs` cover only the response."""
 
     group_index: int
     index: int
@@ -46,32 +46,36 @@ class SlimeSample(TypedDict):
 def to_slime_samples(
     samples: Iterable[Sample], *, first_rollout_id: int, first_group_index: int, temperature: float | None = None
 ) -> list[SlimeSample]:
-    """Convert the samples of any number of rollouts: `slime.utils.types.Sample.from_dict(record)`.
+    """Convert the samples of rollouts to records: `slime.utils.types.Sample.from_dict(record)`.
 
-    Rollouts are numbered in the order in which they appear, and so are groups: those of the same `group_id`, or one
-    rollout without. The response begins with the first trained token. No samples give no records.
+    Rollouts and groups are numbered in the order in which they first appear. A rollout without a `group_id` is a group
+    of its own. The response begins with the first trained token.
 
     Args:
-        samples: All samples of those rollouts, with log-probabilities.
-        first_rollout_id: The number of the first rollout, and its `index`. Numbers are unique in slime's batch: where
-            each rollout is converted by itself, it is `index` of the sample that slime gave.
-        first_group_index: The number of the first group: `group_index` of that sample.
-        temperature: The trainer's (`rollout_temperature`), which the samples' is compared with.
+        samples: All samples of the rollouts, with log-probabilities.
+        first_rollout_id: The number of the first rollout, which is also its `index`. It must be unique in slime's
+            batch. If each rollout is converted separately, it is `index` of the sample that slime passed.
+        first_group_index: The number of the first group. If each rollout is converted separately, it is `group_index`
+            of the sample that slime passed.
+        temperature: The trainer's temperature (`rollout_temperature`), which must be that of the samples. None skips
+            the check.
 
     Raises:
-        InvalidSample: If a sample is not sound, lacks log-probabilities, was not scored, or was sampled at another
-            temperature; or if those of one rollout have different rewards or one of them is missing.
-        ConfigError: If a number is none.
+        InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
+            temperature; or if the samples of a rollout have different rewards, or one is missing.
+        ConfigError: If `first_rollout_id` or `first_group_index` is not an integer of at least 0.
     """
     for name, number in (("first_rollout_id", first_rollout_id), ("first_group_index", first_group_index)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{name} is {number!r:.80}; expected an integer of at least 0, from slime's own sample")
-    sound = checked(samples, scored=True, temperature=temperature)
+            raise ConfigError(
+                f"{name} is {number!r:.80}; expected an integer of at least 0, such as slime's own sample has"
+            )
+    valid = check_samples(samples, scored=True, temperature=temperature)
     groups: dict[tuple[bool, str], int] = {}
     records: list[SlimeSample] = []
-    for number, rollout in enumerate(by_rollout(sound), start=first_rollout_id):
-        group, own = rollout[0].group_id, rollout[0].trajectory_id
-        key = (False, own) if group is None else (True, group)
+    for number, rollout in enumerate(group_by_rollout(valid), start=first_rollout_id):
+        group, trajectory_id = rollout[0].group_id, rollout[0].trajectory_id
+        key = (False, trajectory_id) if group is None else (True, group)
         index = groups.setdefault(key, first_group_index + len(groups))
         records += [_record(sample, number, index) for sample in rollout]
     return records
@@ -95,34 +99,34 @@ def _record(sample: Sample, rollout_id: int, group_index: int) -> SlimeSample:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Center and scale the rewards of slime's samples over the rollouts of their group, not over its rows.
+    """Center and scale the rewards of slime's samples so that each rollout, and not each sample, counts once.
 
-    Give slime the path of this function:
-    `--custom-reward-post-process-path envsdk.trainers.slime.post_process_rewards`. Without it, as soon as rollouts have
-    different numbers of rows, slime takes one baseline for its whole batch, in which a rollout counts once for each of
-    its rows.
+    Pass the path of this function to slime:
+    `--custom-reward-post-process-path envsdk.trainers.slime.post_process_rewards`. Without it, if rollouts have
+    different numbers of samples, slime uses one baseline for the whole batch, in which a rollout counts once for each
+    sample.
 
-    A group is the samples of one `group_index`, and a rollout those of one `rollout_id` (`index`, where that is None).
-    A rollout counts once in its group, and all its samples get its advantage. The arithmetic is slime's own: the mean
-    is subtracted, and with `args.grpo_std_normalization` the result is divided by the standard deviation (of a sample
-    of a population, as `torch.std`) plus 1e-6. A group of one rollout has advantage 0. Rewards stay as they are where
-    slime does not center them, by `args.advantage_estimator` and `args.rewards_normalization`.
+    A group holds the samples of one `group_index`. A rollout holds the samples of one `rollout_id` (of one `index`, if
+    `rollout_id` is None). A rollout counts once in its group, and all its samples get its advantage. The arithmetic is
+    that of slime: the mean is subtracted, and with `args.grpo_std_normalization` the result is divided by the standard
+    deviation (unbiased, as in `torch.std`) plus 1e-6. A group of one rollout has advantage 0. The rewards stay
+    unchanged if `args.advantage_estimator` or `args.rewards_normalization` specifies that slime does not center them.
 
     Args:
         args: slime's arguments.
         samples: slime's samples (`slime.utils.types.Sample`) of whole groups.
 
     Returns:
-        The rewards as they are and the centered ones, each in the order of the samples.
+        The raw rewards and the processed rewards, both in the order of the samples.
 
     Raises:
-        InvalidSample: If a sample has no finite reward, no group or no rollout, if samples of one rollout have
-            different rewards, or if they are in several groups.
+        InvalidSample: If a sample has no finite reward, no group or no rollout, or if the samples of a rollout have
+            different rewards or groups.
     """
     given = [sample.get_reward_value(args) for sample in samples]
     if any(isinstance(reward, bool) for reward in given):
-        raise InvalidSample("a reward of slime's samples is True or False; expected numbers")
-    raw = finite("rewards of slime's samples", given, np.float32).tolist()
+        raise InvalidSample("a reward of slime's samples is True or False; expected a number")
+    raw = finite_array("rewards of slime's samples", given, np.float32).tolist()
     if args.advantage_estimator not in _CENTERED or not args.rewards_normalization:
         return raw, raw
     is_scaled = args.advantage_estimator in _SCALED and args.grpo_std_normalization
@@ -131,25 +135,28 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     group_of: dict[int, int] = {}
     for index, ((group, rollout), reward) in enumerate(zip(rollouts, raw, strict=True)):
         if group_of.setdefault(rollout, group) != group:
-            raise InvalidSample(f"sample {index} of rollout {rollout} is in group {group}, others of it in another one")
+            raise InvalidSample(
+                f"sample {index} of rollout {rollout} is in group {group}, but another sample of this rollout is in "
+                f"group {group_of[rollout]}; expected one group for a rollout"
+            )
         known = groups.setdefault(group, {}).setdefault(rollout, reward)
         if known != reward:
             raise InvalidSample(
-                f"sample {index} of rollout {rollout} has the reward {reward}, another one of it {known}; expected the "
-                "rollout's reward in all its samples"
+                f"sample {index} of rollout {rollout} has the reward {reward}, but another sample of this rollout has "
+                f"{known}; expected one reward for a rollout"
             )
     advantages: dict[int, float] = {}
     for rewards in groups.values():
         values = list(rewards.values())
-        found = normalised(values, ddof=1) if is_scaled else mean(values)
+        found = normalized(values, ddof=1) if is_scaled else mean(values)
         advantages.update(zip(rewards, found.tolist(), strict=True))
     return raw, [advantages[rollout] for _, rollout in rollouts]
 
 
 def _rollout(index: int, sample: Any) -> tuple[int, int]:
-    """The group and the rollout of a sample of slime's."""
+    """Return the number of the group and of the rollout of a slime sample."""
     rollout = sample.index if sample.rollout_id is None else sample.rollout_id
     for name, number in (("group_index", sample.group_index), ("rollout_id", rollout)):
         if not isinstance(number, int) or isinstance(number, bool):
-            raise InvalidSample(f"sample {index} has the {name} {number!r:.80}; expected an integer")
+            raise InvalidSample(f"sample {index} has the {name} {number!r:.80}; expected an integer, which slime sets")
     return sample.group_index, rollout

@@ -1,4 +1,4 @@
-"""Samples as tables: Parquet files and data sets of Hugging Face, a row for each sample, and back again."""
+"""Samples as tables with one row for each sample: Parquet files and Hugging Face datasets, in both directions."""
 
 import itertools
 import json
@@ -15,12 +15,12 @@ from ..trajectories.records import SCHEMA_VERSION, check_version, fragment, stor
 from ..trajectories.samples import Sample
 from ..trajectories.stored import pack
 from .capability import Capability
-from .checks import checked
+from .checks import check_samples
 
 CAPABILITY = Capability(
     "Parquet and Hugging Face datasets",
     several_samples=True,
-    loss_weight="A column, not applied: multiply by it where a loss is averaged per row, not where it sums.",
+    loss_weight="A column, not applied: multiply by it if the loss is averaged per row, not if it is a sum.",
 )
 
 _LISTS = {
@@ -47,22 +47,27 @@ _VALUES = {
     "stop_reason": "string",
     "truncated": "bool_",
 }
-_JSON = ("breaks", "extra", "metadata")  # as texts
-# What pyarrow raises for a file that is none of its own: its errors are `ValueError`, `OSError` and the like, too.
+_JSON = ("breaks", "extra", "metadata")  # columns of JSON text
+# What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
-_ROWS = 1000  # of a row group: how many samples are in memory at a time
+_ROWS = 1000  # rows of a row group, which is the number of samples in memory at a time
 
 
 def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
-    """Write samples to a Parquet file; returns how many. The file is there whole, or as it was.
+    """Write samples to a Parquet file, and return the number of samples.
 
-    The columns are the fields of `Sample`, lists where those are arrays; `breaks`, `extra` and `metadata` are JSON. An
-    advantage is there for each token. No samples are a table without rows.
+    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra` and `metadata` are JSON text. The
+    advantage has one value for each token. Without samples, the table has no rows. The file is replaced only when it is
+    complete.
+
+    Args:
+        path: The path of the file.
+        samples: The samples; they may come from a generator.
 
     Raises:
-        InvalidSample: If a sample is not sound, or holds what cannot be written; it names which.
-        StorageError: If the file cannot be written. Nothing of it is kept: its index comes last.
-        ImportError: If pyarrow is not installed.
+        InvalidSample: If a sample is invalid, or has a value that cannot be written. The error names the sample.
+        StorageError: If the file cannot be written. An existing file stays unchanged.
+        MissingPackage: If pyarrow is not installed.
     """
     parquet, schema, count = _package("pyarrow.parquet"), _schema(), 0
     with whole_file(path) as unfinished:
@@ -80,11 +85,13 @@ def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
 
 
 def read_parquet(path: Path | str) -> Iterator[Sample]:
-    """Read what `write_parquet` wrote, row group by row group.
+    """Yield the samples of a Parquet file that `write_parquet` wrote. One row group is in memory at a time.
 
     Raises:
-        InvalidRecord: If it is another table, of another schema version, or damaged; it names the file and the row.
-        InvalidSample: If a sample is not sound.
+        InvalidRecord: If the table has other columns or another schema version, or the file is damaged. The error names
+            the file and the row.
+        InvalidSample: If a sample is invalid.
+        MissingPackage: If pyarrow is not installed.
     """
     for number, row in enumerate(_rows(path)):
         try:
@@ -101,20 +108,20 @@ def _rows(path: Path | str) -> Iterator[dict[str, Any]]:
             for batch in file.iter_batches(_ROWS):
                 yield from batch.to_pylist()
                 count += len(batch)
-            if count != file.metadata.num_rows:  # where a page begins has no checksum
-                raise InvalidRecord(f"{path} is damaged: it has {count} of its {file.metadata.num_rows} rows")
+            if count != file.metadata.num_rows:  # page offsets have no checksum
+                raise InvalidRecord(f"{path} is damaged: {count} of its {file.metadata.num_rows} rows can be read")
     except (FileNotFoundError, PermissionError, InvalidRecord):
         raise
     except _DAMAGED as error:
-        raise InvalidRecord(f"{path} is no table of samples, or it is damaged: {error}") from error
+        raise InvalidRecord(f"{path} is not a Parquet file of samples, or it is damaged: {error}") from error
 
 
 def to_dataset(samples: Iterable[Sample]) -> Any:
-    """Make a `datasets.Dataset` of samples, with the columns of `write_parquet`; `from_row` reads its rows.
+    """Make a `datasets.Dataset` with the columns of `write_parquet`. `from_row` converts its rows back to samples.
 
     Raises:
-        InvalidSample: If a sample is not sound, or holds what cannot be written; it names which.
-        ImportError: If datasets is not installed.
+        InvalidSample: If a sample is invalid, or has a value that cannot be written. The error names the sample.
+        MissingPackage: If datasets or pyarrow is not installed.
     """
     datasets = _package("datasets")
     return datasets.Dataset(
@@ -125,16 +132,21 @@ def to_dataset(samples: Iterable[Sample]) -> Any:
 
 
 def from_row(row: Mapping[str, Any]) -> Sample:
-    """Read the row of a table as a sample, which is checked.
+    """Convert the row of a table to a sample, and validate it.
+
+    Args:
+        row: The values by column name.
 
     Raises:
-        InvalidRecord: If it has other columns, or is of another schema version.
-        InvalidSample: If the sample is not sound.
+        InvalidRecord: If a column is missing, or the row has another schema version.
+        InvalidSample: If the sample is invalid.
     """
     if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecord(f"the row is a {type(row).__name__}; expected a mapping of columns")
+        raise InvalidRecord(f"the row is a {type(row).__name__}; expected a mapping from column names to values")
     if missing := {*_LISTS, *_VALUES, *_JSON, "schema"} - set(row):
-        raise InvalidRecord(f"the row has no {', '.join(sorted(missing))}: it is no sample of envsdk")
+        raise InvalidRecord(
+            f"the row has no {', '.join(sorted(missing))}; expected the columns of write_parquet or to_dataset"
+        )
     check_version(_plain(row["schema"]))
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
     return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in _JSON}}).validate()
@@ -144,31 +156,32 @@ def _parsed(name: str, text: Any) -> Any:
     try:
         return json.loads(_plain(text))  # orjson would round long integers
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRecord(f"{name} is no JSON: {error}") from error
+        raise InvalidRecord(f"the column {name} is not JSON: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """A value of a row that may be formatted as numpy's."""
+    """Return a value of a row, converted from numpy if the dataset has the numpy format."""
     return cast("Any", value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _tables(samples: Iterable[Sample]) -> Iterator[Any]:
     if not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        checked(samples)  # says what it is
+        check_samples(samples)  # raises the error for this type
     rest, first = iter(samples), 0
     while group := list(itertools.islice(rest, _ROWS)):
-        yield _table(checked(group, logprobs=False, first=first), first)
+        yield _table(check_samples(group, logprobs=False, first=first), first)
         first += len(group)
 
 
 def _table(samples: Sequence[Sample], first: int) -> Any:
-    """The table of sound samples; if there is what cannot be written, of each alone, to find out where."""
+    """Return the table of valid samples. If a value cannot be written, try each sample alone to name the wrong one."""
     try:
         return _package("pyarrow").table(_columns(samples), _schema())
     except (ValueError, TypeError, OverflowError) as error:
         if len(samples) == 1:
             raise InvalidSample(
-                f"sample {first}, of trajectory {samples[0].trajectory_id!r}, cannot be written: {error}"
+                f"sample {first}, of trajectory {samples[0].trajectory_id!r}, has a value that cannot be written: "
+                f"{error}"
             ) from error
         for number, sample in enumerate(samples, start=first):
             _table([sample], number)

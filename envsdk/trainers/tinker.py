@@ -1,4 +1,4 @@
-"""tinker: samples become datums, and any environment runs in the rollouts of tinker's cookbook."""
+"""The adapter for tinker: samples as `tinker.Datum`s, and environments for the rollouts of tinker's cookbook."""
 
 import logging
 import math
@@ -17,11 +17,11 @@ from ..policies.vocabularies import check_tokenizer
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling, checked
+from .checks import check_samples, check_sampling
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 
-CAPABILITY = Capability("tinker", several_samples=True, loss_weight="Left out: its losses sum over tokens.")
+CAPABILITY = Capability("tinker", several_samples=True, loss_weight="Left out: its losses are sums over tokens.")
 
 _STOP_REASONS: Mapping[str, str] = {
     StopReason.TERMINATED: "completed",
@@ -30,7 +30,7 @@ _STOP_REASONS: Mapping[str, str] = {
     StopReason.CONTEXT_FULL: "context_overflow",
     StopReason.CUT: "max_tokens",
 }
-"""What the cookbook calls our stop reasons; it calls the others the same, or does not know them."""
+"""The cookbook's names of our stop reasons. Others have the same name there, or do not exist."""
 _log = logging.getLogger(__name__)
 
 _types: Any = load_if_installed("tinker_cookbook.rl.types")
@@ -39,58 +39,78 @@ _GroupBase: Any = getattr(_types, "EnvGroupBuilder", object)
 
 
 def to_datums(samples: Iterable[Sample]) -> list[Any]:
-    """Make a `tinker.Datum` of each sample, with the fields that the cookbook's `trajectory_to_data` gives it.
+    """Convert each sample to a `tinker.Datum` with the fields of the cookbook's `trajectory_to_data`.
+
+    Args:
+        samples: Samples with log-probabilities and advantages, sampled at temperature 1.
 
     Raises:
-        InvalidSample: If a sample is not sound, has no log-probabilities or no advantage, or was sampled at another
-            temperature than 1, at which tinker computes its log-probabilities.
-        ImportError: If tinker is not installed.
+        InvalidSample: If a sample is invalid, has no log-probabilities or no advantage, or was not sampled at
+            temperature 1, at which tinker computes log-probabilities.
+        MissingPackage: If tinker is not installed.
     """
-    found = [
-        (sample.tokens[:-1].tolist(), loss_fn_inputs(sample))
-        for sample in checked(samples, advantage=True, temperature=1.0)
-    ]
+    valid = check_samples(samples, advantage=True, temperature=1.0)
     tinker = load("tinker", "tinker")
-    return [tinker.Datum(tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs) for tokens, inputs in found]
+    return [
+        tinker.Datum(
+            tinker.ModelInput.from_ints(sample.tokens[:-1].tolist()),
+            loss_fn_inputs=loss_fn_inputs(sample),
+        )
+        for sample in valid
+    ]
 
 
 def loss_fn_inputs(sample: Sample) -> dict[str, Any]:
-    """What a loss gets of a sound sample: arrays of shape (L - 1,), `target_tokens` int64 and the others float32."""
+    """Return the inputs of tinker's losses for a valid sample of L tokens.
+
+    Returns:
+        Arrays of shape (L - 1,), shifted by one: `target_tokens` is int64; `logprobs`, `advantages` and `mask` are
+        float32.
+    """
     values = {"logprobs": logprobs(sample), "advantages": advantages(sample), "mask": sample.mask}
     shifted = {name: np.asarray(value, dtype=np.float32)[1:] for name, value in values.items()}
     return {"target_tokens": sample.tokens[1:].astype(np.int64), **shifted}
 
 
 def with_logprobs(trajectory: Trajectory | None, rollout: Any, *, temperature: float = 1.0) -> Trajectory:
-    """Take the log-probabilities from the cookbook's record of an episode: its loop gives an `Env` tokens alone.
+    """Add the log-probabilities and the temperature of the cookbook's rollout, whose loop passes only tokens to an Env.
 
     Args:
-        trajectory: The episode: `CookbookEnv.trajectory`.
-        rollout: The same as the cookbook's `Trajectory`, which `do_single_rollout` returns.
-        temperature: What the completer samples at, which the loop does not tell either.
+        trajectory: The trajectory of the episode, `CookbookEnv.trajectory`.
+        rollout: The cookbook's `Trajectory` of the same episode, which `do_single_rollout` returns.
+        temperature: The temperature at which the cookbook's completer sampled.
+
+    Returns:
+        A new trajectory.
 
     Raises:
         EpisodeError: If the episode is not over.
-        InvalidSample: If they are not the same episode, or there are not as many log-probabilities as tokens.
+        InvalidSample: If `rollout` belongs to another episode, or an action has a wrong number of log-probabilities.
     """
     if trajectory is None:
-        raise EpisodeError("the episode is not over: the cookbook's own limits ended it, or it was not played")
+        raise EpisodeError(
+            "trajectory is None, because the episode is not over: a limit of the cookbook stopped it, or it was not "
+            "run. Leave this rollout out, or set the limit in the environment with Limits(...)"
+        )
     logs = {name: replace(log, logprobs=log.logprobs.copy()) for name, log in trajectory.contexts.items()}
-    places = [(logs[step.context], slice(step.action_start, step.stop)) for step in trajectory.steps]
+    sampled = [(logs[step.context], slice(step.action_start, step.stop)) for step in trajectory.steps]
     actions = [transition.ac for transition in rollout.transitions]
-    if not places:  # the first prompt left no room, for which the cookbook has an empty action
+    if not sampled:  # the first prompt left no room, and the cookbook recorded an empty action
         actions = [action for action in actions if len(action.tokens)]
-    if [log.tokens[place].tolist() for log, place in places] != [list(action.tokens) for action in actions]:
-        raise InvalidSample(f"the rollout has other actions than {trajectory.id!r}: it is not of the same episode")
-    for (log, place), action in zip(places, actions, strict=True):
+    if [log.tokens[span].tolist() for log, span in sampled] != [list(action.tokens) for action in actions]:
+        raise InvalidSample(
+            f"the actions of the rollout differ from those of trajectory {trajectory.id!r}, so it is not of the same "
+            "episode: pair each rollout with the trajectory of its own CookbookEnv"
+        )
+    for (log, span), action in zip(sampled, actions, strict=True):
         if action.maybe_logprobs is None:
             continue
         if len(action.maybe_logprobs) != len(action.tokens):
             raise InvalidSample(
-                f"an action of {trajectory.id!r} has {len(action.maybe_logprobs)} log-probabilities for "
-                f"{len(action.tokens)} tokens"
+                f"an action of trajectory {trajectory.id!r} has {len(action.maybe_logprobs)} log-probabilities for "
+                f"{len(action.tokens)} tokens; expected one for each token"
             )
-        log.logprobs[place] = action.maybe_logprobs
+        log.logprobs[span] = action.maybe_logprobs
     steps = [
         replace(step, parts=tuple(replace(part, temperature=temperature) for part in step.parts))
         for step in trajectory.steps
@@ -99,12 +119,12 @@ def with_logprobs(trajectory: Trajectory | None, rollout: Any, *, temperature: f
 
 
 class CookbookEnv(_EnvBase):
-    """An `Env` of the cookbook: one episode of an environment. Each observation is the next prompt, whole.
+    """An `Env` of the cookbook that runs one episode of an environment. Each observation is the full next prompt.
 
     Args:
-        env: The environment; it is reset.
-        seed: See `Env.reset`.
-        options: See `Env.reset`.
+        env: The environment, which is reset at the start.
+        seed: The seed of the episode; see `Env.reset`.
+        options: The reset options; see `Env.reset`.
     """
 
     def __init__(self, env: Env, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -114,15 +134,22 @@ class CookbookEnv(_EnvBase):
 
     @property
     def trajectory(self) -> Trajectory | None:
-        """The episode, once it is over; for `to_datums`, see `with_logprobs`."""
+        """The trajectory of the episode; None until it is over. Pass it to `with_logprobs` before `to_datums`."""
         return self.env.trajectory if self._is_used else None
 
     async def initial_observation(self) -> Any:
-        """The first prompt and where to stop; an `InitialObservationOverflow` if that leaves no room for a reply."""
+        """Reset the environment, and return the first prompt and the stop condition.
+
+        Returns:
+            A pair; or an `InitialObservationOverflow` if the prompt leaves no room for a reply.
+
+        Raises:
+            EpisodeError: If this object has already run an episode.
+        """
         if self._is_used:
-            raise EpisodeError("an Env of the cookbook is for one episode: make another")
+            raise EpisodeError("this CookbookEnv has already run its episode: make another one for each episode")
         self._is_used = True
-        check_tokenizer(self, self.env.renderer)  # the cookbook does not tell an Env which model samples
+        check_tokenizer(self, self.env.renderer)  # the cookbook does not specify which model samples
         _, info = await self.env.areset(seed=self._seed, options=self._options)
         if self.trajectory is not None:
             return load("tinker_cookbook.rl.types", "tinker").InitialObservationOverflow(
@@ -131,7 +158,15 @@ class CookbookEnv(_EnvBase):
         return self._prompt(), self._stop(info)
 
     async def step(self, action: list[int], *, extra: Mapping[str, Any] | None = None) -> Any:
-        """Take sampled tokens as they are; a `StepResult`, whose last metrics have `stop/<reason>`."""
+        """Step the environment with sampled tokens.
+
+        Args:
+            action: The sampled token ids.
+            extra: The cookbook's data about the action. Its `stop_reason` is the finish reason.
+
+        Returns:
+            A `StepResult`. The metrics of the last one have `stop/<reason>`.
+        """
         finish_reason: Any = (extra or {}).get("stop_reason", "stop")
         _, reward, terminated, truncated, info = await self.env.astep(Action(action, finish_reason=finish_reason))
         is_over = terminated or truncated
@@ -148,8 +183,11 @@ class CookbookEnv(_EnvBase):
         return load("tinker", "tinker").ModelInput.from_ints(self.env.prompt().tolist())
 
     def _stop(self, info: Mapping[str, Any]) -> list[int] | list[str]:
-        """Ids; where the environment asks for strings, these and the ids' texts, since there may be one kind only."""
-        check_sampling(info["sampling"], None)  # the cookbook's loop cannot tell a policy
+        """Return the stop token ids; or, if the environment requests stop strings, these and the texts of the ids.
+
+        The cookbook accepts either ids or strings.
+        """
+        check_sampling(info["sampling"], None)  # the cookbook's loop cannot pass sampling options to a policy
         ids = list(info["stop_token_ids"])
         if not info["stop"]:
             return ids
@@ -159,30 +197,36 @@ class CookbookEnv(_EnvBase):
 
 @dataclass
 class CookbookEnvGroupBuilder(_GroupBase):
-    """An `EnvGroupBuilder` of the cookbook: episodes of one task. It can be pickled, and makes its envs when asked."""
+    """An `EnvGroupBuilder` of the cookbook: a group of episodes of one task. It can be pickled.
+
+    Attributes:
+        env: The id of the environment; or its class, or any other picklable function that makes it.
+        options: The options of the environment, such as `{"renderer": "qwen3", "tokenizer": "Qwen/Qwen3-8B",
+            "history": "strip"}`.
+        seed: The seed of all episodes of the group.
+        size: The number of episodes of the group.
+        task: The index of the task, if the environment has tasks; by default, the seed selects it.
+        group_rewards: A function that returns, for the trajectories of the group, a reward that is added to the
+            reward of each. A trajectory that a limit of the cookbook stopped has the status `error`.
+    """
 
     env: str | Callable[..., Env]
-    """The environment's id; or its class, or another function that makes it and can be pickled."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What it is made with, such as `{"renderer": "qwen3", "tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`."""
     seed: int = 0
-    """All episodes of the group have the same."""
     size: int = 8
     task: int | None = None
-    """The index of the task, if the environment has tasks; by default, the seed chooses."""
     group_rewards: Callable[[list[Trajectory]], Sequence[float]] | None = None
-    """What each episode earns beside its own reward. One that the cookbook's limits ended has the status `error`."""
     _made: list[Env] = field(default_factory=list[Env], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ConfigError(f"size is {self.size}; a group has at least one episode")
+            raise ConfigError(f"size is {self.size}; expected at least 1, the number of episodes of the group")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": []}
 
     async def make_envs(self) -> list[CookbookEnv]:
-        """Make the environments, one for each episode."""
+        """Make one environment for each episode."""
         envs: list[CookbookEnv] = []
         for index in range(self.size):
             env = make(self.env, **self.options) if isinstance(self.env, str) else self.env(**self.options)
@@ -196,19 +240,23 @@ class CookbookEnvGroupBuilder(_GroupBase):
     async def compute_group_rewards(
         self, trajectory_group: Sequence[Any], env_group: Sequence[CookbookEnv]
     ) -> list[tuple[float, dict[str, float]]]:
-        """What each episode earns beside its own reward, and how many contexts and breaks it had."""
+        """Return for each episode the reward that is added to its own, and its numbers of contexts and breaks."""
         pairs = zip(env_group, trajectory_group, strict=True)
-        episodes = [one.trajectory or one.env.fail(EpisodeError(f"ended by {by.stop_reason}")) for one, by in pairs]
+        episodes = [
+            env.trajectory or env.env.fail(EpisodeError(f"the cookbook stopped the episode: {rollout.stop_reason}"))
+            for env, rollout in pairs
+        ]
         rewards = [0.0] * len(episodes) if self.group_rewards is None else list(self.group_rewards(episodes))
         if len(rewards) != len(episodes) or not all(map(math.isfinite, rewards)):
             raise EpisodeError(
-                f"group_rewards gave {rewards!r:.80} for {len(episodes)} episodes; expected a number each"
+                f"group_rewards returned {rewards!r:.80} for {len(episodes)} episodes; expected a finite number for "
+                "each episode"
             )
-        metrics = [{"contexts": float(len(one.contexts)), "breaks": float(len(one.breaks))} for one in episodes]
+        metrics = [{"contexts": float(len(t.contexts)), "breaks": float(len(t.breaks))} for t in episodes]
         return [(float(reward), own) for reward, own in zip(rewards, metrics, strict=True)]
 
     async def cleanup(self) -> None:
-        """Close the environments; what fails is logged, since the cookbook expects no error."""
+        """Close the environments. Errors are logged, because the cookbook expects that this method does not raise."""
         while self._made:
             try:
                 self._made.pop().close()
@@ -216,7 +264,7 @@ class CookbookEnvGroupBuilder(_GroupBase):
                 _log.exception("an environment could not be closed")
 
     def logging_tags(self) -> list[str]:
-        """The environment's id, or the name of what makes it."""
+        """Return the id of the environment, or the name of the function that makes it."""
         return [self.env if isinstance(self.env, str) else getattr(self.env, "__name__", type(self.env).__name__)]
 
 

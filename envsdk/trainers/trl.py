@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer: a `rollout_func` over any environment, with the data set and the reward function that go with it.
+"""The adapter for TRL's GRPOTrainer: a `rollout_func` for any environment, its dataset, and its reward function.
 
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, args=args,
@@ -7,8 +7,8 @@
         reward_funcs=reward_func,
     )
 
-GRPOTrainer hands out each prompt `num_generations` times, takes one row for each, and compares the rewards of these
-rows. See `trl_async` for the trainer that takes several rows of a rollout. TRL itself is not imported.
+GRPOTrainer passes each prompt `num_generations` times, takes one row for each, and compares the rewards of these rows.
+See `trl_async` for the trainer that takes several rows of a rollout. This module does not import TRL.
 """
 
 import functools
@@ -33,7 +33,7 @@ from ..rollouts.many import arollout_many
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import checked, guarded
+from .checks import check_samples, guard_policy
 from .packages import load
 from .rows import logprobs, response_start
 from .single import OnBreak, check_on_break, single_sample
@@ -53,19 +53,19 @@ _COLUMNS = (
 )
 
 
-# The data set: each prompt names an environment and a seed.
+# The dataset: each prompt names an environment and a seed.
 
 
 def prompt_of(env_id: str, seed: int) -> str:
-    """The text that stands for an episode in the column `prompt`; the model's prompts come from the environment."""
+    """Return the text in the column `prompt` that names an episode. The environment makes the model's prompts."""
     return json.dumps({"env": env_id, "seed": seed})
 
 
 def read_prompt(prompt: Any) -> tuple[str, int]:
-    """The environment's id and the seed that a prompt names.
+    """Return the environment id and the seed that a text of `prompt_of` names.
 
     Raises:
-        ConfigError: If it is none that `prompt_of` wrote.
+        ConfigError: If `prompt` is not such a text.
     """
     try:
         row = json.loads(prompt)
@@ -76,39 +76,43 @@ def read_prompt(prompt: Any) -> tuple[str, int]:
             return env_id, seed
         case _:
             raise ConfigError(
-                f"the prompt {prompt!r:.80} names no episode; expected one such as "
-                f"{prompt_of('envsdk/GuessNumber-v0', 0)!r}: make the data set with dataset(env_id, seeds)"
+                f"the prompt {prompt!r:.80} does not name an episode; expected a text such as "
+                f"{prompt_of('envsdk/GuessNumber-v0', 0)!r}: make the dataset with dataset(env_id, seeds)"
             )
 
 
 def dataset(env_id: str, seeds: Iterable[int]) -> Any:
-    """A data set of the package `datasets` whose prompts name one episode each.
+    """Make a `datasets.Dataset` in which each prompt names one episode.
 
-    `datasets.concatenate_datasets` puts those of several environments together. With tasks from data, the seeds of
-    `range(n)` give each of n tasks once.
+    `datasets.concatenate_datasets` joins the datasets of several environments. For an environment with n tasks, the
+    seeds of `range(n)` give each task once.
 
     Args:
-        env_id: What `make_env` is called with.
-        seeds: One for each row.
+        env_id: The id that is passed to `make_env`.
+        seeds: The seeds of the episodes, one for each row.
+
+    Raises:
+        MissingPackage: If datasets is not installed.
     """
     datasets: Any = load("datasets", "trl")
     return datasets.Dataset.from_dict({"prompt": [prompt_of(env_id, operator.index(seed)) for seed in seeds]})
 
 
-# From rollouts to rows.
+# Rows.
 
 
 def to_row(sample: Sample, *, temperature: float | None = None) -> dict[str, list[Any]]:
-    """GRPOTrainer's row of a sample: the prompt ends at the first trained token, everything behind is completion.
+    """Convert a sample to a row of GRPOTrainer. The completion begins with the first trained token.
 
     Args:
         sample: The sample.
-        temperature: What the trainer divides logits by; None: it is not compared.
+        temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
+            the check.
 
     Raises:
-        InvalidSample: See `checked`.
+        InvalidSample: If the sample is invalid, has no log-probabilities, or was sampled at another temperature.
     """
-    (sample,) = checked([sample], temperature=temperature)
+    (sample,) = check_samples([sample], temperature=temperature)
     first = response_start(sample)
     return {
         "prompt_ids": sample.tokens[:first].tolist(),
@@ -125,45 +129,47 @@ def to_batch(
     temperature: float | None = None,
     pad_token_id: int = 0,
 ) -> dict[str, list[Any]]:
-    """What a `rollout_func` returns: a row for each rollout, and columns for reward functions.
+    """Convert rollouts to the return value of a `rollout_func`: one row for each, with columns for reward functions.
 
-    A rollout that failed, was dropped, was not scored or sampled nothing needs a row, too. Its reward is None, so that
-    it does not count in its group's baseline, if `scored` is around every other reward function.
+    A rollout that failed, was dropped, was not scored or has no sampled tokens gets a row that trains nothing. Its
+    reward is None, so it does not count in the baseline of its group if every other reward function is wrapped in
+    `scored`.
 
     Args:
         trajectories: The rollouts, in the order of the prompts.
-        on_break: What to do with a rollout of several samples.
-        temperature: See `to_row`.
-        pad_token_id: The token of rows that train nothing.
+        on_break: What to do with a rollout of several samples; see `OnBreak`.
+        temperature: The trainer's temperature; see `to_row`.
+        pad_token_id: The token id in rows that train nothing.
 
     Returns:
-        `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`; and `reward` (None if it does not count),
-        `dropped_share` (of the sampled tokens, what is not trained), `failed` (0.0 or 1.0), `steps`, `trajectory_id`.
+        Columns with one item for each rollout: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`; and `reward`
+        (None if it does not count), `dropped_share` (the share of sampled tokens that is not trained), `failed` (0.0 or
+        1.0), `steps` (the number of steps), `trajectory_id`.
 
     Raises:
         SingleSampleOnly: If a rollout has several samples, and `on_break` is `"raise"`.
-        InvalidSample: See `to_row`.
+        InvalidSample: If a sample is invalid; see `to_row`.
     """
-    nothing = {"prompt_ids": [pad_token_id], "completion_ids": [pad_token_id], "logprobs": [0.0], "env_mask": [0]}
+    empty_row = {"prompt_ids": [pad_token_id], "completion_ids": [pad_token_id], "logprobs": [0.0], "env_mask": [0]}
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for trajectory in trajectories:
         single = single_sample(trajectory, CAPABILITY.trainer, on_break)
         is_counted = single.sample is not None and trajectory.is_scored(single.sample.context)
         sample = single.sample if is_counted else None
-        about = {
+        extra_columns = {
             "reward": None if sample is None else sample.reward,
             "dropped_share": single.dropped_share,
             "failed": float(trajectory.status == "error"),
             "steps": len(trajectory.steps),
             "trajectory_id": trajectory.id,
         }
-        row = nothing if sample is None else to_row(sample, temperature=temperature)
-        for name, value in {**row, **about}.items():
+        row = empty_row if sample is None else to_row(sample, temperature=temperature)
+        for name, value in {**row, **extra_columns}.items():
             columns[name].append(value)
     return columns
 
 
-def refuse_failure_of_all(trajectories: Sequence[Trajectory]) -> None:
+def raise_if_all_failed(trajectories: Sequence[Trajectory]) -> None:
     """Raise an `EpisodeError` with the last error if all episodes failed."""
     errors = [trajectory.error for trajectory in trajectories if trajectory.status == "error"]
     if errors and len(errors) == len(trajectories):
@@ -179,9 +185,9 @@ def reward_func(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """What the environment gave; None for a row that does not count. A reward function for GRPOTrainer.
+    """Return the rewards of the environment, as a reward function of GRPOTrainer; None for a row that does not count.
 
-    It also logs the means of `envsdk/dropped_share`, `envsdk/failed` and `envsdk/steps`.
+    The function also logs the means of `envsdk/dropped_share`, `envsdk/failed` and `envsdk/steps`.
     """
     for name, values in {"dropped_share": dropped_share, "failed": failed, "steps": steps}.items():
         if log_metric is not None and len(values):
@@ -190,9 +196,13 @@ def reward_func(
 
 
 def scored(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function that may stand beside `reward_func`: None for a row that does not count.
+    """Wrap a reward function so that it returns None for a row that does not count.
 
-    GRPOTrainer leaves a row out of its group's baseline only if every reward function says None. It may be `async def`.
+    GRPOTrainer leaves a row out of the baseline of its group only if every reward function returns None for it. So wrap
+    each reward function that is used together with `reward_func`.
+
+    Args:
+        function: A reward function of GRPOTrainer; it may be `async`.
     """
 
     def only_counting(values: Any, reward: Sequence[float | None]) -> list[Any]:
@@ -212,19 +222,22 @@ def scored(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RolloutFunc:
-    """A `rollout_func` for GRPOTrainer: plays the episodes that the prompts name.
+    """A `rollout_func` for GRPOTrainer that runs the episodes that the prompts name.
 
     Args:
-        make_env: Makes an environment of an id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
-        policy: A policy that has the trainer's weights; if it declares no tokenizer, it has the trainer's, too. By
-            default the trainer's own model samples, by a `TransformersPolicy` with the trainer's temperature, and
-            replies of up to `max_completion_length` tokens: that needs the whole model in one process.
-        on_break: What to do with a rollout of several samples.
-        max_concurrency: How many episodes of an environment run at a time.
-        max_failed_batches: The training ends when so many batches in a row have nothing but failed episodes.
+        make_env: A function that makes an environment from its id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
+        policy: A policy with the trainer's weights. If it declares no tokenizer, it is assumed to have the trainer's.
+            By default, a `TransformersPolicy` samples from the trainer's own model, at the trainer's temperature, with
+            at most `max_completion_length` tokens in a reply. This needs the whole model in one process.
+        on_break: What to do with a rollout of several samples; see `OnBreak`.
+        max_concurrency: The number of episodes of an environment that run concurrently.
+        max_failed_batches: The number of consecutive batches in which all episodes fail after which training ends.
+
+    Attributes:
+        trajectories: The trajectories of the last batch, in the order of its prompts.
 
     Raises:
-        ConfigError: If an option is none.
+        ConfigError: If an option is invalid.
     """
 
     def __init__(
@@ -237,37 +250,40 @@ class RolloutFunc:
         max_failed_batches: int = 4,
     ) -> None:
         if min(max_concurrency, max_failed_batches) < 1:
-            raise ConfigError("max_concurrency and max_failed_batches are at least 1")
+            raise ConfigError(
+                f"max_concurrency is {max_concurrency} and max_failed_batches is {max_failed_batches}; expected at "
+                "least 1"
+            )
         self.make_env, self.policy = make_env, policy
         self.on_break: OnBreak = check_on_break(on_break)
         self.max_concurrency = max_concurrency
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
-        """What was played for the last batch."""
         self._calls = 0
         self._tokenizer: tuple[Any, Tokenizer] | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Play an episode for each prompt; see `to_batch`.
+        """Run one episode for each prompt, and return the batch; see `to_batch`.
 
         Raises:
-            ConfigError: If a prompt names no episode, or a row does not count and a reward function is not `scored`.
-            EpisodeError: If every episode failed, as in the batches before.
+            ConfigError: If a prompt does not name an episode, or a row does not count and a reward function is not
+                wrapped in `scored`.
+            EpisodeError: If all episodes of this batch and of the batches before it failed (`max_failed_batches`).
         """
         self._calls += 1
         episodes = [read_prompt(prompt) for prompt in prompts]
         if self.policy is not None:
             tokenizer = None if isinstance(self.policy, str) else self._tokenizer_of(trainer)
-            policy = guarded(self.policy, trainer.temperature, tokenizer)
-            self.trajectories = self._play(episodes, policy)
+            policy = guard_policy(self.policy, trainer.temperature, tokenizer)
+            self.trajectories = self._run(episodes, policy)
         else:
-            with _sampling(trainer) as model:
-                policy = guarded(self._policy_of(trainer, model), trainer.temperature)
-                self.trajectories = self._play(episodes, policy)
+            with _evaluation_mode(trainer) as model:
+                policy = guard_policy(self._policy_of(trainer, model), trainer.temperature)
+                self.trajectories = self._run(episodes, policy)
         has_failed = bool(episodes) and all(trajectory.status == "error" for trajectory in self.trajectories)
         self._failed_batches = self._failed_batches + 1 if has_failed else 0
         if self._failed_batches >= self._max_failed_batches:
-            refuse_failure_of_all(self.trajectories)
+            raise_if_all_failed(self.trajectories)
         batch = to_batch(
             self.trajectories,
             on_break=self.on_break,
@@ -279,28 +295,28 @@ class RolloutFunc:
             _check_reward_functions(getattr(trainer, "reward_funcs", ()))
         return batch
 
-    def _play(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        return run(self._aplay(episodes, policy))
+    def _run(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
+        return run(self._arun(episodes, policy))
 
-    async def _aplay(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        played: dict[int, Trajectory] = {}
+    async def _arun(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
+        trajectories: dict[int, Trajectory] = {}
         for env_id in dict.fromkeys(name for name, _ in episodes):
             indices = [index for index, (name, _) in enumerate(episodes) if name == env_id]
             seeds = [episodes[index][1] for index in indices]
             make_env = partial(self.make_env, env_id)
             found = await arollout_many(make_env, policy, seeds=seeds, max_concurrency=self.max_concurrency)
-            played.update(zip(indices, found, strict=True))
-        return [played[index] for index in range(len(episodes))]
+            trajectories.update(zip(indices, found, strict=True))
+        return [trajectories[index] for index in range(len(episodes))]
 
     def _tokenizer_of(self, trainer: Any) -> Tokenizer:
-        """The trainer's, read once; that of a processor is its text's."""
+        """Return the trainer's tokenizer, which is loaded once. A multimodal processor has it as an attribute."""
         given = trainer.processing_class
         if self._tokenizer is None or self._tokenizer[0] is not given:
             self._tokenizer = given, load_tokenizer(getattr(given, "tokenizer", given))
         return self._tokenizer[1]
 
     def _policy_of(self, trainer: Any, model: Any) -> TransformersPolicy:
-        """A new one for each batch, with a seed of its own: no reply is sampled twice, here or in another process."""
+        """Return a policy for one batch, with a seed that no other batch or process uses."""
         number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
         return TransformersPolicy(
             model,
@@ -317,14 +333,14 @@ def _check_reward_functions(functions: Iterable[Any]) -> None:
     if wrong:
         name = getattr(wrong[0], "__name__", type(wrong[0]).__name__)
         raise ConfigError(
-            f"a rollout trains nothing, and the reward function {name} would give it a reward that shifts its group's "
-            f"baseline: pass scored({name}) of envsdk.trainers.trl in its place"
+            f"a rollout trains nothing, but the reward function {name} would give it a reward, which shifts the "
+            f"baseline of its group: pass scored({name}) from envsdk.trainers.trl instead"
         )
 
 
 @contextmanager
-def _sampling(trainer: Any) -> Generator[Any]:
-    """The trainer's model, in evaluation mode meanwhile."""
+def _evaluation_mode(trainer: Any) -> Generator[Any]:
+    """Yield the trainer's model, which is in evaluation mode inside the `with` block."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""TRL's AsyncGRPOTrainer: a `rollout_worker` over any environment; each sample of a rollout is a row.
+"""The adapter for TRL's AsyncGRPOTrainer: a `rollout_worker` for any environment. Each sample of a rollout is a row.
 
     episodes = dataset("envsdk/Delegate-v0", range(1000))
     worker = RolloutWorker(partial(envsdk.make, renderer="qwen3", tokenizer=tokenizer), episodes, policy)
@@ -7,7 +7,7 @@
         rollout_worker=worker, weight_transfer=LocalWeights(worker),
     )
 
-The episodes run in a thread. TRL is imported when rows are made.
+The episodes run in a thread. This module imports TRL when it makes rows.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import numpy as np
 
 from ..authoring.env import Env
 from ..credit import Baseline, group_advantages
-from ..credit.baselines import check_baseline
+from ..credit.baselines import get_baseline
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..policies.transformers import TransformersPolicy
 from ..policies.vocabularies import PolicyWrapper
@@ -35,46 +35,48 @@ from ..rollouts.many import arollout_many
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling, checked
+from .checks import check_samples, check_sampling
 from .packages import load
 from .rows import advantages, logprobs
-from .trl import read_prompt, refuse_failure_of_all
+from .trl import raise_if_all_failed, read_prompt
 
 _log = logging.getLogger(__name__)
 
-_TRIED = ("1.16.0",)
-"""The versions of TRL that this adapter was tried with."""
+_TESTED = ("1.16.0",)
+"""The versions of TRL with which this adapter was tested."""
 _HOMES = ("trl.experimental.async_grpo", "trl.experimental.async_grpo.async_rollout_worker")
-"""Where `RolloutSample` may be: the public package, and the module that has it in the versions that were tried."""
+"""The modules that may have `RolloutSample`: the public package, and the module that has it in the tested versions."""
 _STOP_S, _POLL_S, _CALL_S = 60, 0.05, 600
 
 CAPABILITY = Capability(
     trainer="TRL's AsyncGRPOTrainer",
     several_samples=True,
-    loss_weight="Left out: it averages over tokens, in however many rows they are.",
+    loss_weight="Left out: it averages over tokens, independently of the number of rows.",
 )
 
 
 def to_fields(
     sample: Sample, *, group_id: int, model_version: int = 0, temperature: float | None = None
 ) -> dict[str, Any]:
-    """What TRL's `RolloutSample` is made of, but for the messages, which are only shown.
+    """Return the fields of TRL's `RolloutSample`, except the messages, which TRL only displays.
 
     Args:
-        sample: A sample with an advantage.
-        group_id: Another number for each group of rollouts.
-        model_version: The version of the weights, for a policy that does not say so in its actions.
-        temperature: What the trainer divides logits by; None: it is not compared.
+        sample: A sample with log-probabilities and an advantage.
+        group_id: A unique number of the group of rollouts.
+        model_version: The version of the weights, for a policy that does not report it in its actions.
+        temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
+            the check.
 
     Raises:
-        InvalidSample: If the sample is not sound, or has several advantages: a row has one.
+        InvalidSample: If the sample is invalid, has no log-probabilities or no advantage, was sampled at another
+            temperature, or has different advantages for its tokens, because a row has one.
     """
-    (sample,) = checked([sample], advantage=True, temperature=temperature)
+    (sample,) = check_samples([sample], advantage=True, temperature=temperature)
     found = np.unique(advantages(sample)[sample.mask])
     if len(found) > 1:
         raise InvalidSample(
-            f"{sample.trajectory_id!r} has {len(found)} advantages in one sample; {CAPABILITY.trainer} takes one: see "
-            "envsdk.credit.group_advantages"
+            f"trajectory {sample.trajectory_id!r} has {len(found)} advantages in one sample, but {CAPABILITY.trainer} "
+            "takes one: use envsdk.credit.group_advantages"
         )
     versions = sample.policy_version[sample.policy_version >= 0]
     return {
@@ -89,61 +91,76 @@ def to_fields(
 
 
 def _rollout_sample() -> Any:
-    """TRL's class of a row.
+    """Return TRL's class of a row.
 
     Raises:
-        MissingPackage: If TRL is not installed, or has no such class; then it lists the versions that were tried.
+        MissingPackage: If TRL is not installed, or has no such class. The error then lists the tested versions.
     """
     for home in _HOMES:
         try:
             module = load(home, "trl")
         except MissingPackage as error:
-            if getattr(error.__cause__, "name", None) != _HOMES[1]:  # TRL itself, or something that it needs
+            if getattr(error.__cause__, "name", None) != _HOMES[1]:  # TRL or one of its dependencies is missing
                 raise
             break
         if hasattr(module, "RolloutSample"):
             return module.RolloutSample
     raise MissingPackage(
-        f"TRL {importlib.metadata.version('trl')} has no RolloutSample in {' or '.join(_HOMES)}, which "
-        f"{CAPABILITY.trainer} takes its rows as. Tried versions of TRL: {', '.join(_TRIED)}; for example "
-        f"pip install trl=={_TRIED[-1]}"
+        f"TRL {importlib.metadata.version('trl')} has no RolloutSample in {' or '.join(_HOMES)}, the class of the rows "
+        f"of {CAPABILITY.trainer}. Tested versions of TRL: {', '.join(_TESTED)}; for example "
+        f"pip install trl=={_TESTED[-1]}"
     )
 
 
 def group_metrics(trajectories: Iterable[Trajectory], rows: int) -> dict[str, Any]:
-    """What TRL logs of a group: pairs are a sum and what it is divided by, and names with `total` are added up."""
+    """Return the metrics of a group that TRL logs.
+
+    Args:
+        trajectories: The trajectories of the group.
+        rows: The number of rows that the group gave.
+
+    Returns:
+        The metrics by name. A pair is a sum and the number by which TRL divides it. TRL adds up the metrics that have
+        `total` in their name.
+    """
     trajectories = list(trajectories)
-    played = [trajectory for trajectory in trajectories if trajectory.status != "error"]
-    rewards, count = [trajectory.reward for trajectory in played], len(played)
+    completed = [trajectory for trajectory in trajectories if trajectory.status != "error"]
+    rewards, count = [trajectory.reward for trajectory in completed], len(completed)
+    failed_agents = sum(log.error is not None for t in completed for log in t.contexts.values())
     metrics: dict[str, Any] = {
         "rollout/episodes_total": float(len(trajectories)),
         "rollout/failed_total": float(len(trajectories) - count),
-        "rollout/failed_agents_total": float(sum(log.error is not None for t in played for log in t.contexts.values())),
+        "rollout/failed_agents_total": float(failed_agents),
         "reward": (float(sum(rewards)), count),
         "rollout/rows": (rows, count),
-        "rollout/steps": (sum(len(trajectory.steps) for trajectory in played), count),
-        "rollout/breaks": (sum(len(trajectory.breaks) for trajectory in played), count),
+        "rollout/steps": (sum(len(trajectory.steps) for trajectory in completed), count),
+        "rollout/breaks": (sum(len(trajectory.breaks) for trajectory in completed), count),
     }
     return metrics | ({"reward_std": float(np.std(rewards))} if rewards else {})
 
 
 class RolloutWorker:
-    """A `rollout_worker` for AsyncGRPOTrainer: plays groups of episodes in a thread of its own.
+    """A `rollout_worker` for AsyncGRPOTrainer that runs groups of episodes in its own thread.
 
     Args:
-        make_env: Makes an environment of an id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
-        rows: The data set, see `envsdk.trainers.trl.dataset`; it is gone through again and again.
-        policy: A function that samples replies; see `envsdk.policies.Policy`. A `TransformersPolicy` is told which
-            weights it has.
-        num_generations: How many episodes of a row form a group.
-        baseline: How the rewards of a group, for each role, become advantages.
-        temperature: That of `AsyncGRPOConfig`; what was sampled at another one is refused.
-        max_groups: How many groups are played at a time.
-        max_failed_groups: The worker ends when so many groups in a row have nothing but failed episodes.
-        queue_maxsize: How many rows may wait for the trainer; then groups that are done wait, too.
+        make_env: A function that makes an environment from its id: `partial(envsdk.make, renderer=..., tokenizer=...)`.
+        rows: The dataset; see `envsdk.trainers.trl.dataset`. The worker iterates over it repeatedly.
+        policy: A function that samples replies; see `envsdk.policies.Policy`. The worker sets the version of the
+            weights of a `TransformersPolicy`.
+        num_generations: The number of episodes of a row, which form a group.
+        baseline: How the rewards of a group become advantages, for each role separately.
+        temperature: The temperature of `AsyncGRPOConfig`. A reply that was sampled at another one is an error.
+        max_groups: The number of groups that run concurrently.
+        max_failed_groups: The number of consecutive groups in which all episodes fail after which the worker ends.
+        queue_maxsize: The number of rows that may wait for the trainer. If the queue is full, the groups wait.
+
+    Attributes:
+        policy: The policy.
+        rollout_buffer: The queue of rows, which the trainer reads.
+        metrics_queue: The queue of metrics, which the trainer reads.
 
     Raises:
-        ConfigError: If an option is none, or a row names no episode.
+        ConfigError: If an option is invalid, or a row does not name an episode.
     """
 
     def __init__(
@@ -153,20 +170,29 @@ class RolloutWorker:
         policy: Callable[..., Any],
         *,
         num_generations: int = 8,
-        baseline: Baseline = "normalised",
+        baseline: Baseline = "normalized",
         temperature: float = 1.0,
         max_groups: int = 4,
         max_failed_groups: int = 4,
         queue_maxsize: int = 256,
     ) -> None:
-        if min(num_generations, max_groups, max_failed_groups, queue_maxsize) < 1:
-            raise ConfigError("num_generations, max_groups, max_failed_groups and queue_maxsize are at least 1")
-        check_baseline(baseline)
+        for name, value in (
+            ("num_generations", num_generations),
+            ("max_groups", max_groups),
+            ("max_failed_groups", max_failed_groups),
+            ("queue_maxsize", queue_maxsize),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
+        get_baseline(baseline)  # raises if there is no such baseline
         if baseline == "leave_one_out" and num_generations < 2:
-            raise ConfigError("leave_one_out compares an episode with the others of its group: num_generations is 1")
+            raise ConfigError(
+                "num_generations is 1, but the baseline 'leave_one_out' compares an episode with the others of its "
+                "group: expected at least 2"
+            )
         self._episodes = [read_prompt(row.get("prompt")) for row in rows]
         if not self._episodes:
-            raise ConfigError("the data set has no rows")
+            raise ConfigError("the dataset has no rows; expected at least one: dataset(env_id, seeds)")
         if not callable(policy):
             raise ConfigError(f"policy is {policy!r:.80}; expected a function: see envsdk.policies.Policy")
         self.policy = policy
@@ -182,34 +208,37 @@ class RolloutWorker:
         self._alive_at = 0.0
 
     def start(self) -> None:
-        """Begin to play, or begin anew if the rollouts have ended."""
+        """Start the rollouts, or start them again if they ended with an error."""
         if self._background is not None and self._background.error is not None:
             self.stop()
         if self._background is None:
             _rollout_sample()
             self._alive_at, self._failed_groups = time.monotonic(), 0
-            self._background = Background(self._play(), "envsdk-rollouts")
+            self._background = Background(self._run(), "envsdk-rollouts")
 
     def stop(self) -> None:
-        """End, whatever is being played."""
+        """Stop the rollouts. Unfinished episodes are discarded."""
         background, self._background = self._background, None
         if background is not None and not background.stop(_STOP_S):
             _log.warning("the rollouts have not ended after %d s: an environment or the policy hangs", _STOP_S)
 
     def update_model_version(self, model_version: int) -> None:
-        """Say which weights the policy has from now on."""
+        """Set the version of the weights that the policy has from now on."""
         self._version = model_version
         if isinstance(self.policy, TransformersPolicy) and self.policy.policy_version != model_version:
             self.call(partial(self.policy.refresh, model_version))
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise if the rollouts have ended, or the policy does not reply any more.
+        """Check that the rollouts run and that the policy replies.
+
+        Args:
+            stale_after_s: The longest time since the last reply, in seconds.
 
         Raises:
-            EpisodeError: It says why.
+            EpisodeError: If the rollouts have ended, or the last reply is older than that. The error has the reason.
         """
         if self._background is None:
-            raise EpisodeError("the rollouts are not running")
+            raise EpisodeError("the rollouts are not running: call start() first")
         error = self._background.error
         if error is not None:
             raise EpisodeError(f"the rollouts ended with {type(error).__name__}: {error}") from error
@@ -218,32 +247,32 @@ class RolloutWorker:
             raise EpisodeError(f"the last reply was {age_s:.0f} s ago; expected one within {stale_after_s:.0f} s")
 
     def call(self, function: Callable[[], object]) -> None:
-        """Run a function while no policy and no environment runs, and wait for it.
+        """Run a function while no policy and no environment runs, and wait for its end.
 
         Raises:
-            EpisodeError: If they do not pause for ten minutes.
+            EpisodeError: If the policy and the environments do not pause within 600 seconds.
         """
         if self._background is None:
             function()
         else:
             self._background.call(function, _CALL_S)
 
-    async def _play(self) -> None:
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._max_groups):
-                tasks.create_task(self._play_groups())
+                tasks.create_task(self._run_groups())
 
-    async def _play_groups(self) -> None:
+    async def _run_groups(self) -> None:
         for group_id in self._group_ids:
             version, (env_id, seed) = self._version, self._episodes[group_id % len(self._episodes)]
             trajectories = await arollout_many(
                 partial(self._make_env, env_id),
-                PolicyWrapper(partial(self._ask, group_id), self.policy),
+                PolicyWrapper(partial(self._sample, group_id), self.policy),
                 seeds=[seed] * self._num_generations,
                 max_concurrency=self._num_generations,
             )
-            counted, alone = _comparable(trajectories, self._baseline)
-            rows = self._rows(trajectories, group_advantages(counted, self._baseline), group_id, version)
+            comparable, incomparable = _comparable(trajectories, self._baseline)
+            rows = self._rows(trajectories, group_advantages(comparable, self._baseline), group_id, version)
             for row in rows:
                 while self.rollout_buffer.full():
                     self._alive_at = time.monotonic()
@@ -251,12 +280,12 @@ class RolloutWorker:
                 row.enqueued_at = time.time()
                 self.rollout_buffer.put_nowait(row)
             self.metrics_queue.put(
-                {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": float(alone)}
+                {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": float(incomparable)}
             )
             self._count_failures(trajectories)
 
-    async def _ask(self, group_id: int, prompt: Any, *, episode_id: str, **request: Any) -> Any:
-        """Ask the policy. Groups of the same row get ids of their own, since caches and seeds depend on them."""
+    async def _sample(self, group_id: int, prompt: Any, *, episode_id: str, **request: Any) -> Any:
+        """Call the policy. Its episode id includes the group, because caches and seeds depend on the episode id."""
         check_sampling(request["sampling"], self._temperature)
         action = self.policy(prompt, episode_id=f"{episode_id}@{group_id}", **request)
         if inspect.isawaitable(action):
@@ -273,41 +302,42 @@ class RolloutWorker:
         for sample in samples:
             fields = to_fields(sample, group_id=group_id, model_version=version, temperature=self._temperature)
             messages = [message.to_openai() for message in contexts[sample.trajectory_id][sample.context].messages]
-            asked = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-            rows.append(rollout_sample(prompt=messages[:asked], completion=messages[asked:], **fields))
+            first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+            rows.append(rollout_sample(prompt=messages[:first], completion=messages[first:], **fields))
         return rows
 
     def _count_failures(self, trajectories: Sequence[Trajectory]) -> None:
         has_failed = all(trajectory.status == "error" for trajectory in trajectories)
         self._failed_groups = self._failed_groups + 1 if has_failed else 0
         if self._failed_groups >= self._max_failed_groups:
-            refuse_failure_of_all(trajectories)
+            raise_if_all_failed(trajectories)
 
 
 def _comparable(trajectories: Iterable[Trajectory], baseline: Baseline) -> tuple[list[Sample], int]:
-    """The samples whose group has a baseline, and how many have none: they were not scored, or are alone.
+    """Return the samples that have a baseline, and the number of samples that have none.
 
-    Alone is, with `leave_one_out`, who has a role that no other episode has, or is the only one that did not fail.
+    A sample has no baseline if it was not scored, or, with `leave_one_out`, if no other episode of the group has a
+    scored sample of its role.
     """
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     scored = [sample for sample in samples if sample.is_scored]
     if baseline != "leave_one_out":
         return scored, len(samples) - len(scored)
     owners = Counter(role for role, _ in {(sample.role, sample.trajectory_id) for sample in scored})
-    counted = [sample for sample in scored if owners[sample.role] > 1]
-    return counted, len(samples) - len(counted)
+    comparable = [sample for sample in scored if owners[sample.role] > 1]
+    return comparable, len(samples) - len(comparable)
 
 
 class LocalWeights:
-    """A `weight_transfer` for AsyncGRPOTrainer: copies the trained weights into a worker's `TransformersPolicy`.
+    """A `weight_transfer` for AsyncGRPOTrainer that copies the trained weights into a worker's `TransformersPolicy`.
 
-    Replies that are under way go on with the new weights: their parts have versions of their own.
+    Unfinished replies continue with the new weights. The version of the weights is recorded for each part of a reply.
 
     Args:
         worker: The worker.
 
     Raises:
-        ConfigError: If its policy is another one.
+        ConfigError: If the worker's policy is not a `TransformersPolicy`.
     """
 
     def __init__(self, worker: RolloutWorker) -> None:
@@ -316,27 +346,33 @@ class LocalWeights:
         self._worker, self._policy = worker, worker.policy
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Copy the parameters, by name.
+        """Copy the parameters by name.
+
+        Args:
+            iterator: Pairs of a name and a tensor.
 
         Raises:
-            ConfigError: If the policy's model lacks one.
+            ConfigError: If the policy's model does not have a parameter of that name.
         """
         self._worker.call(partial(self._load, dict(iterator)))
 
     def _load(self, weights: dict[str, Any]) -> None:
         unknown = self._policy.model.load_state_dict(weights, strict=False).unexpected_keys
         if unknown:
-            raise ConfigError(f"the policy's model has no parameters {unknown[:3]}: it is not the trainer's")
+            raise ConfigError(
+                f"the policy's model has no parameters {unknown[:3]}; expected a model of the same architecture as the "
+                "trainer's"
+            )
         self._policy.refresh()
 
     def init_weight_transfer(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing, because there is nothing to prepare."""
 
     def pause(self) -> None:
-        """Nothing to pause: no policy runs while weights are copied."""
+        """Do nothing, because no policy runs while weights are copied."""
 
     def resume(self) -> None:
-        """Nothing to resume."""
+        """Do nothing; see `pause`."""
 
     def destroy(self) -> None:
-        """Nothing to release."""
+        """Do nothing, because there is nothing to release."""

@@ -1,4 +1,4 @@
-"""verl: samples become what its agent loops return, and any environment runs as one of them."""
+"""The adapter for verl: samples as the outputs of agent loops, and an agent loop that runs any environment."""
 
 import asyncio
 import json
@@ -19,18 +19,19 @@ from ..rollouts import arollout
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling, checked
+from .checks import check_samples, check_sampling
 from .packages import load, load_if_installed
-from .rows import response_start
+from .rows import check_one_reward, response_start
 from .single import OnBreak, check_on_break, single_sample
 
 CAPABILITY = Capability(
     "verl, with its V1 trainer",
     several_samples=True,
-    loss_weight="In extra_fields, not applied: with loss_agg_mode=token-mean, tokens count.",
+    loss_weight="In extra_fields, not applied: loss_agg_mode=token-mean averages over tokens.",
 )
-_STOPPED: Mapping[str | None, Any] = {"abort": "abort", "aborted": "abort", "length": "length"}
-"""What verl's servers may say of a reply that has no end; of others, their length tells whether they were cut."""
+_UNFINISHED: Mapping[str | None, Any] = {"abort": "abort", "aborted": "abort", "length": "length"}
+"""The finish reasons of unfinished replies, by the stop reasons of verl's servers. For any other stop reason, the
+length of the reply shows whether it was cut."""
 _MAX_EMPTY_ABORTS, _ABORT_WAIT_S = 600, 0.1
 _GLOBAL_STEPS: Mapping[str, Any] = {"min_global_steps": min, "max_global_steps": max}
 
@@ -47,32 +48,33 @@ def to_outputs(
     temperature: float | None = None,
     dropped_share: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """The fields of an `AgentLoopOutput` for each sample of a rollout, all but its `metrics`.
+    """Return the fields of an `AgentLoopOutput`, except `metrics`, for each sample of a rollout.
 
-    The prompt ends before the first trained token. What of that is too long for it begins the response, with mask 0.
+    The prompt ends before the first trained token. If it is longer than `prompt_length`, the rest of it is at the
+    beginning of the response, with mask 0.
 
     Args:
-        samples: The samples of a rollout. Their rewards are the same, since verl gives all of them the last one's.
+        samples: The samples of a rollout. They must have the same reward, because verl assigns that of the last sample
+            to all of them.
         prompt_length: verl's `rollout.prompt_length`, in tokens.
         response_length: verl's `rollout.response_length`, in tokens.
-        logprobs: Whether verl takes log-probabilities: its `rollout.calculate_log_probs`.
-        temperature: verl's `rollout.temperature`; None: it is not compared.
-        dropped_share: The share of the rollout's sampled tokens that these samples lack.
+        logprobs: Whether verl uses log-probabilities, `rollout.calculate_log_probs`.
+        temperature: verl's `rollout.temperature`, which must be that of the samples. None skips the check.
+        dropped_share: The share of the rollout's sampled tokens that these samples do not have, from 0 to 1.
 
     Raises:
-        InvalidSample: If a sample is not sound, has no log-probabilities or is too long, or if the rewards differ.
+        InvalidSample: If a sample is invalid, has no log-probabilities, was sampled at another temperature or is too
+            long, or if the rewards differ.
     """
-    found = checked(samples, logprobs=logprobs, temperature=temperature)
-    rewards = {sample.context: sample.reward for sample in found}
-    if len(set(rewards.values())) > 1:
-        raise InvalidSample(f"verl has one reward for a rollout, but its contexts have their own: {rewards}")
+    valid = check_samples(samples, logprobs=logprobs, temperature=temperature)
+    check_one_reward(valid)
     outputs: list[dict[str, Any]] = []
-    for index, sample in enumerate(found):
+    for index, sample in enumerate(valid):
         start = min(response_start(sample), prompt_length)
         if len(sample) - start > response_length:
             raise InvalidSample(
                 f"sample {index}, of trajectory {sample.trajectory_id!r}, has a response of {len(sample) - start} "
-                f"tokens, and rollout.response_length is {response_length}: raise it, or limit the environment with "
+                f"tokens, but rollout.response_length is {response_length}: raise it, or limit the environment with "
                 f"Limits(max_context_tokens={response_length})"
             )
         given = sample.logprobs if logprobs else None
@@ -91,14 +93,19 @@ def to_outputs(
 
 
 def untrained_output(trajectory: Trajectory, *, prompt_length: int, logprobs: bool = True) -> dict[str, Any]:
-    """For a rollout that trains nothing, where verl takes no less than one: its first prompt, with mask 0.
+    """Return the output of a rollout that trains nothing: its first prompt, with mask 0, because verl needs an output.
+
+    Args:
+        trajectory: The rollout.
+        prompt_length: verl's `rollout.prompt_length`, in tokens.
+        logprobs: Whether verl uses log-probabilities, `rollout.calculate_log_probs`.
 
     Raises:
-        EpisodeError: If there is no prompt.
+        EpisodeError: If the rollout has no step.
     """
     first = next(trajectory.prompts(), None)
     if first is None:
-        raise EpisodeError(f"{trajectory.id!r} ended ({trajectory.stop_reason}) with no reply: verl needs one")
+        raise _no_reply(trajectory)
     tokens = first.prompt[-prompt_length - 1 :].tolist()
     return {
         "prompt_ids": tokens[:-1],
@@ -112,7 +119,7 @@ def untrained_output(trajectory: Trajectory, *, prompt_length: int, logprobs: bo
 
 
 def _extra_fields(sample: Sample | None, trajectory_id: str, stop_reason: str, dropped_share: float) -> dict[str, Any]:
-    """The same keys in all outputs, as verl wants it."""
+    """Return `extra_fields`, which must have the same keys in all outputs."""
     extra: Mapping[str, Any] = {} if sample is None else sample.extra
     steps = {name: [step for step in extra.get(name, ()) if step is not None] for name in _GLOBAL_STEPS}
     return {
@@ -128,17 +135,23 @@ def _extra_fields(sample: Sample | None, trajectory_id: str, stop_reason: str, d
     }
 
 
-class EnvAgentLoop(_LoopBase):
-    """An agent loop over any environment. verl makes it for each rollout, by `rollout.agent.agent_loop_config_path`.
+def _no_reply(trajectory: Trajectory) -> EpisodeError:
+    return EpisodeError(f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with no reply: verl needs one")
 
-    The `extra_info` of a row says which task it is: `task` (an index, or the task itself), `seed`, or else `index`.
+
+class EnvAgentLoop(_LoopBase):
+    """An agent loop that runs an episode of any environment.
+
+    verl makes one for each rollout, from the file of `rollout.agent.agent_loop_config_path`. The `extra_info` of a row
+    specifies the task: `task` (an index, or the task itself), `seed`, or else `index`, which is used as the seed.
 
     Args:
-        *args: What verl gives.
-        env: The environment's id.
-        env_options: What it is made with; the renderer is `auto` by default, the tokenizer is verl's.
-        on_break: What to do with a rollout of several samples where verl takes one: in all trainers but V1.
-        **others: What verl gives.
+        *args: The arguments of verl's base class.
+        env: The id of the environment.
+        env_options: The options of the environment. By default, the renderer is `auto`. The tokenizer is verl's.
+        on_break: What to do with a rollout of several samples if the trainer takes one, which all trainers except V1
+            do; see `OnBreak`.
+        **others: The keyword arguments of verl's base class.
     """
 
     def __init__(
@@ -157,7 +170,7 @@ class EnvAgentLoop(_LoopBase):
         self._options: dict[str, Any] = {"renderer": "auto", **json.loads(_json(env_options or {}))}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Roll out the episode of a row: a list of `AgentLoopOutput` for the V1 trainer, one for others."""
+        """Run the episode of a row. Return a list of `AgentLoopOutput` for the V1 trainer, and one for the others."""
         seed, options = _reset_of(row)
         renderer = _renderer(_json(self._options["renderer"]), self.tokenizer)
         server = _Server(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
@@ -166,7 +179,7 @@ class EnvAgentLoop(_LoopBase):
             trajectory = await arollout(env, server, seed=seed, options=options)
         finally:
             env.close()
-        # Only V1's worker says which of a row's rollouts this is; some others run with its setting on, too.
+        # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
         is_v1 = "session_id" in row and bool(self.config.get("trainer", {}).get("use_v1", False))
         outputs = self._outputs(trajectory, server.temperature, takes_several=is_v1)
         made = [load(_AGENT_LOOP, "verl").AgentLoopOutput(**output, metrics=server.metrics) for output in outputs]
@@ -176,21 +189,21 @@ class EnvAgentLoop(_LoopBase):
         config = self.rollout_config
         common = {"prompt_length": config.prompt_length, "logprobs": bool(config.calculate_log_probs)}
         if not trajectory.steps:
-            raise EpisodeError(f"{trajectory.id!r} ended ({trajectory.stop_reason}) with no reply: verl needs one")
-        asked: dict[str, Any] = {"response_length": config.response_length, "temperature": temperature, **common}
+            raise _no_reply(trajectory)
+        options: dict[str, Any] = {"response_length": config.response_length, "temperature": temperature, **common}
         if takes_several:
-            return to_outputs(trajectory.samples(), **asked)
+            return to_outputs(trajectory.samples(), **options)
         single = single_sample(trajectory, "verl without its V1 trainer", self._on_break)
         if single.sample is None:
             return [untrained_output(trajectory, **common)]
-        return to_outputs([single.sample], dropped_share=single.dropped_share, **asked)
+        return to_outputs([single.sample], dropped_share=single.dropped_share, **options)
 
 
 class _Server:
-    """The policy: verl's server, which finds what it has cached of an episode by the id of the request.
+    """A policy that samples from verl's server. The server finds its cache of an episode by the request id.
 
-    A segment gets no longer than verl takes: a reply that there is no room for is cut, to nothing if need be. That ends
-    the episode, as any cut does.
+    The length of a segment is limited to what verl accepts: a reply that does not fit is cut, possibly to zero tokens,
+    which ends the episode like any other cut.
     """
 
     def __init__(self, manager: Any, sampling_params: Mapping[str, Any], config: Any, tokenizer: Tokenizer) -> None:
@@ -200,7 +213,7 @@ class _Server:
         self.temperature = float(sampling_params["temperature"])
         self._request_id = uuid4().hex
         self._segments: dict[str, tuple[int, int]] = {}
-        """For each context where its segment begins to be trained, and how long it is by now."""
+        """For each context, the position of the first trained token of its segment, and the length of the segment."""
 
     async def __call__(
         self,
@@ -211,10 +224,10 @@ class _Server:
         keep: int,
         max_tokens: int | None,
         stop_token_ids: Sequence[int],
-        **asked: Any,
+        **request: Any,
     ) -> Action:
-        check_sampling(asked["sampling"], self.temperature)
-        params = {**self._params, **asked["sampling"]}
+        check_sampling(request["sampling"], self.temperature)
+        params = {**self._params, **request["sampling"]}
         start, length = self._segments.get(context, (0, -1))
         start = start if base == context and keep == length else len(prompt)
         longest = min(start, self._config.prompt_length) + self._config.response_length
@@ -225,35 +238,38 @@ class _Server:
         if limit <= 0:
             return Action((), (), "length", self.temperature)
         params |= {"max_tokens": limit, "stop_token_ids": list(stop_token_ids)}
-        params |= {"stop": list(asked["stop"])} if asked["stop"] else {}
+        params |= {"stop": list(request["stop"])} if request["stop"] else {}
         output = await self._generate(prompt.tolist(), params)
         tokens = output.token_ids
         self._segments[context] = (start, len(prompt) + len(tokens))
         ends = "length" if len(tokens) >= limit and tokens[-1] not in stop_token_ids else "stop"
         steps = {name: output.extra_fields.get(name) for name in _GLOBAL_STEPS}
-        finish_reason = _STOPPED.get(output.stop_reason, ends)
+        finish_reason = _UNFINISHED.get(output.stop_reason, ends)
         return Action(tokens, output.log_probs, finish_reason, self.temperature, steps["max_global_steps"], steps)
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
-        """Generate a reply. A server that takes new weights aborts replies: it is asked again, but not for ever."""
+        """Generate a reply. A server that receives new weights aborts replies, so an empty reply is requested again."""
         for _ in range(_MAX_EMPTY_ABORTS):
             begin = time.perf_counter()
             output = await self._manager.generate(
                 request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
             )
             self.metrics["generate_sequences"] += time.perf_counter() - begin
-            if len(output.token_ids) or _STOPPED.get(output.stop_reason) != "abort":
+            if len(output.token_ids) or _UNFINISHED.get(output.stop_reason) != "abort":
                 return output
             await asyncio.sleep(_ABORT_WAIT_S)
         raise EpisodeError(f"the server aborted {_MAX_EMPTY_ABORTS} replies in a row before their first token")
 
 
 def _reset_of(row: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """The seed of a row's episode, and the options of its reset."""
-    about: Mapping[str, Any] = row.get("extra_info") or {}
-    found = {name: about[name] for name in ("task", "seed", "index") if about.get(name) is not None}
+    """Return the seed and the reset options of a row's episode."""
+    extra_info: Mapping[str, Any] = row.get("extra_info") or {}
+    found = {name: extra_info[name] for name in ("task", "seed", "index") if extra_info.get(name) is not None}
     if not found:
-        raise ConfigError("a row's extra_info says which task it is: it needs a 'task', a 'seed' or an 'index'")
+        raise ConfigError(
+            f"the extra_info of a row is {extra_info!r:.80}, which does not specify the task; expected a 'task', a "
+            "'seed' or an 'index'"
+        )
     options = {"episode_id": uuid4().hex, "group_id": row.get("uid")}
     seed = found.get("seed", found.get("index"))
     try:
@@ -265,7 +281,7 @@ def _reset_of(row: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def _renderer(specification: str, tokenizer: Any) -> Renderer:
-    """Made once in a process, since reading a vocabulary takes seconds."""
+    """Return the renderer, which is made once in a process, because loading a vocabulary takes seconds."""
     given: Any = json.loads(specification)
     options: dict[str, Any] = {"name": given} if isinstance(given, str) else given
     return get_renderer(tokenizer=load_tokenizer(tokenizer), **options)
@@ -276,5 +292,5 @@ def _json(options: Any) -> str:
 
 
 def _native(value: Any) -> dict[str, Any] | list[Any]:
-    """What hydra hands on may be of its own types, which are mappings and sequences, but no JSON."""
+    """Convert a mapping or sequence of hydra's own types for JSON."""
     return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)

@@ -1,7 +1,8 @@
-"""Tree batches: samples that share prefixes as one sequence, in which each shared token stands once.
+"""Tree batches: samples that share prefixes, packed into one sequence that stores each shared token once.
 
-A forward pass over the tree, with `position_ids` and a mask that shows each token its own branch, gives at every
-trained token what the separate samples give, for `len(tree)` tokens instead of `tree.tokens_separate`.
+A forward pass over the tree uses `position_ids` and a mask that lets each token attend to its own branch only. At every
+trained token it computes the same log-probability as the separate samples, over `len(tree)` tokens instead of
+`tree.tokens_separate`.
 """
 
 from .batch import Reduction as Reduction

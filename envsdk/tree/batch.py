@@ -1,4 +1,4 @@
-"""A tree as arrays: what a loss needs of it, and how it is cut to a size."""
+"""The arrays of a prefix tree that a loss needs, and how a tree is split to fit a token budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..errors import InvalidSample, TreeTooLarge, unknown_name
 from ..trajectories.samples import Sample
 from ..trajectories.segments import LossRule
 from ..trajectories.trajectory import Trajectory
-from .builder import TRAINING, TreeBuilder, TreeSample
+from .builder import TRAINED_COLUMNS, TreeBuilder, TreeSample
 from .masks import MAX_DENSE_TOKENS, block_mask, dense_mask, model_inputs
 
 if TYPE_CHECKING:
@@ -20,113 +20,133 @@ if TYPE_CHECKING:
 Reduction: TypeAlias = Literal["sum", "sample_mean"]
 TreeSource: TypeAlias = Trajectory | Sample | Sequence[Trajectory] | Sequence[Sample]
 
-# A batch more outweighs any number of tokens that are repeated.
+# One more batch costs more than any number of repeated tokens.
 _BATCH_COST = 1 << 40
 
 
 @dataclass(slots=True)
 class TreeBatch:
-    """Several samples as one tree of N tokens, in depth-first order; it may have several roots.
+    """Several samples as one prefix tree of N tokens, in depth-first order. The tree may have several roots.
 
-    A query `q` sees a key `k` exactly when `enter[k] <= enter[q] < exit[k]`: the keys that it sees are its branch up
-    to itself. The logits that predict the token at `trained[i]` stand at `predecessors[i]`.
+    A query `q` sees a key `k` exactly when `enter[k] <= enter[q] < exit[k]`. So a token sees the tokens of its own
+    branch up to and including itself. The logits at `predecessors[i]` predict the token at `trained[i]`.
+
+    Attributes:
+        tokens: Token ids: int32, shape (N,).
+        position_ids: The number of tokens before each token in its branch: int32, shape (N,).
+        parent: The index of the token before each token in its branch, -1 for a root: int32, shape (N,).
+        exit: The index of the first later token whose branch does not contain this token, N if there is none: int32,
+            shape (N,).
+        mask: True for trained tokens: bool, shape (N,).
+        logprobs: The sampler's log-probabilities, in nats: float32, shape (N,). 0.0 where mask is False, NaN where the
+            policy did not report one. None if it reported none at all.
+        sample_ids: The index in `samples` of the sample that trains each token, -1 where mask is False: int32, shape
+            (N,).
+        step_ids: The index of the step, within its sample, in which each trained token was sampled, -1 where mask is
+            False: int32, shape (N,).
+        temperature: The sampling temperature of each trained token, 1.0 where mask is False: float32, shape (N,).
+        policy_version: The version of the weights that sampled each trained token, -1 if unknown or where mask is
+            False: int32, shape (N,).
+        advantage: The advantage of each token, 0.0 where mask is False: float32, shape (N,). None if the samples had no
+            advantages, until you set it (see `per_token`).
+        samples: One record for each sample, in the order of `trajectory.samples()`. The batches that `split` returns
+            share one list.
+        enter: The index of each token, which is the time at which it enters the tree: int32, shape (N,).
+        trained: The indices of the M trained tokens: int32, shape (M,).
+        predecessors: For each trained token, the index of the token whose logits predict it: int32, shape (M,).
+        tokens_separate: The number of tokens that the samples trained here have as separate sequences.
+        ratio: `tokens_separate / len(tree)`.
     """
 
     tokens: "NDArray[np.int32]"
-    """Shape (N,)."""
     position_ids: "NDArray[np.int32]"
-    """Shape (N,): how many tokens come before it in its branch."""
     parent: "NDArray[np.int32]"
-    """Shape (N,): the index of the token before it in its branch; -1 at a root."""
     exit: "NDArray[np.int32]"
-    """Shape (N,): the index of the first later token whose branch does not hold it; N if there is none."""
     mask: "NDArray[np.bool_]"
-    """Shape (N,): True on the tokens that are trained."""
     logprobs: "NDArray[np.float32] | None"
-    """Shape (N,): the sampler's log-probabilities; 0.0 where mask is False, NaN where the policy gave none. None if
-    there are none at all."""
     sample_ids: "NDArray[np.int32]"
-    """Shape (N,): the sample in which a token is trained, as an index of `samples`; -1 where mask is False."""
     step_ids: "NDArray[np.int32]"
-    """Shape (N,): the sample's step that a trained token was sampled in; -1 where mask is False."""
     temperature: "NDArray[np.float32]"
-    """Shape (N,): the sampling temperature of a trained token; 1.0 where mask is False."""
     policy_version: "NDArray[np.int32]"
-    """Shape (N,): which weights sampled a trained token; -1 if unknown or where mask is False."""
     advantage: "NDArray[np.float32] | None"
-    """Shape (N,): 0.0 where mask is False. None until you set it, if the samples had none: see `per_token`."""
     samples: list[TreeSample]
-    """The samples, in the order of `trajectory.samples()`; the batches that `split` makes share one list."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def enter(self) -> "NDArray[np.int32]":
-        """When a token enters, shape (N,): its index, since the order is depth-first."""
+        """The index of each token, which is the time at which it enters the tree: int32, shape (N,)."""
         return np.arange(len(self), dtype=np.int32)
 
     @property
     def trained(self) -> "NDArray[np.int32]":
-        """The indices of the trained tokens: shape (M,)."""
+        """The indices of the M trained tokens: int32, shape (M,)."""
         return np.flatnonzero(self.mask).astype(np.int32)
 
     @property
     def predecessors(self) -> "NDArray[np.int32]":
-        """For each trained token the index of the token whose logits predict it: shape (M,)."""
+        """For each trained token, the index of the token whose logits predict it: int32, shape (M,)."""
         return self.parent[self.mask]
 
     @property
     def tokens_separate(self) -> int:
-        """How many tokens the samples trained here have as sequences of their own."""
+        """The number of tokens that the samples trained here have as separate sequences."""
         trained_here: list[int] = np.unique(self.sample_ids[self.mask]).tolist()
         return sum(self.samples[index].length for index in trained_here)
 
     @property
     def ratio(self) -> float:
-        """How many times the tokens of the tree the separate samples have."""
+        """The number of tokens of the separate samples, divided by the number of tokens of the tree."""
         return self.tokens_separate / len(self)
 
     def path(self, index: int) -> "NDArray[np.int32]":
-        """The indices of the tokens that the token at `index` sees, from its root to itself."""
+        """Return the indices of the tokens that the token at `index` sees, from its root to itself: int32, shape (n,).
+
+        Args:
+            index: The index of a token, from 0 to N - 1.
+        """
         before = np.arange(index + 1, dtype=np.int32)
         return before[self.exit[: index + 1] > index]
 
     def per_token(self, values: "ArrayLike") -> "NDArray[np.float32]":
-        """Give each trained token what its sample has: `tree.advantage = tree.per_token(advantages)`.
+        """Give each trained token the value of its sample: `tree.advantage = tree.per_token(advantages)`.
 
         Args:
-            values: A number for each of `samples`, shape (len(samples),).
+            values: One number for each of `samples`, shape (len(samples),).
 
         Returns:
-            Shape (N,), float32: 0.0 where mask is False.
+            float32, shape (N,): 0.0 where mask is False.
 
         Raises:
-            InvalidSample: If there are more values or fewer, or they are no finite numbers.
+            InvalidSample: If the number of values is wrong, or a value is not a finite number.
         """
         try:
             given = np.asarray(values, dtype=np.float32)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InvalidSample(f"values are no numbers: {error}") from error
+            raise InvalidSample(f"values must be numbers, one for each sample: {error}") from error
         if given.shape != (len(self.samples),):
-            raise InvalidSample(f"values has shape {given.shape}; there are {len(self.samples)} samples")
+            raise InvalidSample(
+                f"values has shape {given.shape}; expected ({len(self.samples)},), one number for each of tree.samples"
+            )
         if not np.isfinite(given).all():
             at = int(np.argmin(np.isfinite(given)))
-            raise InvalidSample(f"values[{at}] is {given[at]}; expected numbers that are finite in float32")
+            raise InvalidSample(f"values[{at}] is {given[at]}; expected a number that is finite in float32")
         return np.where(self.mask, given[self.sample_ids], np.float32(0.0))
 
     def weights(self, reduction: Reduction = "sum") -> "NDArray[np.float32]":
-        """What each token's loss counts, such that the sum over all tokens, and all batches, is the loss.
+        """Return the weight of each token's loss. The weighted sum over the tokens of all batches is the loss.
 
         Args:
-            reduction: `"sum"`: each trained token counts 1. `"sample_mean"`: the mean over a sample's trained tokens
-                counts the sample's `loss_weight`. However an episode is segmented, that is the mean over its tokens.
+            reduction: `"sum"` gives each trained token the weight 1. `"sample_mean"` takes the mean over the trained
+                tokens of each sample, times the sample's `loss_weight`. This is the mean over the trained tokens of the
+                episode, however the episode was segmented.
 
         Returns:
-            Shape (N,), float32: 0.0 where mask is False.
+            float32, shape (N,): 0.0 where mask is False.
 
         Raises:
-            UnknownName: If there is no such reduction; it suggests one.
+            UnknownName: If the reduction does not exist. The error suggests a similar name.
         """
         if reduction == "sum":
             return self.mask.astype(np.float32)
@@ -135,22 +155,29 @@ class TreeBatch:
         raise unknown_name("reduction", reduction, get_args(Reduction))
 
     def split(self, max_tokens: int) -> "list[TreeBatch]":
-        """Cut the tree between branches into batches of at most `max_tokens` tokens.
+        """Split the tree between branches into batches of at most `max_tokens` tokens.
 
-        The tokens before a cut branch are repeated, with mask False: each token is trained in exactly one batch. There
-        are as few batches as can be without changing the order; of those ways, the one that repeats least is taken.
+        Where a batch begins with a branch, the tokens before that branch are repeated with mask False. So each token is
+        trained in exactly one batch. The split keeps the order of the tokens, makes as few batches as possible, and
+        repeats as few tokens as possible with that number of batches.
+
+        Args:
+            max_tokens: The largest number of tokens in a batch.
+
+        Returns:
+            The batches, in order. They share one `samples` list.
 
         Raises:
-            TreeTooLarge: If a branch alone is longer than that.
+            TreeTooLarge: If a single branch is longer than `max_tokens`.
         """
         longest = int(self.position_ids.max()) + 1
         if longest > max_tokens:
             where = self.samples[int(self.sample_ids[self.mask & (self.position_ids >= max_tokens)][0])]
             raise TreeTooLarge(
-                f"a branch has {longest:,} tokens, more than max_tokens={max_tokens:,}: the longest is in the tree of "
-                f"{len(self):,} tokens of trajectory {where.trajectory_id!r}, context {where.context!r}. A branch is "
-                "not cut; give at least its length, limit the context (`Limits(max_context_tokens=...)`), or choose a "
-                "history policy that rewrites it"
+                f"a branch has {longest:,} tokens, more than max_tokens={max_tokens:,}, in context {where.context!r} "
+                f"of trajectory {where.trajectory_id!r} (the tree has {len(self):,} tokens). A branch cannot be split: "
+                f"pass max_tokens={longest} or more, limit the context with Limits(max_context_tokens=...), or choose "
+                "a history policy that rewrites it"
             )
         if len(self) <= max_tokens:
             return [self]
@@ -158,12 +185,12 @@ class TreeBatch:
         return [self._between(start, stop) for start, stop in pairwise(bounds)]
 
     def _cuts(self, max_tokens: int) -> list[int]:
-        """Where the batches begin: the cheapest of all ways to cut in front of branches."""
+        """Return the index at which each batch begins, always at the start of a branch, with minimal total cost."""
         begins = self.parent != np.arange(-1, len(self) - 1)
         begins[0] = True
         bounds = np.append(np.flatnonzero(begins), len(self))
         depths = self.position_ids[bounds[:-1]].astype(np.int64)
-        # From bound i, a batch takes all up to bound last[i] - 1, with the depth of its first token repeated.
+        # A batch that begins at bound i repeats `depths[i]` tokens and may extend up to bound last[i] - 1.
         last = np.searchsorted(bounds, bounds[:-1] + max_tokens - depths, side="right")
         costs = np.full(len(bounds), np.iinfo(np.int64).max)
         costs[0] = 0
@@ -178,132 +205,146 @@ class TreeBatch:
         return bounds[chosen[::-1]].tolist()
 
     def _between(self, start: int, stop: int) -> "TreeBatch":
-        """The tokens from `start` to `stop`, behind those of the branch in which `start` stands."""
-        above = np.flatnonzero(self.exit[:start] > start)
-        kept = np.concatenate([above, np.arange(start, stop)])
-        batch = self._take(kept)
-        for name, (_, elsewhere) in TRAINING.items():
+        """Return the tokens from `start` to `stop`, after the untrained tokens of the branch that `start` is in."""
+        prefix = np.flatnonzero(self.exit[:start] > start)
+        batch = self._select(np.concatenate([prefix, np.arange(start, stop)]))
+        for name, (_, untrained) in TRAINED_COLUMNS.items():
             column = getattr(batch, name)
             if column is not None:
-                column[: len(above)] = elsewhere
+                column[: len(prefix)] = untrained
         return batch
 
-    def _take(self, kept: "NDArray[np.int64]") -> "TreeBatch":
-        """The tokens at these indices, which are in order; the token before each of them is among them."""
-        columns: dict[str, Any] = {name: getattr(self, name) for name in ("tokens", "position_ids", *TRAINING)}
-        taken: dict[str, Any] = {name: None if array is None else array[kept] for name, array in columns.items()}
-        parent = self.parent[kept]
+    def _select(self, indices: "NDArray[np.int64]") -> "TreeBatch":
+        """Return the tree of the tokens at `indices`, which are sorted and include the parent of each token."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in ("tokens", "position_ids", *TRAINED_COLUMNS)}
+        selected: dict[str, Any] = {name: None if array is None else array[indices] for name, array in columns.items()}
+        parent = self.parent[indices]
         return TreeBatch(
-            **taken,
-            parent=np.where(parent < 0, -1, np.searchsorted(kept, parent)).astype(np.int32),
-            exit=np.searchsorted(kept, self.exit[kept]).astype(np.int32),
+            **selected,
+            parent=np.where(parent < 0, -1, np.searchsorted(indices, parent)).astype(np.int32),
+            exit=np.searchsorted(indices, self.exit[indices]).astype(np.int32),
             samples=self.samples,
         )
 
     def dense_mask(
         self, sliding_window: int | None = None, *, max_tokens: int = MAX_DENSE_TOKENS
     ) -> "NDArray[np.bool_] | dict[str, NDArray[np.bool_]]":
-        """Which keys each query sees, as a whole matrix: N * N bytes.
+        """Return the attention mask as a matrix of N * N bytes.
 
         Args:
-            sliding_window: If given, how many tokens back along its branch a query sees in sliding-window layers.
-            max_tokens: The largest tree for which the matrix is made.
+            sliding_window: The size of the window in sliding-window layers, in tokens: a query sees itself and the
+                `sliding_window - 1` tokens before it in its branch. None if the model has no such layers.
+            max_tokens: The largest tree, in tokens, for which the matrix is made.
 
         Returns:
-            Shape (N, N), bool: `[q, k]` is True if query q sees key k. With a window the masks of both kinds of
-            layers, by the names that transformers gives them: `"full_attention"` and `"sliding_attention"`.
+            bool, shape (N, N): `[q, k]` is True if query q sees key k. With a window, a dict with one mask for each
+            kind of layer, under the names that transformers uses: `"full_attention"` and `"sliding_attention"`.
 
         Raises:
             TreeTooLarge: If the tree has more than `max_tokens` tokens.
+            ConfigError: If `sliding_window` is less than 1.
         """
         return dense_mask(self, sliding_window, max_tokens=max_tokens)
 
     def block_mask(self, sliding_window: int | None = None, *, device: Any = "cpu") -> Any:
-        """The same for torch's FlexAttention: a `BlockMask`, or with a window a dict of two. Needs torch.
+        """Return the attention mask for torch's FlexAttention: a `BlockMask`, or with a window a dict of two.
+
+        It needs torch, and memory for about (N / 128)**2 blocks instead of N**2 pairs.
 
         Args:
             sliding_window: See `dense_mask`.
-            device: Where the mask is needed.
+            device: The torch device of the mask.
+
+        Raises:
+            ConfigError: If `sliding_window` is less than 1.
+            MissingPackage: If torch is not installed.
         """
         return block_mask(self, sliding_window, device=device)
 
     def model_inputs(self, model: Any, *, max_dense_tokens: int = MAX_DENSE_TOKENS) -> dict[str, Any]:
-        """What a model of transformers takes: `logits = model(**tree.model_inputs(model)).logits[0]`. Needs torch.
+        """Return the arguments of a transformers model: `logits = model(**tree.model_inputs(model)).logits[0]`.
 
-        A model whose attention is `flex_attention` gets block masks, any other one additive masks in its own dtype.
+        A model with `attn_implementation="flex_attention"` gets block masks. Any other model gets additive masks in its
+        own dtype.
 
         Args:
-            model: The model; its configuration says which kinds of layers need a mask.
-            max_dense_tokens: See `dense_mask`.
+            model: The model. Its configuration specifies which kinds of layers need a mask.
+            max_dense_tokens: The largest tree, in tokens, for which a dense mask is made.
 
         Returns:
-            `input_ids` and `position_ids`, both of shape (1, N), int64; `attention_mask`, of shape (1, 1, N, N) or a
-            dict of such for each kind of layers; `use_cache`, False. The log-probability of the token at `trained[i]`
-            is `logits[predecessors[i]].log_softmax(-1)[tokens[trained[i]]]`.
+            `input_ids` and `position_ids`, both int64 of shape (1, N); `attention_mask`, of shape (1, 1, N, N), or a
+            dict of such masks with one for each kind of layer; `use_cache`, which is False. The log-probability of the
+            token at `trained[i]` is `logits[predecessors[i]].log_softmax(-1)[tokens[trained[i]]]`.
 
         Raises:
             TreeUnsupported: If the tree would not be exact for the model; see `check_model`.
-            TreeTooLarge: If it needs a dense mask, and the tree is too large for one.
+            TreeTooLarge: If the model needs a dense mask and the tree is too large for one.
+            MissingPackage: If torch is not installed.
         """
         return model_inputs(self, model, max_dense_tokens=max_dense_tokens)
 
 
 def tree_batch(source: TreeSource, *, loss: LossRule = "all", include_failed: bool = False) -> TreeBatch:
-    """Put samples that share prefixes into one tree; `split` cuts it to a size.
+    """Merge samples that share prefixes into one tree. `TreeBatch.split` splits it to fit a token budget.
 
-    - A trajectory gives the tree of its own deltas, without any comparison: N is `trajectory.tree_size()`, if all is
-      trained.
-    - Several trajectories, or samples, are merged as far as their tokens are equal from the first one on: the prompts
-      of a group, and the past of a sample, or of a fork, with what is trained of it elsewhere. Only what is trained is
-      never merged with something else that is trained, equal or not: each reply of a group has tokens of its own.
+    - One trajectory gives the tree of its own deltas, and no tokens are compared. If all steps are trained, N is
+      `trajectory.tree_size()`.
+    - Several trajectories, or samples, share the tokens that are equal from the first token on: the prompt of a group,
+      or the common past of a trajectory and its fork. A trained token may serve as the (untrained) past of any number
+      of other samples, but two trained tokens are never merged, even if they are equal. So each reply of a group has
+      tokens of its own.
 
-    So a shared token has the same tokens before it in all samples that share it, and none is trained for more than one
-    of them. Tokens that no trained token follows are left out.
+    A shared token has the same tokens before it in all samples that share it, and at most one of these samples trains
+    it. Tokens that no trained token follows are left out.
 
     Args:
-        source: A trajectory, a sample, or a list of either.
-        loss: Which steps of trajectories are trained; see `Trajectory.samples`. Samples have their masks already.
-        include_failed: Whether failed trajectories, and failed sub-agents, take part with the steps that they had.
+        source: A trajectory, a sample, or a list of trajectories or of samples.
+        loss: Which steps of trajectories are trained; see `Trajectory.samples`. Samples have their own masks.
+        include_failed: Whether to include failed trajectories and failed sub-agents, with the steps that they finished.
 
     Returns:
         The tree. Its samples are those of `trajectory.samples(loss)`, in order.
 
     Raises:
-        InvalidSample: If the source is something else or mixes both, if trained tokens are of several tokenizers, if
-            no token is trained, or if one is trained that nothing predicts (the first one of a sample).
-        UndeclaredBreak: If a step drops tokens and no break says so.
+        InvalidSample: If the source is of another type or mixes both types, if the trained tokens belong to several
+            tokenizers, if no token is trained, or if the first token of a sample is trained (nothing predicts it).
+        UndeclaredBreak: If a step drops tokens without a declared break.
     """
-    sources = _listed(source)
+    sources = _as_list(source)
     builder = TreeBuilder(merges=len(sources) > 1)
     if isinstance(sources[0], Sample):
         if loss != "all":
-            raise InvalidSample("loss chooses steps of trajectories; samples have their masks already: leave it out")
+            raise InvalidSample(
+                f"loss={loss!r:.80} was given with samples; it selects steps of trajectories, and samples have their "
+                "masks already: leave it out, or pass trajectories"
+            )
         for sample in cast("list[Sample]", sources):
             builder.add_sample(sample)
     else:
         for trajectory in cast("list[Trajectory]", sources):
             builder.add_trajectory(trajectory, loss, include_failed=include_failed)
-    return _batch(builder)
+    return _prune(builder)
 
 
-def _listed(source: Any) -> "list[Trajectory] | list[Sample]":
+def _as_list(source: Any) -> "list[Trajectory] | list[Sample]":
     given: Any = [source] if isinstance(source, (Trajectory, Sample)) else source
     if not isinstance(given, (list, tuple)):
         raise InvalidSample(
-            f"cannot make a tree of {type(source).__name__}; expected a Trajectory, a Sample or a list of either"
+            f"source is a {type(source).__name__}; expected a Trajectory, a Sample, or a list of trajectories or of "
+            "samples"
         )
     items = list(cast("Sequence[Any]", given))
     if not items:
-        raise InvalidSample("the list is empty: there is nothing to make a tree of")
+        raise InvalidSample("source is an empty list; expected at least one trajectory or sample")
     for kind in (Trajectory, Sample):
         if all(isinstance(item, kind) for item in items):
             return items
     kinds = ", ".join(sorted({type(item).__name__ for item in items}))
-    raise InvalidSample(f"the list holds {kinds}; expected trajectories alone, or samples alone")
+    raise InvalidSample(f"source has items of {kinds}; expected a list of only trajectories or only samples")
 
 
-def _batch(builder: TreeBuilder) -> TreeBatch:
-    """The tokens that a trained token follows, or that are trained themselves."""
+def _prune(builder: TreeBuilder) -> TreeBatch:
+    """Return the tree of the tokens that are trained or that a trained token follows."""
     columns: dict[str, Any] = builder.columns()
     mask, exits = columns["mask"], columns["exit"]
     if not builder.has_advantages:
@@ -312,4 +353,4 @@ def _batch(builder: TreeBuilder) -> TreeBatch:
         columns["logprobs"] = None
     trained = np.append(0, np.cumsum(mask))
     tree = TreeBatch(**columns, samples=builder.samples)
-    return tree._take(np.flatnonzero(trained[exits] > trained[:-1]))  # pyright: ignore[reportPrivateUsage]
+    return tree._select(np.flatnonzero(trained[exits] > trained[:-1]))  # pyright: ignore[reportPrivateUsage]

@@ -1,7 +1,7 @@
-"""Builds the tree of a batch from trajectories, by their own ranges, or from samples.
+"""The builder of a tree batch, from the deltas of trajectories or from samples.
 
-A trajectory says itself what its contexts share, so its steps are put in as they are, each token once. What several
-trajectories, or samples, have in common is found by comparison; see `PrefixTree`.
+The deltas of a trajectory specify what its contexts share, so each of its tokens is added once, without comparison.
+What several trajectories or samples share is found by comparing tokens; see `PrefixTree`.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from .prefix_tree import NO_TOKEN, PrefixTree
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What is told of trained tokens, with what it is on all others.
-TRAINING: dict[str, tuple[Any, Any]] = {
+# The columns of a `TreeBatch` that describe trained tokens: the dtype, and the value on all other tokens.
+TRAINED_COLUMNS: dict[str, tuple[Any, Any]] = {
     "mask": (np.bool_, False),
     "logprobs": (np.float32, 0.0),
     "sample_ids": (np.int32, -1),
@@ -34,7 +34,20 @@ TRAINING: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """What a loss needs to know of a sample whose tokens stand in a tree; see `Sample`."""
+    """The record of one sample in a `TreeBatch`: what a loss needs besides the tokens, which are in the tree.
+
+    Attributes:
+        trajectory_id: The id of the sample's trajectory.
+        group_id: The id of the group of rollouts of the same task; None if there is no group.
+        context: The name of the context, such as `main`.
+        role: The role of the agent that acts in the context.
+        reward: The reward of the context.
+        step_rewards: The reward of each step in this sample, 0.0 for a step that was not scored: float32, shape
+            (n_steps,).
+        loss_weight: The trained tokens of this sample, divided by the trained tokens of its trajectory.
+        length: The number of tokens of the sample as a separate sequence.
+        trained_tokens: The number of tokens that this sample trains.
+    """
 
     trajectory_id: str
     group_id: str | None
@@ -42,26 +55,23 @@ class TreeSample:
     role: str
     reward: float
     step_rewards: "NDArray[np.float32]"
-    """Shape (n_steps,): the reward of each step in this sample; 0.0 for one that was not scored."""
     loss_weight: float
-    """Trained tokens of this sample / trained tokens of the trajectory."""
     length: int
-    """How many tokens it has as a sequence of its own."""
     trained_tokens: int
 
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of a context: what came together of it."""
+    """The segment of a context that is being built."""
 
     context: str
     rewards: list[float] = field(default_factory=list[float])
     length: int = 0
-    """How many tokens the context had behind the last trained one."""
+    """The number of tokens of the context up to and including the last trained token."""
     trained: "list[tuple[NDArray[np.int64], dict[str, Any]]]" = field(
         default_factory=list[tuple["NDArray[np.int64]", dict[str, Any]]]
     )
-    """Its trained tokens, with what is told of them."""
+    """The trained tokens, with the values of their `TRAINED_COLUMNS`."""
 
     @property
     def trained_tokens(self) -> int:
@@ -69,10 +79,11 @@ class _Segment:
 
 
 class TreeBuilder:
-    """Takes trajectories or samples, one after the other.
+    """The builder of one tree: add trajectories or samples, then read `columns` and `samples`.
 
     Args:
-        merges: Whether they are compared with each other. One trajectory alone says itself what is shared.
+        merges: Whether to compare what is added with the tree and share equal tokens. One trajectory alone needs no
+            comparison, because its deltas specify what is shared.
     """
 
     def __init__(self, *, merges: bool) -> None:
@@ -80,16 +91,14 @@ class TreeBuilder:
         self.has_advantages = False
         self._tree = PrefixTree(merges=merges)
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
-        self._tokenizers: dict[str, str] = {}  # with where it was met first
-
-    # A trajectory.
+        self._tokenizers: dict[str, str] = {}  # each fingerprint, with the first place that used it
 
     def add_trajectory(self, trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> None:
-        """Add a trajectory: see `Trajectory.samples`, whose samples are the ones that count here.
+        """Add a trajectory. Its samples are those of `Trajectory.samples(loss)`.
 
         Raises:
-            UndeclaredBreak: If a step drops tokens and no break says so.
-            InvalidSample: If tokens of another tokenizer are trained.
+            UndeclaredBreak: If a step drops tokens without a declared break.
+            InvalidSample: If its trained tokens belong to another tokenizer than those of an earlier trajectory.
         """
         if trajectory.status == "error" and not include_failed:
             return
@@ -107,11 +116,11 @@ class TreeBuilder:
             last = tree.ancestor(ends.get(step.base, NO_TOKEN), step.keep)
             observed = trajectory.contexts[name].tokens[step.start : step.action_start]
             last = _end(tree.add(observed, last, is_trained=False), last)
-            ends[name] = self._act(trajectory, step, last, current[name], is_trained(step))
-        self._close(trajectory, [segment for segment in segments if segment.trained])
+            ends[name] = self._add_action(trajectory, step, last, current[name], is_trained(step))
+        self._add_segments(trajectory, [segment for segment in segments if segment.trained])
 
-    def _act(self, trajectory: Trajectory, step: Step, last: int, segment: _Segment, is_trained: bool) -> int:
-        """Add what was sampled at a step; returns its last token."""
+    def _add_action(self, trajectory: Trajectory, step: Step, last: int, segment: _Segment, is_trained: bool) -> int:
+        """Add the sampled tokens of a step after the token `last`, and return the last token of them."""
         log, start = trajectory.contexts[step.context], step.action_start
         for part in step.parts:
             tokens = self._tree.add(log.tokens[start : part.stop], last, is_trained=is_trained)
@@ -129,8 +138,8 @@ class TreeBuilder:
         segment.rewards.append(step.reward or 0.0)
         return last
 
-    def _close(self, trajectory: Trajectory, segments: list[_Segment]) -> None:
-        """Take the segments in which a token is trained: they are the samples."""
+    def _add_segments(self, trajectory: Trajectory, segments: list[_Segment]) -> None:
+        """Make a sample of each segment. Each one has at least one trained token."""
         total = sum(segment.trained_tokens for segment in segments)
         for segment in segments:
             log = trajectory.contexts[segment.context]
@@ -147,22 +156,24 @@ class TreeBuilder:
                 length=segment.length,
                 trained_tokens=segment.trained_tokens,
             )
-            self._take(sample, log.tokenizer or trajectory.tokenizer)
-
-    # A sample.
+            self._add_record(sample, log.tokenizer or trajectory.tokenizer)
 
     def add_sample(self, sample: Sample) -> None:
-        """Add a sample, along what is there already as far as it is equal.
+        """Add a sample. It shares the tokens of the tree as far as they are equal, from the first token on.
 
         Raises:
-            InvalidSample: If the sample is not sound, has an advantage where others have none, or is of another
-                tokenizer.
+            InvalidSample: If the sample is invalid (`Sample.validate`), has an advantage where earlier samples have
+                none or the reverse, or belongs to another tokenizer.
         """
         sample.validate()
         if self.samples and self.has_advantages != (sample.advantage is not None):
-            raise InvalidSample(f"of {len(self.samples) + 1} samples some have an advantage and some have none")
+            raise InvalidSample(
+                f"the first {len(self.samples)} samples have {'an' if self.has_advantages else 'no'} advantage, and "
+                f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, has "
+                f"{'one' if sample.advantage is not None else 'none'}; expected an advantage in all samples or in none"
+            )
         self.has_advantages = sample.advantage is not None
-        tokens, mask = self._place(sample), sample.mask
+        tokens, mask = self._add_tokens(sample), sample.mask
         parts = sample.part_ids[mask]
         advantage = np.asarray(0.0 if sample.advantage is None else sample.advantage, dtype=np.float32)
         self._train(
@@ -173,7 +184,7 @@ class TreeBuilder:
             policy_version=sample.policy_version[parts],
             advantage=np.broadcast_to(advantage, mask.shape)[mask],
         )
-        taken = TreeSample(
+        record = TreeSample(
             trajectory_id=sample.trajectory_id,
             group_id=sample.group_id,
             context=sample.context,
@@ -184,10 +195,10 @@ class TreeBuilder:
             length=len(sample),
             trained_tokens=int(np.count_nonzero(mask)),
         )
-        self._take(taken, sample.metadata.get("tokenizer") or "")
+        self._add_record(record, sample.metadata.get("tokenizer") or "")
 
-    def _place(self, sample: Sample) -> "NDArray[np.int64]":
-        """Find or add each token of a sample: shape (L,)."""
+    def _add_tokens(self, sample: Sample) -> "NDArray[np.int64]":
+        """Find or add each token of a sample, and return their numbers in the tree: int64, shape (L,)."""
         changes = np.flatnonzero(sample.mask[1:] != sample.mask[:-1]) + 1
         last, pieces = NO_TOKEN, list["NDArray[np.int64]"]()
         for piece in np.split(np.arange(len(sample)), changes):
@@ -195,45 +206,47 @@ class TreeBuilder:
             last = _end(pieces[-1], last)
         return np.concatenate(pieces)
 
-    # What comes of both.
-
     def _train(self, tokens: "NDArray[np.int64]", **values: Any) -> None:
-        """Say of tokens that they are trained, in the sample that is taken next."""
+        """Mark tokens as trained in the sample whose record is added next."""
         self._trained.append((tokens, {**values, "mask": True, "sample_ids": len(self.samples)}))
 
-    def _take(self, sample: TreeSample, tokenizer: str) -> None:
+    def _add_record(self, sample: TreeSample, tokenizer: str) -> None:
         where = f"context {sample.context!r} of trajectory {sample.trajectory_id!r}"
         if tokenizer:
             self._tokenizers.setdefault(tokenizer, where)
         if len(self._tokenizers) > 1:
             (first, there), (second, here) = self._tokenizers.items()
             raise InvalidSample(
-                f"the tokens are of two tokenizers, whose ids mean different things: {first!r} ({there}) and "
-                f"{second!r} ({here}). Make a tree for each: of the samples, chosen by their role or their context"
+                f"the tokens belong to two tokenizers, whose ids mean different things: {first!r} ({there}) and "
+                f"{second!r} ({here}). Make one tree for each tokenizer: select samples by their role or context"
             )
         self.samples.append(sample)
 
     def columns(self) -> "dict[str, NDArray[Any]]":
-        """All tokens in depth-first order, each array of shape (N,): the fields of a `TreeBatch`, by name.
+        """Return all tokens in depth-first order: the array fields of a `TreeBatch` by name, each of shape (N,).
 
         Raises:
-            InvalidSample: If no token is trained, or one that nothing predicts (the first one of a sample).
+            InvalidSample: If no token is trained, or the first token of a sample is trained (nothing predicts it).
         """
         if not self._trained:
-            raise InvalidSample("no token is trained: what there is failed or sampled nothing, or `loss` chose no step")
+            raise InvalidSample(
+                "no token is trained: every episode failed or sampled nothing, or `loss` selected no step; pass at "
+                "least one sample with mask True somewhere"
+            )
         layout, count = self._tree.layout(), len(self._tree)
-        training: dict[str, NDArray[Any]] = {
-            name: np.full(count, value, dtype) for name, (dtype, value) in TRAINING.items()
+        trained: dict[str, NDArray[Any]] = {
+            name: np.full(count, value, dtype) for name, (dtype, value) in TRAINED_COLUMNS.items()
         }
         for tokens, values in self._trained:
             for name, value in values.items():
-                training[name][tokens] = value
-        columns: dict[str, NDArray[Any]] = {name: array[layout.order] for name, array in training.items()}
-        alone = np.flatnonzero(columns["mask"] & (layout.parent == NO_TOKEN))
-        if len(alone):
-            sample = self.samples[int(columns["sample_ids"][alone[0]])]
+                trained[name][tokens] = value
+        columns: dict[str, NDArray[Any]] = {name: array[layout.order] for name, array in trained.items()}
+        unpredicted = np.flatnonzero(columns["mask"] & (layout.parent == NO_TOKEN))
+        if len(unpredicted):
+            sample = self.samples[int(columns["sample_ids"][unpredicted[0]])]
             raise InvalidSample(
-                f"the first token of a sample of {sample.trajectory_id!r} is trained; nothing predicts it"
+                f"the first token of a sample of trajectory {sample.trajectory_id!r}, context {sample.context!r}, is "
+                "trained, but nothing predicts it; set mask[0] to False"
             )
         return {
             "tokens": self._tree.tokens.view[layout.order],
@@ -245,5 +258,5 @@ class TreeBuilder:
 
 
 def _end(tokens: "NDArray[np.int64]", last: int) -> int:
-    """The last of these tokens; the one before them if there are none."""
+    """Return the last of these tokens, or `last`, the token before them, if there are none."""
     return int(tokens[-1]) if len(tokens) else last

@@ -1,6 +1,6 @@
-"""Which key each query of a tree sees, as attention masks; and for which models that is exact.
+"""The attention masks of a tree, and the check that a tree is exact for a model.
 
-Knows nothing of samples. torch is imported only where a function needs it.
+This module knows nothing of samples. It imports torch only inside the functions that need it.
 """
 
 import importlib
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_DENSE_TOKENS = 16_384
-"""The largest tree of which a dense mask is made, unless another size is given."""
+"""The largest tree, in tokens, for which a dense mask is made by default."""
 
-_BLOCK = 128  # FlexAttention's own size
+_BLOCK = 128  # FlexAttention's default block size
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "attention_layers")
-# Layers that mix tokens by attention alone, and those that mix none.
+# Layers that mix tokens by attention only, and layers that do not mix tokens.
 _EXACT_LAYERS = {FULL, SLIDING, "attention", "global", "moe", "mlp", "dense", "sparse"}
-# Fields of configurations that have no list of layers, or whose list does not tell.
+# Fields that reveal layers with a state, in configurations without a complete list of layers.
 _STATE = re.compile(
     r"^(mamba_|ssm_|lru_width|linear_attn_config|linear_conv_|conv_kernel|conv_L_cache|short_?conv|state_size$|"
     r"hybrid_override_pattern|hybrid_layer_ids|attn_layer_(indices|period)|full_attn_idxs|mlstm|xlstm)"
@@ -37,11 +37,11 @@ _STATE_MODULES = re.compile(
 )
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _DROPOUT = re.compile(r"dropout|pdrop$|drop_rate$|layerdrop$|jitter")
-_NOT_THE_MODELS = re.compile(r"classifier|summary|vision|encoder_|seq_classif")
+_OTHER_DROPOUT = re.compile(r"classifier|summary|vision|encoder_|seq_classif")  # not of the language model itself
 
 
 class Tree(Protocol):
-    """What a mask is made of; see `TreeBatch`."""
+    """The arrays that a mask depends on; see `TreeBatch`."""
 
     tokens: "NDArray[np.int32]"
     position_ids: "NDArray[np.int32]"
@@ -61,9 +61,9 @@ def _full_mask(tree: Tree, max_tokens: int) -> "NDArray[np.bool_]":
     count = len(tree.tokens)
     if count > max_tokens:
         raise TreeTooLarge(
-            f"a dense mask of a tree of {count:,} tokens takes {count**2 / 1e9:.2g} GB; the limit is "
-            f"max_tokens={max_tokens:,}: use tree.split({max_tokens}), or tree.block_mask() with attention by "
-            '`attn_implementation="flex_attention"`, or give a larger limit'
+            f"a dense mask for a tree of {count:,} tokens takes {count**2 / 1e9:.2g} GB; the limit is "
+            f"max_tokens={max_tokens:,}: use tree.split({max_tokens}), load the model with "
+            'attn_implementation="flex_attention" and use tree.block_mask(), or pass a larger limit'
         )
     index = np.arange(count, dtype=np.int32)
     return (index <= index[:, None]) & (index[:, None] < tree.exit)
@@ -71,7 +71,10 @@ def _full_mask(tree: Tree, max_tokens: int) -> "NDArray[np.bool_]":
 
 def _check_window(window: int | None) -> None:
     if window is not None and window < 1:
-        raise ConfigError(f"sliding_window is {window}; a query sees at least itself, which is a window of 1")
+        raise ConfigError(
+            f"sliding_window is {window}; expected at least 1, because a query sees at least itself (or None: no "
+            "sliding window)"
+        )
 
 
 def _is_near(tree: Tree, window: int) -> "NDArray[np.bool_]":
@@ -94,37 +97,44 @@ def _block_mask(tree: Tree, window: int | None, device: Any) -> Any:
         is_visible = (key <= query) & (query < exits[key])
         return is_visible if window is None else is_visible & (positions[query] - positions[key] < window)
 
-    def listed(blocks: "NDArray[np.bool_]") -> tuple[Any, Any]:
-        """For each row how many blocks there are, and their columns first."""
+    def counts_and_columns(blocks: "NDArray[np.bool_]") -> tuple[Any, Any]:
+        """Return for each row the number of selected blocks, and all columns, with the selected ones first."""
         counts, columns = blocks.sum(axis=1, dtype=np.int32), np.argsort(~blocks, axis=1, kind="stable")
         return tuple(torch.as_tensor(array.astype(np.int32), device=device)[None, None] for array in (counts, columns))
 
-    some, whole = _blocks(tree, window)
+    some, full = _blocks(tree, window)
     count = len(tree.tokens)
     return flex.BlockMask.from_kv_blocks(
-        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(count, count)
+        *counts_and_columns(some & ~full),
+        *counts_and_columns(full),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(count, count),
     )
 
 
 def _blocks(tree: Tree, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
-    """In which blocks of queries and keys some pairs may see each other, and in which all do.
+    """Return the blocks of queries and keys in which some pairs may be visible, and those in which all pairs are.
 
-    torch's `create_block_mask` asks that of every pair, for which it needs the memory of a dense mask.
+    torch's `create_block_mask` evaluates every pair, which takes the memory of a dense mask.
+
+    Returns:
+        Two bool arrays of shape (ceil(N / 128), ceil(N / 128)).
     """
     starts = np.arange(0, len(tree.tokens), _BLOCK)
     query, key = np.ogrid[: len(starts), : len(starts)]
     last_exits, first_exits = (bound.reduceat(tree.exit, starts) for bound in (np.maximum, np.minimum))
     some = (key < query) & (last_exits > starts[:, None]) | (key == query)
-    whole = (key < query) & (first_exits >= starts[:, None] + _BLOCK)
+    full = (key < query) & (first_exits >= starts[:, None] + _BLOCK)
     if window is not None:
         highest, lowest = (bound.reduceat(tree.position_ids, starts) for bound in (np.maximum, np.minimum))
         some &= lowest[:, None] - highest < window
-        whole &= highest[:, None] - lowest < window
-    return some, whole
+        full &= highest[:, None] - lowest < window
+    return some, full
 
 
 def _torch() -> Any:
-    return load("torch", "masks as tensors need", "pip install torch")
+    return load("torch", "masks as torch tensors need", "pip install torch")
 
 
 def model_inputs(tree: Tree, model: Any, *, max_dense_tokens: int) -> dict[str, Any]:
@@ -153,7 +163,12 @@ def model_inputs(tree: Tree, model: Any, *, max_dense_tokens: int) -> dict[str, 
 
 
 def _by_layer(config: Any, make: Callable[[int | None], Any]) -> Any:
-    """The mask that all layers need; or one for each kind of layer, as models take it that have two kinds."""
+    """Return the mask that all layers share, or a dict with one mask for each kind of layer.
+
+    Args:
+        config: The model's configuration.
+        make: Makes the mask for a sliding window; None makes it without a window.
+    """
     window: int | None = getattr(config, "sliding_window", None)
     layers: list[str] | None = getattr(config, "layer_types", None)
     if layers is None or set(layers) == {SLIDING}:
@@ -164,38 +179,34 @@ def _by_layer(config: Any, make: Callable[[int | None], Any]) -> Any:
     return {FULL: make(None), SLIDING: make(window)}
 
 
-# Which models.
-
-
 def check_model(model: Any) -> None:
-    """Refuse a model for which a tree is not exact.
+    """Check that a forward pass of a model over a tree gives what it gives for the separate samples.
 
-    It has to mix tokens by attention alone, by a mask that is given, at positions that are given; and what one token
-    gives must not depend on chance or on how many others there are.
+    The model must mix tokens by attention only, and use the mask and the positions that it is given. The output at a
+    token must not depend on chance or on the number of other tokens.
 
     Args:
-        model: A model of transformers, whose modules are looked at, too; or its configuration. Dropout does not
-            matter to a model in evaluation mode.
+        model: A transformers model, whose configuration and modules are checked; or only its configuration. A model in
+            evaluation mode may have dropout.
 
     Raises:
-        TreeUnsupported: It names the layer or the field of the configuration, and what to do.
+        TreeUnsupported: If the model is not supported. The error names the layer or the configuration field, and what
+            to do.
     """
     config = _text_config(model)
-    for why in (*_of_layers(config), *_of_attention(config), *_of_experts(config), *_of_modules(model)):
-        raise TreeUnsupported(f"{_name(model, config)}: {why}")
+    reasons = [*_layer_problems(config), *_attention_problems(config), *_expert_problems(config)]
+    reasons += _module_problems(model)
     if getattr(model, "training", True):
-        for why in (*_of_dropout(config), *_of_dropout_modules(model)):
-            raise TreeUnsupported(f"{_name(model, config)}: {why}")
+        reasons += [*_dropout_problems(config), *_dropout_module_problems(model)]
+    if reasons:
+        name = getattr(config, "model_type", None) or type(model).__name__
+        raise TreeUnsupported(f"a tree is not exact for {name}: {reasons[0]}")
 
 
 def _text_config(model: Any) -> Any:
     config = getattr(model, "config", model)
     get_text_config = getattr(config, "get_text_config", None)
     return config if get_text_config is None else get_text_config()
-
-
-def _name(model: Any, config: Any) -> str:
-    return f"no tree for {getattr(config, 'model_type', None) or type(model).__name__}"
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
@@ -205,37 +216,40 @@ def _fields(config: Any) -> Mapping[str, Any]:
 _SEPARATE = "train the samples as separate sequences"
 
 
-def _of_layers(config: Any) -> Iterator[str]:
+def _layer_problems(config: Any) -> Iterator[str]:
     for name in _LAYER_LISTS:
         layers: Sequence[str] = getattr(config, name, None) or ()
         for index, kind in enumerate(layers):
             if kind not in _EXACT_LAYERS:
-                yield f"layer {index} is {kind!r} ({name}), which a mask does not keep on its branch: {_SEPARATE}"
+                yield f"layer {index} is {kind!r} ({name}), which a mask cannot restrict to one branch: {_SEPARATE}"
     model_type: str = getattr(config, "model_type", None) or ""
     if _STATE_MODELS.search(model_type):
-        yield f"its layers have a state that runs through all tokens (model_type {model_type!r}): {_SEPARATE}"
+        yield f"its layers carry a state through all tokens (model_type {model_type!r}): {_SEPARATE}"
     for name in _fields(config):
         if _STATE.match(name):
-            yield f"{name} tells of recurrent, convolution or state-space layers: {_SEPARATE}"
+            yield f"the field {name} indicates recurrent, convolution or state-space layers: {_SEPARATE}"
 
 
-def _of_attention(config: Any) -> Iterator[str]:
+def _attention_problems(config: Any) -> Iterator[str]:
     for rope_type in _rope_types(config):
         if rope_type in _ROPE_BY_LENGTH:
-            yield f"RoPE of type {rope_type!r} depends on the length of what is computed at once: {_SEPARATE}"
+            yield f"RoPE of type {rope_type!r} depends on the length of the sequence: {_SEPARATE}"
     if getattr(config, "alibi", False) or getattr(config, "model_type", None) in ("bloom", "mpt"):
-        yield f"its attention biases (ALiBi) go by the index of a token, not by its position: {_SEPARATE}"
+        yield f"its attention biases (ALiBi) depend on the index of a token, not on position_ids: {_SEPARATE}"
     if getattr(config, "is_encoder_decoder", False):
-        yield "it has an encoder and a decoder; a tree is for a decoder alone"
+        yield "it has an encoder and a decoder; expected a decoder-only model"
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
-        yield "its tokens see later ones (use_bidirectional_attention), where a tree shows earlier ones alone"
+        yield f"its tokens see later tokens (use_bidirectional_attention): {_SEPARATE}"
     attention: str = getattr(config, "_attn_implementation", None) or ""
     if "flash" in attention or "paged" in attention:
-        yield f'{attention} reads no mask: load it with attn_implementation="sdpa", "eager" or "flex_attention"'
+        yield (
+            f'{attention} ignores attention masks: load the model with attn_implementation="sdpa", "eager" or '
+            '"flex_attention"'
+        )
 
 
 def _rope_types(config: Any) -> Iterator[str]:
-    """Of all layers: a configuration has one set of parameters, or one for each kind of layer."""
+    """Yield the RoPE types of all layers: a configuration has one set of parameters, or one for each kind of layer."""
     for name in ("rope_parameters", "rope_scaling"):
         parameters: dict[str, Any] = getattr(config, name, None) or {}
         sets: list[Any] = [parameters, *parameters.values()]
@@ -243,36 +257,36 @@ def _rope_types(config: Any) -> Iterator[str]:
             yield values.get("rope_type") or values.get("type") or "default"
 
 
-def _of_experts(config: Any) -> Iterator[str]:
+def _expert_problems(config: Any) -> Iterator[str]:
     coefficient = getattr(config, "router_aux_loss_coef", 0.0) or 0.0
     if getattr(config, "output_router_logits", False) and coefficient:
         yield (
-            f"router_aux_loss_coef={coefficient} with output_router_logits adds a loss over all tokens, of which the "
-            "tree has fewer: set output_router_logits=False"
+            f"router_aux_loss_coef={coefficient} with output_router_logits adds a loss over all tokens, and the tree "
+            "has fewer tokens than the samples: set output_router_logits=False"
         )
     for name in ("expert_capacity", "capacity_factor", "moe_capacity_factor"):
         if getattr(config, name, None):
-            yield f"{name} lets experts drop tokens by how many there are: {_SEPARATE}"
+            yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
 
 
-def _of_dropout(config: Any) -> Iterator[str]:
+def _dropout_problems(config: Any) -> Iterator[str]:
     for name, value in _fields(config).items():
-        if _DROPOUT.search(name) and not _NOT_THE_MODELS.search(name) and isinstance(value, float):
-            yield f"{name}={value} makes what a shared token gives another one each time: set it to 0.0"
+        if _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name) and isinstance(value, float):
+            yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
     return getattr(model, "named_modules", lambda: iter(()))()
 
 
-def _of_modules(model: Any) -> Iterator[str]:
+def _module_problems(model: Any) -> Iterator[str]:
     for name, module in _modules(model):
         if _STATE_MODULES.search(type(module).__name__) and not re.search("vision|visual|audio", name):
             kind = type(module).__name__
-            yield f"the layer {name} is a {kind}, which a mask does not keep on its branch: {_SEPARATE}"
+            yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
 
 
-def _of_dropout_modules(model: Any) -> Iterator[str]:
+def _dropout_module_problems(model: Any) -> Iterator[str]:
     for name, module in _modules(model):
         if "Dropout" in type(module).__name__ and getattr(module, "p", 0.0) and module.training:
             yield f"the layer {name} has a dropout of {module.p}: set it to 0.0"

@@ -18,7 +18,7 @@ from envsdk.credit import (
     leave_one_out,
     mean,
     none,
-    normalised,
+    normalized,
     per_token,
     step_advantages,
     step_returns,
@@ -216,8 +216,8 @@ def test_baselines_give_what_their_formulas_say():
     assert leave_one_out(rewards).tolist() == [1 - 4, 2 - 3.5, 6 - 1.5]
     assert none(rewards).tolist() == rewards
     deviation = np.sqrt(14 / 3)
-    np.testing.assert_allclose(normalised(rewards), np.array([-2, -1, 3]) / (deviation + 1e-6))
-    np.testing.assert_allclose(normalised(rewards, ddof=1, epsilon=0.5), np.array([-2, -1, 3]) / (np.sqrt(7) + 0.5))
+    np.testing.assert_allclose(normalized(rewards), np.array([-2, -1, 3]) / (deviation + 1e-6))
+    np.testing.assert_allclose(normalized(rewards, ddof=1, epsilon=0.5), np.array([-2, -1, 3]) / (np.sqrt(7) + 0.5))
 
 
 def test_leave_one_out_leaves_out_all_that_an_owner_has():
@@ -226,13 +226,13 @@ def test_leave_one_out_leaves_out_all_that_an_owner_has():
 
 
 @given(REWARDS)
-def test_mean_and_normalised_advantages_add_up_to_nothing(rewards: list[float]):
+def test_mean_and_normalized_advantages_add_up_to_nothing(rewards: list[float]):
     assert abs(mean(rewards).sum()) < 1e-6
-    assert abs(normalised(rewards).sum()) < 1e-6
+    assert abs(normalized(rewards).sum()) < 1e-6
 
 
 @given(REWARDS)
-def test_leave_one_out_is_the_centred_reward_times_n_by_n_minus_one(rewards: list[float]):
+def test_leave_one_out_is_the_centered_reward_times_n_by_n_minus_one(rewards: list[float]):
     n = len(rewards)
     np.testing.assert_allclose(leave_one_out(rewards), n / (n - 1) * mean(rewards), rtol=1e-6, atol=1e-6)
 
@@ -247,7 +247,7 @@ def test_a_constant_more_for_all_changes_no_advantage(rewards: list[float], cons
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
 def test_equal_rewards_have_advantage_exactly_zero(reward: float, count: int):
-    for baseline in (mean, leave_one_out, normalised):
+    for baseline in (mean, leave_one_out, normalized):
         assert not np.any(baseline([reward] * count))
 
 
@@ -256,11 +256,11 @@ def test_a_group_of_one_has_no_leave_one_out_baseline():
         leave_one_out([1.0])
     with pytest.raises(ConfigError, match="group of one"):
         leave_one_out([1.0, 2.0], ["a", "a"])
-    assert mean([1.0]).tolist() == normalised([1.0]).tolist() == normalised([1.0], ddof=1).tolist() == [0.0]
-    assert mean([]).tolist() == leave_one_out([]).tolist() == normalised([]).tolist() == []
+    assert mean([1.0]).tolist() == normalized([1.0]).tolist() == normalized([1.0], ddof=1).tolist() == [0.0]
+    assert mean([]).tolist() == leave_one_out([]).tolist() == normalized([]).tolist() == []
 
 
-@pytest.mark.parametrize("baseline", [mean, leave_one_out, normalised, none, discounted])
+@pytest.mark.parametrize("baseline", [mean, leave_one_out, normalized, none, discounted])
 @pytest.mark.parametrize(
     "wrong", [[0.0, NAN], [0.0, INF], [[0.0, 1.0]], ["a", "b"], [[1], [1, 2]], 3.0, None, {1}, ["1"]]
 )
@@ -272,9 +272,9 @@ def test_what_is_no_finite_number_is_refused(baseline: Callable[[Any], Any], wro
 @pytest.mark.parametrize(
     "options", [{"epsilon": 0.0}, {"epsilon": "a"}, {"epsilon": NAN}, {"epsilon": -1}, {"ddof": 2}]
 )
-def test_options_of_normalised_are_checked(options: dict[str, Any]):
+def test_options_of_normalized_are_checked(options: dict[str, Any]):
     with pytest.raises(ConfigError):
-        normalised([1.0, 2.0], **options)
+        normalized([1.0, 2.0], **options)
 
 
 # Advantages of samples.
@@ -325,7 +325,7 @@ def test_rewards_of_contexts_may_be_given():
     given = [sample("a"), sample("a", context="child"), sample("b"), sample("b", context="child")]
     rewards = {"a": {"main": 1.0, "child": 5.0}, "b": {"main": 0.0, "child": 1.0}}
     assert [values(s)[1] for s in group_advantages(given, rewards=rewards)] == [0.5, 2.0, -0.5, -2.0]
-    with pytest.raises(ConfigError, match=r"rewards\['b'\] has nothing for 'child'"):
+    with pytest.raises(ConfigError, match=r"rewards\['b'\] has no key 'child'"):
         group_advantages(given, rewards={**rewards, "b": {"main": 0.0}})
 
 
@@ -382,7 +382,7 @@ def test_samples_of_one_context_with_several_rewards_are_refused():
 
 def test_trajectories_of_one_id_are_refused():
     for credit in (group_advantages, lambda given: step_advantages(given, {"a": np.zeros(2)})):
-        with pytest.raises(InvalidSample, match=r"sample 1 is the segment .* a second time: .* ids of their own"):
+        with pytest.raises(InvalidSample, match=r"sample 1 is segment .* for the second time: .* a unique id"):
             credit([sample("a"), sample("a")])
 
 
@@ -407,7 +407,7 @@ def test_an_error_names_the_group():
         group_advantages([sample("a")], "leave_one_out")
     with pytest.raises(InvalidSample, match="group 'g', role 'main': advantages"):
         group_advantages([sample("a"), sample("b")], lambda values, owners: [NAN, 0.0])
-    with pytest.raises(InvalidSample, match="sample 0: reward is nan"):
+    with pytest.raises(InvalidSample, match="sample 0, of trajectory 'a': reward is nan"):
         group_advantages([sample("a", reward=NAN), sample("b")])
 
 
@@ -415,7 +415,7 @@ def test_a_baseline_of_ones_own_is_a_function():
     given = [sample("a", reward=1.0), sample("b", reward=5.0), sample("c", reward=6.0)]
     advantages = group_advantages(given, lambda values, owners: np.asarray(values) - np.median(values))
     assert [values(s)[1] for s in advantages] == [-4.0, 0.0, 1.0]
-    with pytest.raises(ConfigError, match="gave 1 advantages for 3 values"):
+    with pytest.raises(ConfigError, match="returned 1 advantages for 3 values"):
         group_advantages(given, lambda values, owners: [0.0])
 
 
@@ -426,9 +426,9 @@ def test_steps_have_advantages_of_their_own():
     assert [values(s) for s in advantages] == [[0, 1, 1, 0, 0, 0], [0, -1, -1], [0, -2, -2, 0, 2, 2]]
     alone = step_advantages(given, returns, "leave_one_out")  # a against the mean of b, 2, and b against that of a, 2
     assert [values(s) for s in alone] == [values(s) for s in advantages]
-    with pytest.raises(ConfigError, match="nothing for step 2 of trajectory 'a'"):
+    with pytest.raises(ConfigError, match="no value for step 2 of trajectory 'a'"):
         step_advantages(given, {**returns, "a": np.zeros(2)})
-    with pytest.raises(InvalidSample, match="does not say which steps"):
+    with pytest.raises(InvalidSample, match=r"metadata\['steps'\] of sample 0 is None"):
         step_advantages([replace(given[0], metadata={})], returns)
 
 
@@ -441,7 +441,7 @@ def credited(history: str) -> dict[str, list[float]]:
     rewards = {episode.id: context_rewards(episode) for episode in trajectories}
     returns = {episode.id: step_returns(episode, 0.9) for episode in trajectories}
     by_group = group_advantages(samples, "leave_one_out", rewards=rewards)
-    by_step = step_advantages(samples, returns, "normalised")
+    by_step = step_advantages(samples, returns, "normalized")
     advantages: dict[str, list[float]] = {}
     for s in (*by_group, *by_step):
         assert not np.any(np.asarray(s.validate().advantage)[~s.mask])

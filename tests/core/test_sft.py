@@ -309,7 +309,7 @@ def test_a_choice_of_nothing_is_refused(qwen3: Renderer, wrong: Any):
 
 
 def test_what_no_prompt_shows_cannot_be_trained(qwen3: Renderer):
-    with pytest.raises(RenderError, match="message 7 is to be trained, but stands behind the last reply"):
+    with pytest.raises(RenderError, match="train_on selects message 7, which follows the last reply"):
         samples_of(qwen3, train_on="user")
 
 
@@ -397,11 +397,11 @@ def test_other_policies_give_their_samples(qwen3: Renderer):
         ([], "has no assistant message"),
         ([ASKED], "has no assistant message"),
         ([ANSWERED], "begins with an assistant message"),
-        ([ASKED, ANSWERED, ANSWERED_MORE], "messages 1 and 2 are both the assistant's"),
-        ([ASKED, RESULT, ANSWERED], "message 1 is a tool's result"),
-        ([ASKED, ANSWERED, RESULT, ANSWERED_MORE], "message 2 is a tool's result"),
-        ([ASKED, CALLED, RESULT, RESULT, ANSWERED], "message 3 is a tool's result"),
-        ([ASKED, CALLED, {**RESULT, "tool_call_id": "c2"}, ANSWERED], "message 2 is a tool's result .of the call 'c2'"),
+        ([ASKED, ANSWERED, ANSWERED_MORE], "messages 1 and 2 are both assistant messages"),
+        ([ASKED, RESULT, ANSWERED], "message 1 is a tool result"),
+        ([ASKED, ANSWERED, RESULT, ANSWERED_MORE], "message 2 is a tool result"),
+        ([ASKED, CALLED, RESULT, RESULT, ANSWERED], "message 3 is a tool result"),
+        ([ASKED, CALLED, {**RESULT, "tool_call_id": "c2"}, ANSWERED], "message 2 is a tool result for the call 'c2'"),
         ([{"role": "bot", "content": "x"}], "a message cannot be read"),
         ([{"content": "x"}], "a message cannot be read"),
         ([ASKED, 3], "the messages cannot be read"),
@@ -419,7 +419,7 @@ def test_results_without_ids_answer_calls_in_order(qwen3: Renderer):
     bare = {"role": "tool", "content": "Paris"}
     for results in ([RESULT, bare], [bare, bare], [{**RESULT, "tool_call_id": "c2"}, RESULT]):
         assert samples_of(qwen3, [ASKED, two, *results, ANSWERED])
-    with pytest.raises(RenderError, match="message 4 is a tool's result"):
+    with pytest.raises(RenderError, match="message 4 is a tool result"):
         samples_of(qwen3, [ASKED, two, bare, bare, bare, ANSWERED])
 
 
@@ -518,7 +518,7 @@ def test_a_policy_that_asks_the_model_needs_a_function_here() -> None:
     messages = [("user", "Q " * 40), ("assistant", "A " * 40)] * 6
     conversation = [{"role": role, "content": text} for role, text in messages]
     renderer = get_renderer("qwen3")
-    with pytest.raises(ConfigError, match="asks the model, and a conversation has no answer to that"):
+    with pytest.raises(ConfigError, match="samples from the model, and a recorded conversation has no reply for it"):
         sft_samples(renderer, conversation, history={"name": "summarize", "threshold": 100})
     samples = sft_samples(renderer, conversation, history=Summarize(threshold=200, summarizer=lambda _: "So far."))
     assert len(samples) > 1 and "So far." in renderer.tokenizer.decode(samples[-1].tokens)

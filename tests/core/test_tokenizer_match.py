@@ -16,7 +16,7 @@ from envsdk.errors import ConfigError, TokenizerError, TokenizerMismatch
 from envsdk.policies import RandomPolicy
 from envsdk.rendering.tokenizers import DATA, Tokenizer, load_tokenizer
 from envsdk.rollouts import arollout_many, rollout_many
-from envsdk.trainers.checks import guarded
+from envsdk.trainers.checks import guard_policy
 
 
 class Once(Env):
@@ -186,12 +186,12 @@ def test_a_sub_agent_that_chose_none_has_its_parents() -> None:
 
 def test_a_trainers_guard_declares_what_its_policy_declares() -> None:
     env = Once(tokenizer="embedded")
-    assert envsdk.rollout(env, guarded(Plain("embedded"), 1.0), seed=0).status == "terminated"
-    for policy in (guarded(Plain(another()), 1.0), guarded(plain_function, 1.0, another())):
+    assert envsdk.rollout(env, guard_policy(Plain("embedded"), 1.0), seed=0).status == "terminated"
+    for policy in (guard_policy(Plain(another()), 1.0), guard_policy(plain_function, 1.0, another())):
         with pytest.raises(TokenizerMismatch):
             envsdk.rollout(env, policy, seed=0)
     with pytest.raises(TokenizerMismatch):
-        envsdk.rollout(env, guarded({"main": Plain(another())}, 1.0), seed=0)
+        envsdk.rollout(env, guard_policy({"main": Plain(another())}, 1.0), seed=0)
 
 
 # Where an episode's failure is data, this one is not.

@@ -616,7 +616,7 @@ def test_advantages_of_samples_come_with_them():
     tree = tree_batch(samples)
     assert tree.advantage is not None
     assert tree.advantage[tree.mask].tolist() == [2.0, 2.0, -1.0, -2.0]
-    with pytest.raises(InvalidSample, match="some have an advantage and some have none"):
+    with pytest.raises(InvalidSample, match="expected an advantage in all samples or in none"):
         tree_batch([samples[0], replace(samples[1], advantage=None)])
 
 
@@ -633,18 +633,18 @@ def test_a_tree_without_any_logprobs_has_none():
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ([], "the list is empty"),
-        (3, "cannot make a tree of int; expected a Trajectory, a Sample or a list of either"),
-        ("abc", "cannot make a tree of str"),
-        (None, "cannot make a tree of NoneType"),
-        ([record((0, [1], [2])), 3], "the list holds Trajectory, int"),
-        ([record((0, [1], [2])), *record((0, [1], [2])).samples()], "the list holds Sample, Trajectory"),
+        ([], "source is an empty list; expected at least one trajectory or sample"),
+        (3, "source is a int; expected a Trajectory, a Sample, or a list"),
+        ("abc", "source is a str"),
+        (None, "source is a NoneType"),
+        ([record((0, [1], [2])), 3], "source has items of Trajectory, int"),
+        ([record((0, [1], [2])), *record((0, [1], [2])).samples()], "source has items of Sample, Trajectory"),
         (record((0, [1, 2], [])), "no token is trained"),
         (record((0, [1], [2]), status="error"), "no token is trained"),
-        (record((0, [], [1, 2])), "the first token of a sample of 'a' is trained; nothing predicts it"),
+        (record((0, [], [1, 2])), "first token of a sample of trajectory 'a', .* is trained, but nothing predicts it"),
         (
             [record((0, [1], [2])), record((0, [1], [2]), tokenizer="u")],
-            "of two tokenizers.*'t' .*'u' .* Make a tree f",
+            "two tokenizers.*'t' .*'u' .* Make one tree f",
         ),
     ],
 )
@@ -692,9 +692,9 @@ def test_a_dense_mask_that_is_too_large_is_refused_with_its_size():
 def test_values_for_another_number_of_samples_and_unknown_reductions_are_refused():
     tree = tree_batch(record((0, [1], [2])))
     for values, message in (
-        ([1.0, 2.0], r"values has shape \(2,\); there are 1 samples"),
-        (["one"], "values are no numbers"),
-        ([[1.0], [1.0, 2.0]], "values are no numbers"),
+        ([1.0, 2.0], r"values has shape \(2,\); expected \(1,\)"),
+        (["one"], "values must be numbers"),
+        ([[1.0], [1.0, 2.0]], "values must be numbers"),
         ([float("nan")], r"values\[0\] is nan"),
     ):
         with pytest.raises(InvalidSample, match=message):
@@ -719,7 +719,7 @@ def config(**fields: Any) -> Any:
         ({"block_types": ["recurrent"]}, "layer 0 is 'recurrent'"),
         ({"layer_types": ["conv"]}, "layer 0 is 'conv'"),
         ({"model_type": "mamba2"}, "model_type 'mamba2'"),
-        ({"model_type": "new", "mamba_d_state": 16}, "mamba_d_state tells of recurrent"),
+        ({"model_type": "new", "mamba_d_state": 16}, "mamba_d_state indicates recurrent"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of type 'dynamic'"),
         ({"rope_scaling": {"type": "longrope"}}, "RoPE of type 'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "RoPE of type 'longrope'"),
@@ -727,16 +727,16 @@ def config(**fields: Any) -> Any:
         ({"resid_pdrop": 0.1}, "resid_pdrop=0.1"),
         ({"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
         ({"output_router_logits": True, "router_aux_loss_coef": 0.01}, "set output_router_logits=False"),
-        ({"expert_capacity": 64}, "expert_capacity lets experts drop tokens"),
+        ({"expert_capacity": 64}, "expert_capacity makes experts drop tokens"),
         ({"alibi": True}, "ALiBi"),
         ({"is_encoder_decoder": True}, "an encoder"),
-        ({"_attn_implementation": "flash_attention_2"}, "flash_attention_2 reads no mask"),
+        ({"_attn_implementation": "flash_attention_2"}, "flash_attention_2 ignores attention masks"),
     ],
 )
 def test_a_model_for_which_a_tree_is_not_exact_is_refused_by_the_part(fields: dict[str, Any], says: str):
     with pytest.raises(TreeUnsupported, match=says) as caught:
         check_model(config(**fields))
-    assert str(caught.value).startswith("no tree for ")
+    assert str(caught.value).startswith("a tree is not exact for ")
     assert isinstance(caught.value, EnvsdkError)
 
 

@@ -131,7 +131,11 @@ def test_a_prompt_that_drops_tokens_is_an_undeclared_rewrite_of_the_context_that
     broken = trajectory.steps[1].break_
     assert broken is not None
     assert (broken.kind, broken.reason, broken.context) == ("rewrite", "undeclared", "main")
-    assert (broken.kept, broken.dropped, broken.detail) == (2, 3, "step 1 of the log, which does not say why")
+    assert (broken.kept, broken.dropped, broken.detail) == (
+        2,
+        3,
+        "step 1 of the log, which does not specify the reason",
+    )
     assert list(trajectory.contexts) == ["main"]
     assert masks(trajectory) == ["00011", "0000101"]
 
@@ -178,7 +182,7 @@ def test_a_log_without_logprobs_gives_samples_without():
     ("step", "what"),
     [
         (([], [1]), "the prompt is empty"),
-        (([1, -2], [1]), "of the prompt, token -2 at position 1 is out of range"),
+        (([1, -2], [1]), "in the prompt: token -2 at position 1 is out of range"),
         (([1], [100]), "token 100 at position 0 is out of range"),
         (([1], [1.5]), "tokens must be integers"),
         (([1], [1], [0.5]), "logprob 0.5 at position 0"),
@@ -189,7 +193,7 @@ def test_a_log_without_logprobs_gives_samples_without():
         (([1], [1], None, True), "the reward is True; expected a finite number"),
         (([1], [1], [-(10**400)]), "too large"),
         (([1], None), r"tokens must have shape \(n,\)"),
-        ((None, [1]), "of the prompt, tokens must have shape"),
+        ((None, [1]), "in the prompt: tokens must have shape"),
         (None, "must be an iterable"),
         ({"prompt": [1], "action_tokens": [1]}, "unexpected keyword argument 'prompt'"),
         ({"prompt_tokens": [1]}, "missing 1 required"),
@@ -219,7 +223,7 @@ def test_a_vocabulary_that_no_token_id_fits_is_refused(size: Any):
 def test_ids_beyond_int32_are_refused_and_never_wrapped():
     for size in (0, 2**31 - 1, np.int64(100)):
         with pytest.raises(
-            InvalidRecord, match=r"step 0: of the prompt, token 8589934593 at position 0 is out of range"
+            InvalidRecord, match=r"step 0: in the prompt: token 8589934593 at position 0 is out of range"
         ):
             from_steps([([2**33 + 1], [1])], vocab_size=size)  # type: ignore[arg-type]
 

@@ -85,7 +85,7 @@ def test_what_no_sample_has_is_left_out():
 def test_what_only_some_samples_have_is_refused(name: str):
     samples = credited(stripped())
     setattr(samples[1], name, None)
-    with pytest.raises(InvalidSample, match=f"sample 1 has no {name}, sample 0 has: all or none"):
+    with pytest.raises(InvalidSample, match=f"sample 1 has no {name}, but sample 0 has; expected {name} in all"):
         collate(samples)
 
 
@@ -96,7 +96,7 @@ def test_what_is_not_sound_is_refused(layout: Any):
 
 def test_no_samples_and_unknown_choices_are_refused():
     for layout in ("padded", "packed"):
-        with pytest.raises(InvalidSample, match="there are no samples"):
+        with pytest.raises(InvalidSample, match="samples is empty; expected at least one sample"):
             collate([], layout=layout)  # type: ignore[arg-type]
     for value in (None, 1.5, "0", True, -1, 2**31, 2**70):
         with pytest.raises(ConfigError, match=f"pad_token_id is {value!r}; expected a token id"):

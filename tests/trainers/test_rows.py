@@ -24,7 +24,7 @@ def convert(request: pytest.FixtureRequest) -> Convert:
 
 
 def test_two_rollouts_of_one_id_are_refused(convert: Convert):
-    with pytest.raises(InvalidSample, match=r"sample 1 is segment 0 of 'main' in .* a second time"):
+    with pytest.raises(InvalidSample, match=r"sample 1 is segment 0 of context 'main' of .* for the second time"):
         convert([*kept().samples(), *kept().samples()])
 
 
@@ -45,7 +45,8 @@ def test_a_rollout_that_lacks_a_sample_is_refused(convert: Convert, missing: int
     assert samples[0].n_segments == 6
     del samples[missing]
     with pytest.raises(
-        InvalidSample, match=r"of 'main' in 'strip-0-.*there are the segments \[.*\], but it has 6: convert"
+        InvalidSample,
+        match=r"context 'main' of trajectory 'strip-0-.*' has 6 segments, but .* the segments \[.*\]: convert",
     ):
         convert(samples)
 

@@ -73,7 +73,7 @@ def test_a_rollout_that_was_cut_off_stopped_for_its_length():
 
 
 def test_players_with_rewards_of_their_own_are_refused_together_and_taken_apart():
-    with pytest.raises(InvalidSample, match=r"rewards of their own.*player0.*convert those of each context"):
+    with pytest.raises(InvalidSample, match=r"different rewards .*player0.*convert the samples of each context"):
         to_generator_output(played().samples())
     for sample in played().samples():
         output = to_generator_output([sample])

@@ -215,7 +215,7 @@ def test_what_changes_the_distribution_behind_the_trainer_is_refused(
     monkeypatch.setattr(Cold, "asked", asked)
     rollout_func = RolloutFunc(lambda env_id: Cold(renderer="qwen3", tokenizer="embedded"), policy)
     assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [1.0]
-    assert f"asks for {next(iter(asked))}=" in rollout_func.trajectories[0].error
+    assert f"requests {next(iter(asked))}=" in rollout_func.trajectories[0].error
     monkeypatch.setattr(Cold, "asked", {"temperature": 1.0, "seed": 3})
     assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [0.0]
 
@@ -241,7 +241,7 @@ def test_a_prompt_names_an_environment_and_a_seed() -> None:
 
 @pytest.mark.parametrize("prompt", ["What is 2 + 2?", "", "3", '{"seed": 3}', '{"env": "a", "seed": "3"}', None, [{}]])
 def test_another_prompt_is_refused(prompt: Any) -> None:
-    with pytest.raises(ConfigError, match="names no episode"):
+    with pytest.raises(ConfigError, match="does not name an episode"):
         read_prompt(prompt)
 
 
@@ -311,9 +311,9 @@ def test_a_worker_refuses_what_it_cannot_play() -> None:
     def policy(*_: Any, **__: Any) -> None: ...
 
     rows = [{"prompt": PROMPTS[0]}]
-    with pytest.raises(ConfigError, match="the data set has no rows"):
+    with pytest.raises(ConfigError, match="the dataset has no rows"):
         RolloutWorker(make_env, [], policy)
-    with pytest.raises(ConfigError, match="names no episode"):
+    with pytest.raises(ConfigError, match="does not name an episode"):
         RolloutWorker(make_env, [{"prompt": "What is 2 + 2?"}], policy)
     with pytest.raises(ConfigError, match="at least 1"):
         RolloutWorker(make_env, rows, policy, num_generations=0)
@@ -321,7 +321,7 @@ def test_a_worker_refuses_what_it_cannot_play() -> None:
         RolloutWorker(make_env, rows, policy, baseline="leave")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="num_generations is 1"):
         RolloutWorker(make_env, rows, policy, baseline="leave_one_out", num_generations=1)
-    with pytest.raises(ConfigError, match="names no episode"):
+    with pytest.raises(ConfigError, match="does not name an episode"):
         RolloutWorker(make_env, [{"question": "What is 2 + 2?"}], policy)
     with pytest.raises(ConfigError, match="policy is 'reference'; expected a function"):
         RolloutWorker(make_env, rows, "reference")

@@ -80,7 +80,7 @@ def test_a_response_that_is_too_long_is_refused_and_never_cut() -> None:
 
 
 def test_rewards_of_contexts_that_differ_are_refused_since_verl_has_one() -> None:
-    with pytest.raises(InvalidSample, match=r"one reward for a rollout.*player0"):
+    with pytest.raises(InvalidSample, match=r"different rewards .*player0.* one reward for a rollout"):
         convert(played().samples())
 
 

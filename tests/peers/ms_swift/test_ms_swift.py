@@ -281,7 +281,7 @@ def test_the_rollouts_of_a_row_play_the_same_task_and_those_of_another_row_anoth
 
 
 def test_a_row_that_names_no_task_is_refused(template: Any, enable_thinking: bool):
-    for data, says in (({}, "give the data set a column 'seed'"), ({"seed": "x"}, "expected an integer")):
+    for data, says in (({}, "add a column 'seed'"), ({"seed": "x"}, "expected an integer")):
         with pytest.raises(ConfigError, match=says):
             Run(template, GuessNumber(**options(enable_thinking)), data=data)
 
@@ -309,7 +309,7 @@ def test_what_an_environment_may_not_ask_of_the_engine_is_refused(
 ):
     env = Changes(**options(enable_thinking))
     env.second = Turn("Two?", sampling=asked)
-    with pytest.raises(ConfigError, match=f"asks for {next(iter(asked))}="):
+    with pytest.raises(ConfigError, match=f"requests {next(iter(asked))}="):
         Run(template, env, data={"seed": 0})
 
 

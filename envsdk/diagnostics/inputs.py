@@ -1,0 +1,64 @@
+"""The check of the arguments of diagnostics: samples and token ids."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ..errors import InvalidSample
+from ..trajectories.samples import Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def valid_samples(
+    samples: Iterable[Sample], *, first: int = 0, check: Callable[[Sample], None] | None = None
+) -> list[Sample]:
+    """Return the samples as a list, after validating each of them.
+
+    Args:
+        samples: The samples.
+        first: The index of the first sample, for error messages.
+        check: An additional check of a sample, which raises `InvalidSample`.
+
+    Raises:
+        InvalidSample: If `samples` is not a list of samples, or one is invalid (`Sample.validate`). The error names the
+            index of the sample and its trajectory.
+    """
+    if isinstance(samples, Sample) or not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSample(f"samples is a {type(samples).__name__}; expected a list of samples: trajectory.samples()")
+    items: list[Any] = list(samples)
+    for index, sample in enumerate(items, start=first):
+        if not isinstance(sample, Sample):
+            raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
+        try:
+            sample.validate()
+            if check is not None:
+                check(sample)
+        except InvalidSample as error:
+            raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {error}") from error
+    return cast("list[Sample]", items)
+
+
+def token_ids(name: str, tokens: Any) -> "NDArray[np.int64]":
+    """Return token ids as an array: int64, shape (n,).
+
+    Args:
+        name: A description of the tokens, for error messages.
+        tokens: Token ids, shape (n,).
+
+    Raises:
+        InvalidSample: If `tokens` is not a flat array of integers from 0 to 2**31 - 1.
+    """
+    try:
+        ids = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSample(f"{name} is not a flat array of token ids: {error}") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidSample(f"{name} is an array of {ids.dtype} of shape {ids.shape}; expected token ids, shape (n,)")
+    wrong = (ids < 0) | (ids > np.iinfo(np.int32).max)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InvalidSample(f"{name} has {ids[at]} at position {at}; expected token ids from 0 to 2**31 - 1")
+    return ids.astype(np.int64)
