@@ -1094,7 +1094,7 @@ CHECKS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans())
 def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)
@@ -1102,7 +1102,7 @@ def test_all_of_it_holds_in_every_episode(plan: Plan):
         check(run)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(plan=plans())
 def test_all_of_it_holds_with_the_real_qwen3_tokenizer(plan: Plan):
     run = play(plan, QWEN3())
@@ -1148,7 +1148,7 @@ TOOL_ROUNDS = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans(replies=CANONICAL, is_obedient=False, **TOOL_ROUNDS))
 def test_every_prompt_says_what_the_renderer_says_of_the_view_whatever_was_rewritten_around_a_tool_round(plan: Plan):
     every_prompt_says_what_the_renderer_says_of_the_view(play(plan))

@@ -219,6 +219,7 @@ def drawn(rng: Random) -> tuple[Messages, Any]:
 # Which messages.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("train_on", "indices"),
     [
@@ -259,6 +260,7 @@ def test_what_others_say_is_trained_as_the_text_that_it_is(qwen3: Renderer):
     assert texts == [ASKED["content"], RESULT["content"] + "\n", ASKED_MORE["content"]]
 
 
+@pytest.mark.matrix(pairs=True)
 @pytest.mark.parametrize("content", [".", "{}", "5", "x.", "a\n", "  b ", "user", "tool", "\u212b.", "<think>."])
 @pytest.mark.parametrize("role", ["tool", "user", "assistant", "system"])
 def test_a_short_text_is_trained_whole(renderer: Renderer, content: str, role: str):

@@ -35,7 +35,6 @@ from envsdk.errors import ConfigError, RenderError
 from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
-CONVERSATIONS = 48
 VERDICTS = Path(__file__).parent / "fixed_base_verdicts.json"
 DOCUMENT = real_models.CHECKOUT / "docs" / "templates.md"
 BEGIN = "<!-- What follows is generated. -->"
@@ -104,10 +103,11 @@ def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[
             yield messages, tools or []
 
 
-def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer() -> None:
+def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> None:
     measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
     rng, compared = Random(5), Counter[str]()
-    for messages, tools in qwen3_episodes(5, 500):
+    count = 500 if is_full else 100
+    for messages, tools in qwen3_episodes(5, count):
         for at, end in turns_of(messages):
             reply = family.reply(messages[at])
             cut = reply[: rng.randint(0, len(reply))]
@@ -117,13 +117,13 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer() -> None:
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > 80 < compared["tool"]
+    assert compared["user"] > count / 7 < compared["tool"]
 
 
-def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer() -> None:
+def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
     family = get_renderer("qwen3", real_models.qwen3_folder())
     rng = Random(6)
-    for _ in range(150):
+    for _ in range(150 if is_full else 50):
         conversation, tools = random_qwen3_conversation(rng)
         messages = [Message.from_openai(message) for message in conversation]
         options: Any = {"tools": tools or (), "generation_prompt": rng.random() < 0.5}
@@ -154,7 +154,7 @@ def test_on_qwen3_prompt_reply_and_delta_are_the_next_prompt() -> None:
 def test_it_conforms(name: str) -> None:
     if name not in templates():
         pytest.skip("the template is in shared/ only")
-    report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=40)
+    report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=20)
     # The tokenizer's own template is another one, but for qwen3.
     assert [f for f in report.failed if name == "qwen3" or not f.name.startswith("as the template")] == []
 
@@ -190,10 +190,11 @@ def marked(message: Message) -> Message:
 
 
 @pytest.mark.parametrize("name", templates())
-def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
+def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
     renderer, checked = fixed_base(name), Counter[str]()
     rng = Random(name)
-    for index in range(CONVERSATIONS):
+    count = 48 if is_full else 12
+    for index in range(count):
         tools = TOOLS if index % 2 else ()
         status = {(v.previous, v.following): v.status for v in verdicts_of(name, bool(tools))}
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
@@ -221,7 +222,7 @@ def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
             if judged == {"exact"} and not (messages[at].tool_calls and messages[at].content):
                 assert whole.startswith(prompt)
             checked["right"] += 1
-    assert checked["right"] >= 20
+    assert checked["right"] >= count / 3
 
 
 @cache
@@ -309,9 +310,9 @@ def test_most_templates_can_be_used() -> None:
 
 
 @pytest.mark.parametrize("name", templates())
-def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
+def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
-    for index in range(12):
+    for index in range(12 if is_full else 6):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         with_prompt = index % 3 == 1
@@ -327,13 +328,13 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
         assert len(rendered.starts) == len(messages) + with_prompt
         assert rendered.starts == sorted(rendered.starts)
         checked += 1
-    assert checked >= 3
+    assert checked >= (3 if is_full else 2)
 
 
 @pytest.mark.parametrize("name", templates())
-def test_correct_deltas_are_accepted(name: str) -> None:
+def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
-    for index in range(16):
+    for index in range(16 if is_full else 6):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         messages = [sampled_oddly(message, rng) for message in messages]
@@ -348,7 +349,7 @@ def test_correct_deltas_are_accepted(name: str) -> None:
             wrong = [*turns[:-1], turns[-1]._replace(tokens=turns[-1].tokens[1:])]
             with pytest.raises(TemplateUnsupported):
                 renderer.check_episode(messages, wrong, tools)
-    assert checked >= 8
+    assert checked >= (8 if is_full else 3)
 
 
 def sampled_oddly(message: Message, rng: Random) -> Message:
