@@ -396,7 +396,7 @@ class Place(BaseModel):
     ids=str,
 )
 def test_right_arguments_are_what_the_schema_allows(hint: Any) -> None:
-    def look_up(what: hint, times: int = 1) -> str:
+    def look_up(what: hint, times: int = 1) -> str:  # pyright: ignore[reportInvalidTypeForm]
         return ""
 
     made = tool(look_up)

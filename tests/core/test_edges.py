@@ -206,7 +206,7 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
 class Returns(HistoryPolicy):
     """Returns what it is told to, once there is a reply."""
 
-    what: object = None
+    what: Any = None
 
     def view(self, history: History) -> Rewrite | None:
         if not history.steps:

@@ -584,10 +584,10 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
             handed, replies = observation.tokens, len(env.replies)
             observation, _, _, _, info = env.step(action)
             if spoils:
-                handed[:] = action.tokens[:] = 1
+                handed[:] = action.tokens[:] = 1  # pyright: ignore[reportIndexIssue]
                 env.prompt()[:] = 1
                 if action.logprobs is not None:
-                    action.logprobs[:] = -99.0
+                    action.logprobs[:] = -99.0  # pyright: ignore[reportIndexIssue]
                 action.extra["part"].clear()
                 action.extra.get("rows", np.empty(0))[...] = 0
                 for name in ("sampling", "metrics", "rewards"):

@@ -141,7 +141,7 @@ def no_super_reset() -> None:
 
 def config_of_pydantic() -> None:
     class Wrong(Says):
-        class Config(BaseModel):
+        class Config(BaseModel):  # pyright: ignore[reportIncompatibleVariableOverride]
             size: int = 3
 
 

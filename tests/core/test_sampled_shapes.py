@@ -246,7 +246,11 @@ def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: A
     return len(env.trajectory.breaks)
 
 
-HISTORIES = {"strip": "strip", "compact": {"name": "compact", "every": 1}, "budget": {"name": "budget", "target": 0.9}}
+HISTORIES: dict[str, Any] = {
+    "strip": "strip",
+    "compact": {"name": "compact", "every": 1},
+    "budget": {"name": "budget", "target": 0.9},
+}
 
 
 @pytest.fixture(params=list(HISTORIES))

@@ -353,7 +353,7 @@ def _python(code: str, **variables: str) -> str:
 
 def test_a_hundred_runs_leave_no_process_no_file_and_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kinds: list[Isolation] = ["auto"] * 9 + ["unsafe_no_isolation"]
+    kinds: list[Isolation] = [*["auto"] * 9, FREE]
     run_python("")
     before = _open_files()
     with ThreadPoolExecutor(4) as pool:
