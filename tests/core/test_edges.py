@@ -208,7 +208,7 @@ class Returns(HistoryPolicy):
 
     what: Any = None
 
-    def view(self, history: History) -> Rewrite | None:
+    def view(self, history: History) -> Any:
         if not history.steps:
             return None
         return self.what(history) if callable(self.what) else self.what

@@ -5,7 +5,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,11 +18,14 @@ from envsdk_renderers.templates.mask import Mask
 from envsdk_renderers.templates.sentinels import FOLLOWING, PREVIOUS
 from template_conversations import (
     TOOLS,
+    VERDICTS,
     emitted,
+    every_template,
     fixed_base,
     qwen3,
     random_conversation,
     said,
+    short_run_templates,
     templates,
     turns_of,
     user,
@@ -35,7 +37,6 @@ from envsdk.errors import ConfigError, RenderError
 from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
-VERDICTS = Path(__file__).parent / "fixed_base_verdicts.json"
 DOCUMENT = real_models.CHECKOUT / "docs" / "templates.md"
 BEGIN = "<!-- What follows is generated. -->"
 MARK = "Qzmarkzq"
@@ -44,7 +45,7 @@ MARK = "Qzmarkzq"
 # The sandbox.
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", every_template())
 def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
     if "strftime_now" in templates()[name]:
         pytest.skip("transformers gives this template the time")
@@ -117,7 +118,7 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> 
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > count / 7 < compared["tool"]
+    assert compared["user"] > count / 10 < compared["tool"]
 
 
 def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
@@ -189,7 +190,7 @@ def marked(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": (*calls, last)})
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", every_template())
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
     renderer, checked = fixed_base(name), Counter[str]()
     rng = Random(name)
@@ -256,18 +257,21 @@ def as_json(table: Any) -> str:
 
 
 @cache
-def tables() -> dict[str, Any]:
-    return {name: table_of(name) for name in sorted(templates())}
+def stored_tables() -> dict[str, Any]:
+    return json.loads(VERDICTS.read_text(encoding="utf-8"))
 
 
-def test_the_verdicts_are_those_that_are_written_down() -> None:
-    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
-        VERDICTS.write_text(as_json(tables()), encoding="utf-8")
-    stored = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    assert set(tables()) <= set(stored)
-    for name, table in tables().items():
+def test_the_verdicts_are_those_that_are_written_down(is_full: bool) -> None:
+    writes = os.environ.get("ENVSDK_WRITE_VERDICTS") == "1"
+    names = sorted(templates()) if is_full or writes else short_run_templates()
+    tables = {name: table_of(name) for name in names}
+    if writes:
+        VERDICTS.write_text(as_json(tables), encoding="utf-8")
+    stored = stored_tables()
+    assert set(tables) <= set(stored)
+    for name, table in tables.items():
         assert table == stored[name], name
-    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
+    if writes:
         before = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[0]
         DOCUMENT.write_text(f"{before}{BEGIN}\n\n{summary(stored)}", encoding="utf-8")
     assert DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[2].strip() == summary(stored).strip()
@@ -301,7 +305,7 @@ def shares(stored: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def test_most_templates_can_be_used() -> None:
-    (_, user_turns, users), _, (_, tool_turns, tools) = shares(tables())
+    (_, user_turns, users), _, (_, tool_turns, tools) = shares(stored_tables())
     assert user_turns >= 0.95 * users >= 40
     assert tool_turns >= 0.85 * tools >= 20
 
@@ -309,7 +313,7 @@ def test_most_templates_can_be_used() -> None:
 # The end of an episode.
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", every_template())
 def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
     for index in range(12 if is_full else 6):
@@ -331,7 +335,7 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bo
     assert checked >= (3 if is_full else 2)
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", every_template())
 def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
     for index in range(16 if is_full else 6):
