@@ -8,6 +8,9 @@ LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
 TORCH := .venvs/torch/.installed
 
+# Tests start Python some hundred times: it compiles once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-versions test-peers test-torch coverage lint format bench hooks clean
 .DELETE_ON_ERROR:
 
@@ -17,7 +20,8 @@ demo: $(CORE)
 test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
 
-# The same with the large matrices, such as all 20,000 damaged records.
+# The same with every row of the large matrices and more examples of each property (see tests/matrices.py): some
+# minutes. CI does not run it.
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable --full
 

@@ -344,7 +344,7 @@ class HardForItself(Sound):
 
 
 class NoReference(Sound):
-    reference_reply = Env.reference_reply
+    reference_reply: Any = Env.reference_reply
 
 
 # Replies.

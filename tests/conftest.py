@@ -1,8 +1,13 @@
-"""Both vocabularies and Qwen3's renderer on each; and how hypothesis draws.
+"""Both vocabularies and Qwen3's renderer on each; and how much of large matrices a run takes.
 
-Hypothesis draws the same examples in every run; `--hypothesis-profile=explore` looks for new ones.
+`make test` takes a few rows of each large matrix (see `matrices.py`) and a few examples of each hypothesis property.
+`--full` (`make test-all`) takes all rows, and more examples. Hypothesis draws the same examples in every run;
+`--hypothesis-profile=explore` looks for new ones.
 """
 
+from typing import Any
+
+import matrices
 import pytest
 import real_models
 from hypothesis import HealthCheck, settings
@@ -12,9 +17,15 @@ from envsdk.rendering.tokenizers import Tokenizer
 
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
+REPEATABLE: dict[str, Any] = {
+    "derandomize": True,
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": SLOW,
+}
+settings.register_profile("short", max_examples=25, **REPEATABLE)
+settings.register_profile("full", max_examples=100, **REPEATABLE)
 settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=SLOW)
-settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session", params=["embedded", "qwen3"])
@@ -34,10 +45,42 @@ def renderer(tokenizer: Tokenizer, enable_thinking: bool) -> Renderer:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="the large matrices, too: see `make test-all`")
+    parser.addoption("--full", action="store_true", help="run all rows of large matrices (`make test-all`)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("--full") else "short")
 
 
 @pytest.fixture(scope="session")
 def is_full(request: pytest.FixtureRequest) -> bool:
     """Whether tests that draw from something large take all of it."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the full run has, but nothing that is named with its parameters on the command line."""
+    if config.getoption("--full") or any("[" in argument for argument in config.args):
+        return
+    kept = matrices.short_run(items)
+    left_out = len(items) - len(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+    config.stash[LEFT_OUT] = left_out
+    if hasattr(config, "workeroutput"):  # pytest-xdist sends it to the process that reports
+        config.workeroutput["left_out"] = left_out
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Report how many rows of large matrices only the full run has."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} rows of large matrices were left out; `make test-all` runs them")

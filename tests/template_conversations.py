@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import real_models
 import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
@@ -62,6 +63,26 @@ def templates() -> dict[str, str]:
     for path in sorted(shared.glob("*.jinja")) if _may_use_shared() else ():
         found.setdefault(path.stem, path.read_bytes().decode())
     return found
+
+
+VERDICTS = Path(__file__).parent / "renderers" / "fixed_base_verdicts.json"
+
+
+@functools.cache
+def short_run_templates() -> list[str]:
+    """One template of those that `fixed_base` judges alike, and each that it has not judged yet."""
+    stored = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    alike: dict[str, str] = {}
+    for name in sorted(templates()):
+        table = stored.get(name)
+        alike.setdefault(json.dumps([table["without tools"], table["with tools"]]) if table else name, name)
+    return sorted(alike.values())
+
+
+def every_template() -> list[Any]:
+    """The names of all templates as rows of a test, of which a short run takes a few."""
+    short = short_run_templates()
+    return [name if name in short else pytest.param(name, marks=pytest.mark.full) for name in templates()]
 
 
 def end_token(name: str) -> str:

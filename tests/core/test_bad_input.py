@@ -188,7 +188,7 @@ def test_a_reset_that_comes_to_a_row_that_is_refused_leaves_the_running_episode_
     seed: int | None, wrong: Any, play: str
 ) -> None:
     class Strict(Counts):
-        class Task(BaseModel, extra="forbid"):
+        class Task(BaseModel, extra="forbid"):  # pyright: ignore[reportIncompatibleVariableOverride]
             number: int
 
     def episode(*, is_disturbed: bool) -> tuple[Any, list[int]]:
@@ -252,7 +252,7 @@ def test_an_unknown_reset_option_is_named(env: Env) -> None:
 class Says(Env):
     """Says what it is told to."""
 
-    def __init__(self, first: object = None, then: object = None, **options: object) -> None:
+    def __init__(self, first: Any = None, then: Any = None, **options: Any) -> None:
         super().__init__(**options)
         self.first, self.then = first, then
 

@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_told(line: str, message: str) -> None:
         typed(line)
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(lines=st.lists(st.text(alphabet="/{}[]\"'\\=: ab1look\u00e9", max_size=20), min_size=1, max_size=4))
 def test_whatever_is_typed_is_a_reply_or_a_reason_why_not(lines: list[str]) -> None:
     with contextlib.suppress(TypingError, EOFError):
@@ -448,7 +448,7 @@ def test_init_makes_a_folder_of_that_name_and_says_how_to_go_on(
     assert files == {f"my-quiz/{file}" for file in package}
 
 
-@pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
+@pytest.mark.parametrize("tools", [pytest.param(False, marks=pytest.mark.full), True], ids=["plain", "tools"])
 def test_the_test_of_a_new_package_passes(tools: bool, tmp_path: Path) -> None:
     """As when it is installed: its entry points are found beside it."""
     create("my-quiz", tmp_path, with_tools=tools)
@@ -459,7 +459,7 @@ def test_the_test_of_a_new_package_passes(tools: bool, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         timeout=120,

@@ -206,9 +206,9 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
 class Returns(HistoryPolicy):
     """Returns what it is told to, once there is a reply."""
 
-    what: object = None
+    what: Any = None
 
-    def view(self, history: History) -> Rewrite | None:
+    def view(self, history: History) -> Any:
         if not history.steps:
             return None
         return self.what(history) if callable(self.what) else self.what

@@ -26,10 +26,10 @@ from envsdk.rollouts import rollout_many
 class Says(Env):
     """Ends with the first reply."""
 
-    def start(self) -> Turn:
+    def start(self) -> Any:
         return Turn("Go.")
 
-    def respond(self, reply: Message) -> Turn:
+    def respond(self, reply: Message) -> Any:
         return Turn(reward=1.0, terminated=True)
 
 
@@ -498,7 +498,7 @@ def waiting(env: type[Env], name: str) -> type[Env]:
     def wrapper(self: Any, *arguments: Any) -> Awaitable[Any]:
         return method(self, *arguments)
 
-    wrapper.__wrapped__ = method  # as functools.wraps leaves it
+    vars(wrapper)["__wrapped__"] = method  # as functools.wraps leaves it
     return type(env.__name__, (env,), {name: wrapper})
 
 

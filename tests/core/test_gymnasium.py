@@ -47,6 +47,7 @@ def test_its_specification_survives_json(id: str) -> None:
     assert again.limits.max_steps == 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("id", ENVS)
 @pytest.mark.parametrize("vector", [SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["array", "action"])

@@ -974,7 +974,7 @@ def test_a_judge_may_be_asked_at_the_end() -> None:
         def finish(self, reply: Message) -> Any:
             return Handoff(Worker(), "the answer", role="judge")
 
-        def after_handoff(self, result: HandoffResult) -> Turn:
+        def after_handoff(self, result: HandoffResult) -> Any:
             return Turn(reward=result.reward or 0.0, terminated=True)
 
     trajectory = rollout(Judged(), {"main": "reference", "researcher": says("I"), "judge": says("J")}, seed=1)

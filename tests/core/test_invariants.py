@@ -584,10 +584,10 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
             handed, replies = observation.tokens, len(env.replies)
             observation, _, _, _, info = env.step(action)
             if spoils:
-                handed[:] = action.tokens[:] = 1
+                handed[:] = action.tokens[:] = 1  # pyright: ignore[reportIndexIssue]
                 env.prompt()[:] = 1
                 if action.logprobs is not None:
-                    action.logprobs[:] = -99.0
+                    action.logprobs[:] = -99.0  # pyright: ignore[reportIndexIssue]
                 action.extra["part"].clear()
                 action.extra.get("rows", np.empty(0))[...] = 0
                 for name in ("sampling", "metrics", "rewards"):
@@ -1094,7 +1094,7 @@ CHECKS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans())
 def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)
@@ -1102,7 +1102,7 @@ def test_all_of_it_holds_in_every_episode(plan: Plan):
         check(run)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(plan=plans())
 def test_all_of_it_holds_with_the_real_qwen3_tokenizer(plan: Plan):
     run = play(plan, QWEN3())
@@ -1148,7 +1148,7 @@ TOOL_ROUNDS = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans(replies=CANONICAL, is_obedient=False, **TOOL_ROUNDS))
 def test_every_prompt_says_what_the_renderer_says_of_the_view_whatever_was_rewritten_around_a_tool_round(plan: Plan):
     every_prompt_says_what_the_renderer_says_of_the_view(play(plan))

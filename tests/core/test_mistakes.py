@@ -99,6 +99,7 @@ def come_to(name: str, env: Env) -> None:
         env.step(env.renderer.reply(Message(role="assistant", content="a", tool_calls=calls)))
 
 
+@pytest.mark.matrix(pairs=True)
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize(("base", "name"), METHODS)
@@ -140,7 +141,7 @@ def no_super_reset() -> None:
 
 def config_of_pydantic() -> None:
     class Wrong(Says):
-        class Config(BaseModel):
+        class Config(BaseModel):  # pyright: ignore[reportIncompatibleVariableOverride]
             size: int = 3
 
 

@@ -33,6 +33,9 @@ NAMES = sorted(
     for name in {*dir(Env), *dir(ToolEnv), *dir(Driver), *dir(ToolDriver), *POPULAR}
     if not name.startswith("__") and name not in DECLARATIONS
 )
+FREE = [name for name in NAMES if name not in {*dir(Env), *dir(ToolEnv)}]
+ROWS = [pytest.param(name, marks=pytest.mark.full) if name in FREE and FREE.index(name) % 8 else name for name in NAMES]
+"""The names that are free are alike: a short run takes one of eight."""
 VALUES: list[Any] = [[], "text", 7, None, True, {"a": 1}, np.arange(3)]
 
 
@@ -114,8 +117,9 @@ def sets(name: str, value: Any, *places: str) -> Any:
     return functools.partial(set_at, places, name, value)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [Talk, Look], ids=["Env", "ToolEnv"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "tasks"])
+@pytest.mark.parametrize("name", [row for row in ROWS if row != "tasks"])
 def test_any_attribute_of_an_author_works_or_is_refused_where_it_is_set(name: str, kind: Any) -> None:
     value = VALUES[len(name) % len(VALUES)]
     try:
@@ -129,8 +133,9 @@ def test_any_attribute_of_an_author_works_or_is_refused_where_it_is_set(name: st
         assert played(kind(hook=sets(name, value, "init", "start", "respond"))) == EXPECTED[kind]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [Talk, Look], ids=["Env", "ToolEnv"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_any_name_in_a_class_body_or_a_mixin_works_or_is_refused_where_the_class_is_made(name: str, kind: Any) -> None:
     value: Any = [] if name in METHODS or len(name) % 2 else lambda self: 7  # a method of theirs is theirs to write
     bodies = {"class body": ((kind,), {name: value}), "mixin": ((type("Mixin", (), {name: value}), kind), {})}

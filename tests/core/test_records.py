@@ -76,6 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Trajectory], Trajectory], str]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_whatever_reads_a_damaged_trajectory_refuses_it(

@@ -36,7 +36,7 @@ SCORERS: dict[str, tuple[Callable[..., float | None], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCORERS)
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(reply=ANY_TEXT)
 def test_any_reply_has_the_same_score_from_0_to_1_each_time_and_in_a_copy(name: str, reply: str) -> None:
     function, target = SCORERS[name]
@@ -82,14 +82,14 @@ def test_exact_takes_an_accent_however_it_is_written() -> None:
     assert rewards.exact(whitespace="collapse")("New \n York", "New York") == 1.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(text=st.text(max_size=40))
 def test_a_text_is_exactly_itself(text: str) -> None:
     assert rewards.exact()(text, text) == 1.0
     assert rewards.exact(whitespace="as_is")(text + "x", text) == 0.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(said=WORDS, wanted=WORDS)
 def test_f1_is_symmetric_and_1_for_the_same_words_in_any_order(said: str, wanted: str) -> None:
     f1 = rewards.f1()
@@ -187,14 +187,14 @@ def test_the_last_number_is_one_that_stands_by_itself(reply: str, last: Any) -> 
         assert scorer(reply, last) == 1.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(number=NUMBERS, text=st.sampled_from(["{}", "It is {}.", "first 7, then {}", "**{}**", "({})"]))
 def test_every_number_that_is_written_is_found_again(number: str, text: str) -> None:
     assert rewards.numeric()(number, number) == 1.0
     assert rewards.numeric(find="last")(text.format(number), number) == 1.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(
     target=st.fractions(-(10**6), 10**6, max_denominator=10**4),
     off=st.fractions(-9, 9, max_denominator=99),
@@ -253,7 +253,7 @@ def test_a_negative_weight_is_a_penalty() -> None:
     assert score.reward_range == (-0.5, 1.0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(weights=st.lists(st.floats(-5, 5), min_size=1, max_size=4), scores=st.lists(st.floats(0, 1), min_size=4))
 def test_rewards_lie_in_their_range(weights: list[float], scores: list[float]) -> None:
     parts = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import envsdk
@@ -62,7 +62,6 @@ def test_a_verdict_is_read_strictly(answer: str, expected: float | None) -> None
     assert score(rewards.judge(Says(answer), "Is it polite?")) == expected
 
 
-@settings(max_examples=100)
 @given(answer=st.text(max_size=30) | st.text(alphabet="Verdict: yesno\n", max_size=30))
 def test_any_answer_is_a_score_or_none(answer: str) -> None:
     judge = rewards.judge(Says("no"), "Is it polite?")

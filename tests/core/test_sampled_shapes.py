@@ -168,13 +168,10 @@ def assert_kept(renderer: Renderer, tokens: Sequence[int], closing: str) -> Mess
 # The past is kept.
 
 
-def test_the_next_prompt_is_the_prompt_the_reply_and_what_closes_it(renderer: Renderer, shape: Shape) -> None:
-    assert_kept(renderer, encode(renderer.tokenizer, shape.pieces), shape.closing)
-
-
+@pytest.mark.matrix
 def test_the_next_prompt_holds_a_reply_that_was_cut_anywhere(renderer: Renderer, shape: Shape) -> None:
     tokens = encode(renderer.tokenizer, shape.pieces)
-    for cut in (tokens[:length] for length in range(len(tokens))):
+    for cut in (tokens[:length] for length in range(len(tokens) + 1)):
         closing = closing_of(renderer.tokenizer, cut)
         errors = " ".join(assert_kept(renderer, cut, closing).errors)
         assert (NOT_ENDED in errors) == (not {*cut} & {*renderer.stop_token_ids})
@@ -182,15 +179,16 @@ def test_the_next_prompt_holds_a_reply_that_was_cut_anywhere(renderer: Renderer,
         assert "tool_call>" not in closing or "the tool call was not closed" in errors
 
 
-def test_the_next_prompt_holds_random_ids(renderer: Renderer) -> None:
+def test_the_next_prompt_holds_random_ids(renderer: Renderer, is_full: bool) -> None:
     rng = Random(9)
     controls = list(renderer.tokenizer.control_tokens.values())
-    for _ in range(150):
+    for _ in range(150 if is_full else 40):
         ids = [rng.randrange(renderer.tokenizer.vocab_size) for _ in range(rng.randint(0, 40))]
         tokens = [rng.choice(controls) if rng.random() < 0.2 else token for token in ids]
         assert_kept(renderer, tokens, closing_of(renderer.tokenizer, tokens))
 
 
+@pytest.mark.matrix(pairs=True)
 def test_the_environment_gets_what_was_said_and_what_was_wrong(renderer: Any, shape: Shape) -> None:
     reply = assert_kept(renderer, encode(renderer.tokenizer, shape.pieces), shape.closing)
     errors = list(shape.errors)
@@ -248,7 +246,11 @@ def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: A
     return len(env.trajectory.breaks)
 
 
-HISTORIES = {"strip": "strip", "compact": {"name": "compact", "every": 1}, "budget": {"name": "budget", "target": 0.9}}
+HISTORIES: dict[str, Any] = {
+    "strip": "strip",
+    "compact": {"name": "compact", "every": 1},
+    "budget": {"name": "budget", "target": 0.9},
+}
 
 
 @pytest.fixture(params=list(HISTORIES))
@@ -260,6 +262,7 @@ def history(request: pytest.FixtureRequest, renderer: Renderer) -> Any:
     return {**HISTORIES["budget"], "max_tokens": len(env.prompt()) + 60}
 
 
+@pytest.mark.matrix
 def test_a_rewritten_prompt_says_what_its_messages_say(renderer: Renderer, shape: Shape, history: Any) -> None:
     tokens = encode(renderer.tokenizer, shape.pieces)
     plain, call = (encode(renderer.tokenizer, SHAPES[name].pieces) for name in ("think padded", "think, call"))

@@ -219,6 +219,7 @@ def drawn(rng: Random) -> tuple[Messages, Any]:
 # Which messages.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("train_on", "indices"),
     [
@@ -259,6 +260,7 @@ def test_what_others_say_is_trained_as_the_text_that_it_is(qwen3: Renderer):
     assert texts == [ASKED["content"], RESULT["content"] + "\n", ASKED_MORE["content"]]
 
 
+@pytest.mark.matrix(pairs=True)
 @pytest.mark.parametrize("content", [".", "{}", "5", "x.", "a\n", "  b ", "user", "tool", "\u212b.", "<think>."])
 @pytest.mark.parametrize("role", ["tool", "user", "assistant", "system"])
 def test_a_short_text_is_trained_whole(renderer: Renderer, content: str, role: str):
@@ -356,7 +358,7 @@ def test_a_renderer_that_leaves_out_content_or_calls_is_refused():
         def emit_reply(self, out: Any, message: Message) -> None:
             super().emit_reply(out, message.model_copy(update={forgotten: empty}))
 
-    renderer = Forgets(renderer_of("qwen3 embedded").tokenizer)
+    renderer = Forgets(renderer_of("qwen3 embedded").tokenizer)  # pyright: ignore[reportAbstractUsage]
     for forgotten, empty in (("content", ""), ("tool_calls", ())):  # noqa: B007 - read by the renderer
         with pytest.raises(RenderError, match=rf"the {forgotten} of message \d would be lost"):
             samples_of(renderer)
@@ -414,7 +416,7 @@ def test_a_conversation_that_is_none_is_refused(qwen3: Renderer, talk: Any, said
 
 
 def test_results_without_ids_answer_calls_in_order(qwen3: Renderer):
-    (call,) = CALLED["tool_calls"]
+    call: Any = CALLED["tool_calls"][0]
     two = {**CALLED, "tool_calls": [call, {**call, "id": "c2"}]}
     bare = {"role": "tool", "content": "Paris"}
     for results in ([RESULT, bare], [bare, bare], [{**RESULT, "tool_call_id": "c2"}, RESULT]):

@@ -151,7 +151,7 @@ def test_the_hub_is_asked_once_if_it_does_not_answer(hub: Path, monkeypatch: pyt
             asked.append(self.path)
             self.send_error(503)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:
             pass
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

@@ -106,7 +106,7 @@ def no_hint(x) -> None: ...
 def star(*x: int) -> None: ...
 def keywords(**x: int) -> None: ...
 def positional(x: int, /) -> None: ...
-def unknown_hint(x: "Nowhere") -> None: ...  # noqa: F821
+def unknown_hint(x: "Nowhere") -> None: ...  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 def no_schema(x: threading.Lock) -> None: ...
 
 
@@ -458,7 +458,7 @@ def test_tools_that_do_not_wait_need_no_event_loop_and_no_async_step():
 
 def test_hooks_may_be_async():
     class Later(Desk):
-        async def finish(self, reply: Message) -> Turn:
+        async def finish(self, reply: Message) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
             await asyncio.sleep(0)
             return Turn(reward=0.5, terminated=True)
 
@@ -537,7 +537,7 @@ def test_two_tools_with_the_same_name_are_refused():
 def test_a_tool_that_hides_a_method_of_every_environment_is_refused():
     class Hides(Desk):
         @tool
-        def close(self) -> None:
+        def close(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             """Close the window."""
 
     with pytest.raises(errors.ConfigError, match="name='close'"):
@@ -561,7 +561,7 @@ def test_a_config_that_is_none_of_a_tool_env_is_refused():
 
 def test_a_subclass_may_replace_and_drop_tools():
     class Other(Desk):
-        look = None
+        look: Any = None
 
         @tool
         def add(self, a: str) -> str:
@@ -635,7 +635,7 @@ def plain() -> str:
 
 
 class Override(Desk):
-    def add(self, a: int) -> int:
+    def add(self, a: int) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return a
 
 
@@ -731,7 +731,7 @@ def test_a_tool_that_a_turn_hands_over_is_run():
 
 
 def test_changing_a_schema_in_place_changes_nothing_that_was_said():
-    schema = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    schema: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
     class Sly(ToolEnv):
         def start(self) -> Turn:
@@ -1054,11 +1054,11 @@ def some_call(rng: Random) -> str:
             return text
 
 
-def test_ten_thousand_fuzzed_calls_are_all_answered(fuzzed: ToolEnv):
+def test_fuzzed_calls_are_all_answered(fuzzed: ToolEnv, is_full: bool):
     env, rng, answered, failed = fuzzed, Random(0), 0, 0
     tokenizer = env.renderer.tokenizer
     opened, closed, end = map(tokenizer.token_id, ("<tool_call>", "</tool_call>", "<|im_end|>"))
-    while answered < 10_000:
+    while answered < (10_000 if is_full else 1000):
         env.reset(seed=answered)
         for _ in range(5):
             batch = [some_call(rng) for _ in range(rng.randint(1, 8))]

@@ -508,7 +508,7 @@ def test_players_of_different_vocabularies_have_no_tree_together_but_one_each():
         check(tree_batch(sample), [sample])
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(seed=st.integers(0, 1 << 30), strips=st.booleans())
 def test_in_every_tree_of_handoffs_and_players_a_tree_says_what_the_samples_say(seed: int, strips: bool):
     env = Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=30, end_on_cut=False))
@@ -547,7 +547,7 @@ def forked_episodes(rng: Random, history: Any, count: int = 6) -> list[Trajector
 HISTORIES = ["keep", "strip", {"name": "summarize", "threshold": 60}]
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(rng=st.randoms(use_true_random=False), history=st.sampled_from(HISTORIES), include_failed=st.booleans())
 def test_of_forks_a_tree_says_what_the_samples_say(rng: Random, history: Any, include_failed: bool):
     group = forked_episodes(rng, history)

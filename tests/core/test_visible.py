@@ -136,7 +136,7 @@ def print_everything(text: str) -> None:
         print_check(check)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(text=TEXTS)
 def test_nothing_of_a_record_is_obeyed_by_a_terminal(text: str) -> None:
     for is_terminal in (False, True):

@@ -82,10 +82,11 @@ def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: 
 
 
 @pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])
-def test_ten_thousand_seeds_give_ten_thousand_tasks_and_the_splits_share_none(difficulty: str):
-    count = 10_000 if difficulty == "easy" else 200  # the others have more steps, with larger numbers
+def test_each_seed_gives_a_task_of_its_own_and_the_splits_share_none(difficulty: str, is_full: bool):
+    # The others have more steps, with larger numbers.
+    count = 10_000 if difficulty == "easy" and is_full else 1000 if difficulty == "easy" else 200
     chains = {
-        split: {random_chain(np.random.default_rng(seed), env.config) for seed in range(count)}
+        split: {random_chain(np.random.default_rng(seed), env.config) for seed in range(count)}  # pyright: ignore[reportUnhashable]
         for split in ("train", "test")
         for env in [ChainArithmetic(difficulty=difficulty, split=split)]
     }

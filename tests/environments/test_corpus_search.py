@@ -64,11 +64,11 @@ def test_the_reference_policy_solves_it_and_the_null_policy_does_not(difficulty:
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 @pytest.mark.parametrize("split", SPLITS)
-def test_ten_thousand_seeds_ask_ten_thousand_questions(difficulty: Any, split: Any):
+def test_each_seed_asks_a_question_of_its_own(difficulty: Any, split: Any, is_full: bool):
     questions = get_questions(difficulty, split)
-    rng = np.random.default_rng(0)
-    chosen = [questions[pick_task(questions, seed, rng)] for seed in range(10_000)]
-    assert len({task.question for task in chosen}) == 10_000
+    rng, count = np.random.default_rng(0), 10_000 if is_full else 1000
+    chosen = [questions[pick_task(questions, seed, rng)] for seed in range(count)]
+    assert len({task.question for task in chosen}) == count
     assert {len(task.path) for task in chosen} == {HOPS[difficulty]}
     assert not any(task.answer in task.question or task.answer in task.path for task in chosen)
 

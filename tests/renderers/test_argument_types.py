@@ -164,7 +164,7 @@ BARE = {
 
 @pytest.mark.parametrize("name", BARE)
 @given(arguments=ARGUMENTS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_a_value_that_was_written_is_read_with_the_schema_as_the_same_value(name: str, arguments: Any) -> None:
     renderer = BARE[name]
     said = Message(role="assistant", reasoning="", tool_calls=(ToolCall(name="f", arguments=arguments),))
@@ -176,7 +176,7 @@ def test_a_value_that_was_written_is_read_with_the_schema_as_the_same_value(name
 
 
 @given(arguments=ARGUMENTS, is_python=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 def test_what_a_format_writes_it_reads(arguments: Any, is_python: bool) -> None:
     def python(value: Any) -> str:
         return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
@@ -216,7 +216,7 @@ def test_a_value_is_read_back_or_refused_where_tags_are_not_control_tokens(name:
         st.sampled_from([*"<>=/x\n", "<parameter=", "</parameter>", "</function>", "<function=", "a>"]), max_size=9
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_an_xml_call_is_read_back_with_an_error_or_refused_if_it_spells_tags(parts: list[str]) -> None:
     call = ToolCall(name="f", arguments={"a": "".join(parts), "b": "1"})
     try:

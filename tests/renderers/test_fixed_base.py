@@ -5,7 +5,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,11 +18,14 @@ from envsdk_renderers.templates.mask import Mask
 from envsdk_renderers.templates.sentinels import FOLLOWING, PREVIOUS
 from template_conversations import (
     TOOLS,
+    VERDICTS,
     emitted,
+    every_template,
     fixed_base,
     qwen3,
     random_conversation,
     said,
+    short_run_templates,
     templates,
     turns_of,
     user,
@@ -35,8 +37,6 @@ from envsdk.errors import ConfigError, RenderError
 from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
 
-CONVERSATIONS = 48
-VERDICTS = Path(__file__).parent / "fixed_base_verdicts.json"
 DOCUMENT = real_models.CHECKOUT / "docs" / "templates.md"
 BEGIN = "<!-- What follows is generated. -->"
 MARK = "Qzmarkzq"
@@ -45,7 +45,7 @@ MARK = "Qzmarkzq"
 # The sandbox.
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", every_template())
 def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
     if "strftime_now" in templates()[name]:
         pytest.skip("transformers gives this template the time")
@@ -104,10 +104,11 @@ def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[
             yield messages, tools or []
 
 
-def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer() -> None:
+def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> None:
     measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
     rng, compared = Random(5), Counter[str]()
-    for messages, tools in qwen3_episodes(5, 500):
+    count = 500 if is_full else 100
+    for messages, tools in qwen3_episodes(5, count):
         for at, end in turns_of(messages):
             reply = family.reply(messages[at])
             cut = reply[: rng.randint(0, len(reply))]
@@ -117,13 +118,13 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer() -> None:
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > 80 < compared["tool"]
+    assert compared["user"] > count / 10 < compared["tool"]
 
 
-def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer() -> None:
+def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
     family = get_renderer("qwen3", real_models.qwen3_folder())
     rng = Random(6)
-    for _ in range(150):
+    for _ in range(150 if is_full else 50):
         conversation, tools = random_qwen3_conversation(rng)
         messages = [Message.from_openai(message) for message in conversation]
         options: Any = {"tools": tools or (), "generation_prompt": rng.random() < 0.5}
@@ -154,7 +155,7 @@ def test_on_qwen3_prompt_reply_and_delta_are_the_next_prompt() -> None:
 def test_it_conforms(name: str) -> None:
     if name not in templates():
         pytest.skip("the template is in shared/ only")
-    report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=40)
+    report = check_renderer(qwen3() if name == "qwen3" else fixed_base(name), random_replies=20)
     # The tokenizer's own template is another one, but for qwen3.
     assert [f for f in report.failed if name == "qwen3" or not f.name.startswith("matches the template")] == []
 
@@ -189,11 +190,12 @@ def marked(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": (*calls, last)})
 
 
-@pytest.mark.parametrize("name", templates())
-def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
+@pytest.mark.parametrize("name", every_template())
+def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
     renderer, checked = fixed_base(name), Counter[str]()
     rng = Random(name)
-    for index in range(CONVERSATIONS):
+    count = 48 if is_full else 12
+    for index in range(count):
         tools = TOOLS if index % 2 else ()
         status = {(v.previous, v.following): v.status for v in verdicts_of(name, bool(tools))}
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
@@ -221,7 +223,7 @@ def test_no_delta_differs_from_what_its_verdict_promises(name: str) -> None:
             if judged == {"exact"} and not (messages[at].tool_calls and messages[at].content):
                 assert whole.startswith(prompt)
             checked["right"] += 1
-    assert checked["right"] >= 20
+    assert checked["right"] >= count / 3
 
 
 @cache
@@ -255,18 +257,21 @@ def as_json(table: Any) -> str:
 
 
 @cache
-def tables() -> dict[str, Any]:
-    return {name: table_of(name) for name in sorted(templates())}
+def stored_tables() -> dict[str, Any]:
+    return json.loads(VERDICTS.read_text(encoding="utf-8"))
 
 
-def test_the_verdicts_are_those_that_are_written_down() -> None:
-    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
-        VERDICTS.write_text(as_json(tables()), encoding="utf-8")
-    stored = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    assert set(tables()) <= set(stored)
-    for name, table in tables().items():
+def test_the_verdicts_are_those_that_are_written_down(is_full: bool) -> None:
+    writes = os.environ.get("ENVSDK_WRITE_VERDICTS") == "1"
+    names = sorted(templates()) if is_full or writes else short_run_templates()
+    tables = {name: table_of(name) for name in names}
+    if writes:
+        VERDICTS.write_text(as_json(tables), encoding="utf-8")
+    stored = stored_tables()
+    assert set(tables) <= set(stored)
+    for name, table in tables.items():
         assert table == stored[name], name
-    if os.environ.get("ENVSDK_WRITE_VERDICTS") == "1":
+    if writes:
         before = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[0]
         DOCUMENT.write_text(f"{before}{BEGIN}\n\n{summary(stored)}", encoding="utf-8")
     assert DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)[2].strip() == summary(stored).strip()
@@ -300,7 +305,7 @@ def shares(stored: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def test_most_templates_can_be_used() -> None:
-    (_, user_turns, users), _, (_, tool_turns, tools) = shares(tables())
+    (_, user_turns, users), _, (_, tool_turns, tools) = shares(stored_tables())
     assert user_turns >= 0.95 * users >= 40
     assert tool_turns >= 0.85 * tools >= 20
 
@@ -308,10 +313,10 @@ def test_most_templates_can_be_used() -> None:
 # The end of an episode.
 
 
-@pytest.mark.parametrize("name", templates())
-def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
+@pytest.mark.parametrize("name", every_template())
+def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
-    for index in range(12):
+    for index in range(12 if is_full else 6):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         with_prompt = index % 3 == 1
@@ -327,13 +332,13 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str) -> None:
         assert len(rendered.starts) == len(messages) + with_prompt
         assert rendered.starts == sorted(rendered.starts)
         checked += 1
-    assert checked >= 3
+    assert checked >= (3 if is_full else 2)
 
 
-@pytest.mark.parametrize("name", templates())
-def test_correct_deltas_are_accepted(name: str) -> None:
+@pytest.mark.parametrize("name", every_template())
+def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0
-    for index in range(16):
+    for index in range(16 if is_full else 6):
         tools = TOOLS if index % 2 else ()
         messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
         messages = [sampled_oddly(message, rng) for message in messages]
@@ -348,7 +353,7 @@ def test_correct_deltas_are_accepted(name: str) -> None:
             wrong = [*turns[:-1], turns[-1]._replace(tokens=turns[-1].tokens[1:])]
             with pytest.raises(TemplateUnsupported):
                 renderer.check_episode(messages, wrong, tools)
-    assert checked >= 8
+    assert checked >= (8 if is_full else 3)
 
 
 def sampled_oddly(message: Message, rng: Random) -> Message:

@@ -108,7 +108,7 @@ WORDS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(first=WORDS, second=WORDS, third=WORDS)
 def test_content_that_has_a_word_of_the_probes_is_written_as_it_is(first: str, second: str, third: str) -> None:
     renderer = _CHATML

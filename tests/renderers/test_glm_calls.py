@@ -47,7 +47,6 @@ VALUES = st.lists(st.sampled_from([*TAGS, *TEXTS, INJECTED, "</arg_value>\n"]), 
 
 
 @given(st.dictionaries(st.sampled_from(["text", "path"]), VALUES))
-@settings(max_examples=100, deadline=None)
 def test_a_value_that_spells_tags_is_read_back_as_that_value(arguments: dict[str, str]) -> None:
     call = ToolCall(name="write", arguments=arguments)
     tokens = RENDERER.reply(Message(role="assistant", tool_calls=(call,))).tolist()
@@ -57,7 +56,7 @@ def test_a_value_that_spells_tags_is_read_back_as_that_value(arguments: dict[str
 
 
 @given(st.lists(PIECES, max_size=14))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_a_tag_that_was_sampled_as_text_is_never_written_as_a_control_token(pieces: list) -> None:
     flat = [one for piece in pieces for one in (piece if isinstance(piece, list) else [piece])]
     tokens = sampled(flat)

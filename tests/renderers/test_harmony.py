@@ -19,7 +19,6 @@ import envsdk
 from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, errors
 from envsdk.rendering.tokenizers import TiktokenTokenizer
 
-CONVERSATIONS = 500
 DATE = "2025-08-05"
 TOOLS = [
     {
@@ -120,9 +119,9 @@ def assistant_messages(message: Message) -> list[oh.Message]:
     return written
 
 
-def test_keep_equals_the_library_without_its_automatic_dropping(renderer: Harmony):
+def test_keep_equals_the_library_without_its_automatic_dropping(renderer: Harmony, is_full: bool):
     rng, config = Random(1), oh.RenderConversationConfig(auto_drop_analysis=False)
-    for _ in range(CONVERSATIONS):
+    for _ in range(500 if is_full else 60):
         messages, tools = conversation(rng)
         whole = oh.Conversation.from_messages(library_messages(messages, tools))
         expected = renderer.encoding.render_conversation(whole, config)
@@ -150,9 +149,11 @@ def for_the_template(message: Message) -> dict[str, Any]:
     return written
 
 
-def test_render_equals_the_official_template_where_it_follows_the_format(renderer: Harmony, template: jinja2.Template):
-    rng, compared = Random(2), 0
-    while compared < CONVERSATIONS:
+def test_render_equals_the_official_template_where_it_follows_the_format(
+    renderer: Harmony, template: jinja2.Template, is_full: bool
+):
+    rng = Random(2)
+    for _ in range(500 if is_full else 60):
         messages, tools = conversation(rng, is_plain=True)
         for prompt in (True, False):
             text = template.render(
@@ -175,7 +176,6 @@ def test_render_equals_the_official_template_where_it_follows_the_format(rendere
             rendered = renderer.render(messages, tools=tools, generation_prompt=prompt)
             assert renderer.tokenizer.decode(rendered.tokens) == text
             assert rendered.tokens.tolist() == renderer.encoding.encode(text, allowed_special="all")
-        compared += 1
 
 
 # Replies.
@@ -299,19 +299,19 @@ def test_a_reply_is_read(
     assert any(error in found for found in message.errors) if error else message.errors == ()
 
 
-def test_a_reply_that_was_written_is_read_as_it_was(renderer: Harmony):
+def test_a_reply_that_was_written_is_read_as_it_was(renderer: Harmony, is_full: bool):
     rng = Random(3)
-    for _ in range(300):
+    for _ in range(300 if is_full else 60):
         messages, _ = conversation(rng)
         for message in messages:
             if message.role == "assistant" and len(message.tool_calls) < 2:
                 assert renderer.parse(renderer.reply(message)) == message
 
 
-def test_random_tokens_are_read_without_an_exception(renderer: Harmony):
+def test_random_tokens_are_read_without_an_exception(renderer: Harmony, is_full: bool):
     rng = np.random.default_rng(0)
     control = [renderer.tokenizer.token_id(name) for name in CONTROL]
-    for _ in range(2_000):
+    for _ in range(2_000 if is_full else 300):
         tokens = rng.integers(0, renderer.tokenizer.vocab_size, size=int(rng.integers(0, 30))).astype(np.int32)
         marked = rng.random(len(tokens)) < 0.4
         tokens[marked] = rng.choice(control, size=int(marked.sum()))

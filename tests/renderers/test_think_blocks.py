@@ -32,6 +32,7 @@ def read(renderer: Any, pieces: Sequence[str]) -> Message:
     return renderer.parse(out.tokens()[0])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize(
     ("pieces", "content", "reasoning", "errors"),
