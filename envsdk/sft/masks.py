@@ -10,7 +10,7 @@ from ..errors import ConfigError, RenderError
 from ..messages import Message
 from ..rendering.emission import Span
 from ..rendering.renderer import Renderer
-from ..trajectories.samples import Sample
+from ..trajectories.samples import Sample, loss_weights
 from .script import Script, ScriptedReply
 
 if TYPE_CHECKING:
@@ -32,12 +32,11 @@ def mask_samples(samples: Sequence[Sample], script: Script, selected: set[int], 
     """
     masked = [_mask(sample, script, selected, content_only) for sample in samples]
     kept = [sample for sample in masked if sample.mask.any()]
-    trained = sum(int(np.count_nonzero(sample.mask)) for sample in kept)
-    if not trained:
+    if not kept:
         raise ConfigError(f"there is no token to train: the selected messages {sorted(selected)} are empty")
-    for index, sample in enumerate(kept):
-        sample.segment_index, sample.n_segments = index, len(kept)
-        sample.loss_weight = int(np.count_nonzero(sample.mask)) / trained
+    weights = loss_weights([int(np.count_nonzero(sample.mask)) for sample in kept])
+    for index, (sample, weight) in enumerate(zip(kept, weights, strict=True)):
+        sample.segment_index, sample.n_segments, sample.loss_weight = index, len(kept), weight
     return kept
 
 

@@ -217,7 +217,7 @@ def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]
     yield "spelled letter by letter", np.concatenate([*spelled, stop])
     names = sorted(tokenizer.control_tokens.values())[:64]
     yield "every control token", np.array(names, dtype=np.int32)
-    yield "every control token, the other way round", np.array(names[::-1], dtype=np.int32)
+    yield "every control token, the other way around", np.array(names[::-1], dtype=np.int32)
     for name, raw in (("broken JSON", '{"name": "look_up", "argu'), ("no JSON", "look it up"), ("empty call", "")):
         call = ToolCall(name="look_up", arguments=raw, raw=raw)
         try:

@@ -4,7 +4,7 @@ A segment is a context between two rewrites. It starts with what was kept of the
 sampled token is trained in exactly one sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -267,6 +267,12 @@ class Sample(Stored):
             InvalidRecord: If the fields are not those of a sample, or damaged; the message names them.
         """
         return build(cls, fields)
+
+
+def loss_weights(trained: Sequence[int]) -> list[float]:
+    """Return the loss weight of each sample of a rollout, given how many tokens each of them trains."""
+    total = sum(trained)
+    return [count / total for count in trained]
 
 
 def _is_finite(value: Any) -> bool:

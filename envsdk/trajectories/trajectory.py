@@ -14,7 +14,7 @@ from ..limits import StopReason
 from .checks import check_break, check_log, check_parts
 from .records import build, dump, fragment, load
 from .replay import Prompt, prompts, replay, tree_size
-from .samples import Sample
+from .samples import Sample, loss_weights
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
 from .steps import ContextLog, KnownStopReason, Origin, Step
 from .stored import Json, JsonObject, Stored, StoredBreak, pack
@@ -164,15 +164,15 @@ class Trajectory(Stored):
             return []
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         found = segments(self.steps, self.contexts, is_trained)
-        total = sum(int(np.count_nonzero(segment.mask)) for segment in found)
+        weights = loss_weights([int(np.count_nonzero(segment.mask)) for segment in found])
         counts, seen = Counter(segment.context for segment in found), Counter[str]()
         samples: list[Sample] = []
-        for segment in found:
-            samples.append(self._sample(segment, seen[segment.context], counts[segment.context], total))
+        for segment, weight in zip(found, weights, strict=True):
+            samples.append(self._sample(segment, seen[segment.context], counts[segment.context], weight))
             seen[segment.context] += 1
         return samples
 
-    def _sample(self, segment: Segment, index: int, count: int, trained: int) -> Sample:
+    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float) -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
         log, mask = self.contexts[segment.context], segment.mask
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
@@ -192,7 +192,7 @@ class Trajectory(Stored):
             trajectory_id=self.id,
             segment_index=index,
             n_segments=count,
-            loss_weight=int(np.count_nonzero(mask)) / trained,
+            loss_weight=loss_weight,
             stop_reason=self.stop_reason,
             truncated=self.status == "truncated",
             breaks=segment.breaks,

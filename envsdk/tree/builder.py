@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InvalidSample
 from ..trajectories.replay import replay
-from ..trajectories.samples import Sample
+from ..trajectories.samples import Sample, loss_weights
 from ..trajectories.segments import LossRule, trained_steps
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
@@ -140,8 +140,8 @@ class TreeBuilder:
 
     def _add_segments(self, trajectory: Trajectory, segments: list[_Segment]) -> None:
         """Make a sample of each segment. Each one has at least one trained token."""
-        total = sum(segment.trained_tokens for segment in segments)
-        for segment in segments:
+        weights = loss_weights([segment.trained_tokens for segment in segments])
+        for segment, loss_weight in zip(segments, weights, strict=True):
             log = trajectory.contexts[segment.context]
             for tokens, values in segment.trained:
                 self._train(tokens, **values)
@@ -152,7 +152,7 @@ class TreeBuilder:
                 role=log.role,
                 reward=trajectory.reward_of(segment.context),
                 step_rewards=np.array(segment.rewards, dtype=np.float32),
-                loss_weight=segment.trained_tokens / total,
+                loss_weight=loss_weight,
                 length=segment.length,
                 trained_tokens=segment.trained_tokens,
             )
