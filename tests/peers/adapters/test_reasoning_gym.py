@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,19 @@ def score(env: ReasoningGym, answer: str) -> float | None:
     return env.respond(Message(role="assistant", content=f"So:\n<answer>{answer}</answer>")).reward
 
 
+def one_in_four(names: Sequence[str]) -> list[Any]:
+    """All names, of which a short run takes one in four, and each whose scorer has a rule of its own."""
+    special = RUN_ANSWERS | TAKE_WRONG_ANSWERS.keys() | UNORDERED | WITHOUT_ANSWER.keys()
+    return [
+        name if index % 4 == 0 or name in special else pytest.param(name, marks=pytest.mark.full)
+        for index, name in enumerate(names)
+    ]
+
+
 # Scores.
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in_four(NAMES))
 def test_the_own_answer_is_right_and_saying_nothing_is_not(name: str):
     for split in ("train", "test"):
         env = make(name, split=split)
@@ -140,7 +149,7 @@ def garbage() -> Iterator[str]:
     yield from ("Move disk 1 from Peg 99 to Peg 2", "\\frac{1}{0}", "<answer>", "漢字", "fill A", '{"0": []}')
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", one_in_four(QUICK))
 def test_garbage_is_wrong_and_hangs_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     env = make(name)
@@ -301,7 +310,7 @@ def test_distinct_seeds_give_distinct_tasks_and_splits_share_none():
     assert not questions["train"].keys() & questions["test"].keys()
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", one_in_four(QUICK))
 def test_the_global_random_state_is_neither_used_nor_changed(name: str, capfd: pytest.CaptureFixture[str]):
     drawn: list[str] = []
     env = make(name)
@@ -317,7 +326,7 @@ def test_the_global_random_state_is_neither_used_nor_changed(name: str, capfd: p
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("name", sorted(adapter._KEPT))
+@pytest.mark.parametrize("name", sorted(adapter._CACHED))
 def test_a_data_set_that_is_kept_gives_what_a_new_one_gives(name: str):
     env = make(name)
     for seed in range(2):
