@@ -12,13 +12,14 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from ..episodes.concurrent import run_all
 from ..episodes.driver import is_being_cancelled
 from ..episodes.handoff import Handoff, HandoffResult, is_handoff
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
@@ -70,7 +71,7 @@ class ToolRunner:
             allowed: How many of them may be run; the others are refused.
         """
         running = (self._answer(call, index < allowed) for index, call in enumerate(calls))
-        answers = await _concurrently(list(running)) if self._config.concurrent_tools else [await a for a in running]
+        answers = await run_all(running) if self._config.concurrent_tools else [await a for a in running]
         return self._refuse_busy_agents(answers)
 
     def with_results(self, answer: Answer, results: Sequence[HandoffResult]) -> Answer:
@@ -190,17 +191,6 @@ def _text_of_result(result: HandoffResult) -> str:
     if result.stop_reason == StopReason.TERMINATED:
         return result.content
     return f"{result.content}\n[It did not finish: {result.stop_reason}]".lstrip()
-
-
-async def _concurrently(running: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """Run coroutines concurrently and return their results in order; if one raises, cancel the others."""
-    tasks = [asyncio.ensure_future(answer) for answer in running]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _result(call: Callable[[], Any], in_thread: bool) -> Any:

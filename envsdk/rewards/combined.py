@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from ..episodes.concurrent import run_all
 from ..errors import ConfigError, TaskError
-from ..rollouts.concurrent import run_all
 from .scorer import AsyncScorer, Scorer, check_count, check_number, check_score, check_scorer, compiled
 
 S = TypeVar("S", Scorer, "Scorer | AsyncScorer")

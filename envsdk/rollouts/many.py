@@ -9,6 +9,7 @@ from functools import partial
 from ..authoring.env import Env
 from ..authoring.machinery import check_seed
 from ..authoring.making import make
+from ..episodes.concurrent import run_all
 from ..episodes.driver import is_being_cancelled
 from ..episodes.event_loops import run
 from ..episodes.functions import is_async
@@ -16,7 +17,6 @@ from ..errors import ConfigError, TokenizerMismatch
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
-from .concurrent import run_all
 from .simple import arollout, check_is_env
 
 _log = logging.getLogger(__name__)

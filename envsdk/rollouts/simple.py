@@ -10,6 +10,7 @@ from ..authoring.env import Env
 from ..authoring.making import make
 from ..contexts.protocol import Action, Observation
 from ..episodes.agent import Agent
+from ..episodes.concurrent import run_all
 from ..episodes.driver import driver_of
 from ..episodes.environment import StepResult
 from ..episodes.event_loops import run
@@ -18,7 +19,6 @@ from ..errors import ConfigError, PolicyError
 from ..policies.find import check_policy, find_policy
 from ..policies.policy import PolicyLike, request_of
 from ..trajectories.trajectory import Trajectory
-from .concurrent import run_all
 
 
 def check_is_env(env: object, what: str) -> None:
