@@ -8,7 +8,7 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 import inspect
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -98,6 +98,30 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
     if not isinstance(renderer, Renderer):
         raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}; expected an envsdk.Renderer")
     return renderer
+
+
+def find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any = None) -> Renderer:
+    """Return a renderer.
+
+    Args:
+        renderer: Its name, its name with options (`{"name": "qwen3", "enable_thinking": False}`), or an object.
+        tokenizer: What `load_tokenizer` takes; None is the embedded vocabulary by default, or the object's own.
+
+    Raises:
+        ConfigError: If an object comes with another tokenizer than its own, or `renderer` is something else.
+        UnknownName: If there is no renderer of that name.
+    """
+    if isinstance(renderer, Renderer):
+        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
+            raise ConfigError(
+                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that has another one, "
+                f"{renderer.tokenizer.name!r}: give one of both, or get_renderer({renderer.name!r}, tokenizer)"
+            )
+        return renderer
+    if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
+    options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    return get_renderer(options.pop("name", None), tokenizer, **options)
 
 
 def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> None:

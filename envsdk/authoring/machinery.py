@@ -17,9 +17,8 @@ from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..history import get_history
 from ..limits import Limits, plain_integer
 from ..messages import check_text
-from ..registry import get_renderer
+from ..registry import find_renderer
 from ..rendering.renderer import Renderer
-from ..rendering.tokenizers import load_tokenizer
 from ..trajectories.records import fragment
 from .tasks import check_task, find_task, pick_task
 
@@ -60,7 +59,7 @@ class EnvDriver(Driver):
         super().__init__(env)
         self.config: Any = self._read_config(config)
         self._inherits = renderer is None and tokenizer is None
-        self.renderer = self._own_renderer = _find_renderer("qwen3" if renderer is None else renderer, tokenizer)
+        self.renderer = self._own_renderer = find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         self.history = get_history(history)
         self._check_recordable("the options of its renderer", self.renderer.specification)
         self._check_recordable("the options of its history policy", self.history.specification)
@@ -233,17 +232,3 @@ def _check_options(options: object) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"the option {name} is {value!r:.80}, which cannot be recorded: {error}") from error
     return given
-
-
-def _find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
-    if isinstance(renderer, Renderer):
-        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
-            raise ConfigError(
-                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that has another one, "
-                f"{renderer.tokenizer.name!r}: give one of both, or get_renderer({renderer.name!r}, tokenizer)"
-            )
-        return renderer
-    if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
-    options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
-    return get_renderer(options.pop("name", None), tokenizer, **options)

@@ -15,9 +15,8 @@ from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..messages import Message, to_messages
 from ..policies.vocabularies import check_tokenizer
-from ..registry import get_renderer
+from ..registry import find_renderer
 from ..rendering.renderer import Renderer
-from ..rendering.tokenizers import load_tokenizer
 from ..rollouts import arollout
 from .scorer import check_count, check_score
 
@@ -92,7 +91,7 @@ class judge:  # noqa: N801 - it is called like a function
         self._question = question
         self._verdicts = _checked(verdicts)
         self._prompt = prompt
-        self._renderer = _renderer_of(renderer, tokenizer)
+        self._renderer = find_renderer(renderer, tokenizer)
         check_tokenizer(policy, self._renderer)
         self._max_tokens = max_tokens
         self._sampling = dict(sampling or {})
@@ -217,20 +216,6 @@ class _File:
                 yield connection
         finally:
             connection.close()
-
-
-def _renderer_of(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any) -> Renderer:
-    if isinstance(renderer, Renderer):
-        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
-            raise ConfigError(
-                f"tokenizer is {tokenizer!r:.80}, but the renderer has {renderer.tokenizer.name!r}."
-                " Specify only one of the two"
-            )
-        return renderer
-    if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
-    options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
-    return get_renderer(options.pop("name", ""), tokenizer, **options)
 
 
 def _checked(verdicts: Mapping[str, float]) -> dict[str, float]:
