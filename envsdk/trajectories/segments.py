@@ -40,8 +40,8 @@ class Segment:
     """Shape (L,): the index in `parts`; -1 on tokens that were not sampled in this segment."""
     parts: list[Part]
     """The parts of the replies, in order."""
-    positions: list[int]
-    """The position of the first token of each part."""
+    spans: list[tuple[int, int]]
+    """The position of the first token of each part, and how many tokens it has."""
 
     @property
     def first(self) -> int:
@@ -109,14 +109,13 @@ def _close(
     """Gather the arrays of a segment; None if no token is trained in it."""
     own = {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
     trained = {replayed.step_index for replayed in opened.steps if is_trained(replayed.step)}
-    sampled = [piece.part != OBSERVATION and piece.step in own for piece in path.pieces]
+    sampled = np.array([piece.part != OBSERVATION and piece.step in own for piece in path.pieces])
     lengths = np.array([piece.stop - piece.start for piece in path.pieces])
-    is_masked = [is_own and piece.step in trained for is_own, piece in zip(sampled, path.pieces, strict=True)]
-    mask = np.repeat(np.array(is_masked, dtype=np.bool_), lengths)
+    mask = np.repeat(sampled & [piece.step in trained for piece in path.pieces], lengths)
     if not mask.any():
         return None
     length = int(mask.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
-    steps = [own[piece.step] if is_own else _NONE for is_own, piece in zip(sampled, path.pieces, strict=True)]
+    steps = np.where(sampled, [own.get(piece.step, _NONE) for piece in path.pieces], _NONE)
     parts = np.where(sampled, np.cumsum(sampled) - 1, _NONE)
     known = [contexts[piece.context].logprobs[piece.start : piece.stop] for piece in path.pieces]
     positions = np.cumsum(lengths) - lengths
@@ -127,10 +126,10 @@ def _close(
         tokens=path.tokens(contexts)[:length],
         mask=mask[:length],
         logprobs=np.where(mask, np.concatenate(known), np.float32(0.0))[:length],
-        step_ids=np.repeat(np.array(steps, dtype=np.int32), lengths)[:length],
+        step_ids=np.repeat(steps.astype(np.int32), lengths)[:length],
         part_ids=np.repeat(parts.astype(np.int32), lengths)[:length],
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
-        positions=positions[np.array(sampled)].tolist(),
+        spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
     )
 
 
@@ -186,8 +185,7 @@ def _aligned(key: str, values: list[Any], first: "NDArray[Any]", segment: Segmen
         aligned = np.full((length, *first.shape[1:]), fill_value(first.dtype), dtype=first.dtype)
     except ValueError as error:
         raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
-    counts = [stop - start for replayed in segment.steps for start, stop in _bounds(replayed.step)]
-    for position, count, value in zip(segment.positions, counts, values, strict=True):
+    for (position, count), value in zip(segment.spans, values, strict=True):
         if not count:
             continue
         if not _is_like(value, first):
@@ -197,11 +195,6 @@ def _aligned(key: str, values: list[Any], first: "NDArray[Any]", segment: Segmen
             )
         aligned[position : position + count] = value[: max(0, length - position)]
     return aligned
-
-
-def _bounds(step: Step) -> list[tuple[int, int]]:
-    stops = [part.stop for part in step.parts]
-    return list(zip([step.action_start, *stops], stops, strict=False))
 
 
 def _is_like(value: Any, first: "NDArray[Any]") -> bool:
