@@ -53,9 +53,7 @@ class Driver(Machinery):
         Raises:
             EpisodeError: Before the first episode.
         """
-        if self.agent is None:
-            raise EpisodeError("there is no episode yet: call reset() first")
-        return self.agent
+        return _present(self.agent)
 
     @property
     def running_episode(self) -> Episode:
@@ -64,9 +62,7 @@ class Driver(Machinery):
         Raises:
             EpisodeError: Before the first episode.
         """
-        if self.episode is None:
-            raise EpisodeError("there is no episode yet: call reset() first")
-        return self.episode
+        return _present(self.episode)
 
     @property
     def is_running(self) -> bool:
@@ -271,6 +267,12 @@ def driver_of(env: object) -> Driver:
     driver = machinery_of(env)
     assert isinstance(driver, Driver)
     return driver
+
+
+def _present(value: T | None) -> T:
+    if value is None:
+        raise EpisodeError("there is no episode yet: call reset() first")
+    return value
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

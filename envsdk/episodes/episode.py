@@ -360,17 +360,16 @@ class Episode:
     ) -> StepResult | HandoffResult:
         """Emit a turn with the summary that the model wrote, if it is accepted."""
         child.error = why_rejected(agent, child, result)
-        return self._emit_answer(agent, turn, result.content if child.error is None else None)
+        return self._emit_outcome(agent, _outcome(agent, turn), result.content if child.error is None else None)
 
     def _take_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
         """Emit a turn with the summary that a function wrote, if it is accepted."""
         if text is not None and not isinstance(text, str):
             raise TurnError(f"a summarizer returns a text, or None for no summary, got {text!r:.80}")
         summary = None if text is None or agent.context.rejects(text) else text
-        step = agent.last_step
-        assert step is not None
-        step.metrics = {**step.metrics, "summaries": float(summary is not None)}
-        return self._emit_answer(agent, turn, summary)
+        outcome = _outcome(agent, turn)
+        outcome.step.metrics = {**outcome.step.metrics, "summaries": float(summary is not None)}
+        return self._emit_outcome(agent, outcome, summary)
 
     # Turns.
 
@@ -402,11 +401,9 @@ class Episode:
 
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
         """Take the turn that answers a reply; None if a summary has to be written first."""
-        step = agent.last_step
-        assert step is not None
+        outcome = _outcome(agent, turn)
         self._reward_contexts(agent, turn)
-        self._reward_step(agent, step, turn)
-        outcome = _StepOutcome(turn, step, agent.name_of(turn), agent.reason_to_stop(turn))
+        self._reward_step(agent, outcome.step, turn)
         context = agent.contexts.get(outcome.context)
         if context is not None and turn.continuation is None and outcome.reason is None:
             request = context.request()
@@ -440,13 +437,6 @@ class Episode:
         elif turn.reward is not None:
             self.contexts[step.context].earn(turn.reward)
             agent.own_reward = (agent.own_reward or 0.0) + turn.reward
-
-    def _emit_answer(self, agent: Agent, turn: Turn, summary: str | None) -> StepResult | HandoffResult:
-        """Emit a turn that waited for a summary."""
-        step = agent.last_step
-        assert step is not None
-        outcome = _StepOutcome(turn, step, agent.name_of(turn), agent.reason_to_stop(turn))
-        return self._emit_outcome(agent, outcome, summary)
 
     def _emit_outcome(
         self, agent: Agent, outcome: _StepOutcome, summary: str | None = None
@@ -627,6 +617,13 @@ class Episode:
         for agent in self.root.agents():
             agent.due = None
         return self.trajectory
+
+
+def _outcome(agent: Agent, turn: Turn) -> _StepOutcome:
+    """Return what follows from a turn that answers an agent's last reply."""
+    step = agent.last_step
+    assert step is not None
+    return _StepOutcome(turn, step, agent.name_of(turn), agent.reason_to_stop(turn))
 
 
 def _warn_of_no_end(agent: Agent) -> None:
