@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..contexts.arrays import GrowableArray
 from ..contexts.protocol import Break
 from ..errors import InvalidRecord, UndeclaredBreak
 from .checks import check_break
@@ -57,50 +58,56 @@ class Piece(NamedTuple):
 
 
 class Path:
-    """The tokens that a context holds, as pieces of logs. A path only truncates and appends."""
+    """The tokens that a context holds, and the pieces of logs that they are. A path only truncates and appends."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._starts: list[int] = []
-        self._length = 0
+        self.starts: list[int] = []
+        """The position of the first token of each piece."""
+        self._tokens = GrowableArray(np.int32)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._tokens)
 
-    def append(self, piece: Piece) -> None:
-        """Add a piece at the end."""
+    def append(self, piece: Piece, log: ContextLog) -> None:
+        """Add a piece of a log at the end."""
         self.pieces.append(piece)
-        self._starts.append(self._length)
-        self._length += piece.stop - piece.start
+        self.starts.append(len(self))
+        self._tokens.append(log.tokens[piece.start : piece.stop])
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
-        if keep == self._length:
+        if keep == len(self):
             return
-        count = bisect_right(self._starts, keep - 1)
-        del self.pieces[count:], self._starts[count:]
+        count = bisect_right(self.starts, keep - 1)
+        del self.pieces[count:], self.starts[count:]
         if count:
             last = self.pieces[-1]
-            self.pieces[-1] = last._replace(stop=last.start + keep - self._starts[-1])
-        self._length = keep
+            self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
+        self._tokens.truncate(keep)
 
     def branch(self, keep: int) -> "Path":
         """Return a path of its own that begins with the first `keep` tokens."""
         other = Path()
-        other.pieces, other._starts, other._length = list(self.pieces), list(self._starts), self._length
+        other.pieces, other.starts = list(self.pieces), list(self.starts)
+        other._tokens.append(self._tokens.view)
         other.truncate(keep)
         return other
 
-    def tokens(self, contexts: Mapping[str, ContextLog]) -> "NDArray[np.int32]":
-        """Gather the tokens of the path: int32, shape (len(path),)."""
-        pieces = [contexts[piece.context].tokens[piece.start : piece.stop] for piece in self.pieces]
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+    def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
+        """Return the tokens of the path up to position `stop`: int32, a copy."""
+        return self._tokens.copy(0, stop)
 
 
 class Paths:
-    """The paths of all contexts, step by step."""
+    """The paths of all contexts, step by step.
 
-    def __init__(self) -> None:
+    Args:
+        contexts: The logs of the contexts, by name.
+    """
+
+    def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
+        self._contexts = contexts
         self._paths: dict[str, Path] = {}
 
     def __getitem__(self, context: str) -> Path:
@@ -116,14 +123,16 @@ class Paths:
         else:
             self._paths[step.context] = Path()
         path = self._paths[step.context]
-        path.append(Piece(step.context, step.start, step.action_start, index, OBSERVATION))
+        piece = Piece(step.context, step.start, step.action_start, index, OBSERVATION)
+        path.append(piece, self._contexts[step.context])
         return path
 
     def act(self, replayed: ReplayedStep) -> None:
         """Apply a step's action: one piece for each of its parts."""
         step, start = replayed.step, replayed.step.action_start
         for number, part in enumerate(step.parts):
-            self._paths[step.context].append(Piece(step.context, start, part.stop, replayed.step_index, number))
+            piece = Piece(step.context, start, part.stop, replayed.step_index, number)
+            self._paths[step.context].append(piece, self._contexts[step.context])
             start = part.stop
 
 
@@ -151,10 +160,10 @@ def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterato
 
 def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[Prompt]:
     """Yield for each step the prompt that the policy saw, and its action; see `replay`. O(context) a step."""
-    paths = Paths()
+    paths = Paths(contexts)
     for replayed in replay(steps, contexts):
         step, log = replayed.step, contexts[replayed.step.context].tokens
-        prompt = paths.observe(replayed).tokens(contexts)
+        prompt = paths.observe(replayed).tokens()
         paths.act(replayed)
         yield Prompt(step, prompt, log[step.action_start : step.stop])
 

@@ -75,7 +75,7 @@ def segments(
         contexts: Its contexts, by name.
         is_trained: Whether the reply of a step is trained.
     """
-    paths, opened, found = Paths(), dict[str, _OpenSegment](), list[Segment]()
+    paths, opened, found = Paths(contexts), dict[str, _OpenSegment](), list[Segment]()
 
     def close(name: str) -> None:
         segment = _close(name, opened[name], paths[name], contexts, is_trained)
@@ -109,25 +109,36 @@ def _close(
     """Gather the arrays of a segment; None if no token is trained in it."""
     own = {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
     trained = {replayed.step_index for replayed in opened.steps if is_trained(replayed.step)}
-    sampled = np.array([piece.part != OBSERVATION and piece.step in own for piece in path.pieces])
-    lengths = np.array([piece.stop - piece.start for piece in path.pieces])
-    mask = np.repeat(sampled & [piece.step in trained for piece in path.pieces], lengths)
-    if not mask.any():
+    first = len(path.pieces)
+    while first and path.pieces[first - 1].step in own:  # what was kept of earlier segments comes before
+        first -= 1
+    pieces, kept = path.pieces[first:], path.starts[first]
+    sampled = np.array([piece.part != OBSERVATION for piece in pieces])
+    lengths = np.array([piece.stop - piece.start for piece in pieces])
+    masked = np.repeat(sampled & [piece.step in trained for piece in pieces], lengths)
+    if not masked.any():
         return None
-    length = int(mask.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
-    steps = np.where(sampled, [own.get(piece.step, _NONE) for piece in path.pieces], _NONE)
+    length = kept + int(masked.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
+    steps = np.where(sampled, [own[piece.step] for piece in pieces], _NONE)
     parts = np.where(sampled, np.cumsum(sampled) - 1, _NONE)
-    known = [contexts[piece.context].logprobs[piece.start : piece.stop] for piece in path.pieces]
-    positions = np.cumsum(lengths) - lengths
+    known = [contexts[piece.context].logprobs[piece.start : piece.stop] for piece in pieces]
+    positions = kept + np.cumsum(lengths) - lengths
+
+    def after_kept(values: "NDArray[Any]", value: object, dtype: type[np.generic]) -> "NDArray[Any]":
+        """Return an array that has one value on all kept tokens, and these on the segment's own."""
+        array = np.full(length, value, dtype=dtype)
+        array[kept:] = values[: length - kept]
+        return array
+
     return Segment(
         context=name,
         steps=opened.steps,
         breaks=list(opened.breaks),
-        tokens=path.tokens(contexts)[:length],
-        mask=mask[:length],
-        logprobs=np.where(mask, np.concatenate(known), np.float32(0.0))[:length],
-        step_ids=np.repeat(steps.astype(np.int32), lengths)[:length],
-        part_ids=np.repeat(parts.astype(np.int32), lengths)[:length],
+        tokens=path.tokens(length),
+        mask=after_kept(masked, False, np.bool_),
+        logprobs=after_kept(np.where(masked, np.concatenate(known), 0.0), 0.0, np.float32),
+        step_ids=after_kept(np.repeat(steps, lengths), _NONE, np.int32),
+        part_ids=after_kept(np.repeat(parts, lengths), _NONE, np.int32),
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
         spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
     )
