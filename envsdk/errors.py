@@ -122,6 +122,30 @@ class PolicyError(EnvsdkError, TypeError):
     """A policy cannot be used as one, or returned something other than an action."""
 
 
+class PolicyUnavailable(EnvsdkError, ConnectionError):
+    """A policy's server cannot be reached, fails, or does not answer, after all retries."""
+
+
+class ServerReplyError(EnvsdkError, ValueError):
+    """A policy's server answered with something that is not a legal action."""
+
+
+class ServerMismatch(ConfigError):
+    """A policy's server is set up in a way that would give wrong samples; the message names its flag."""
+
+
+class DeadlineExceeded(EnvsdkError, TimeoutError):
+    """A policy's call, a method of an environment, or an episode took longer than it may."""
+
+
+class WorkerLost(EnvsdkError, RuntimeError):
+    """A worker process ended or stopped answering while it ran episodes."""
+
+
+class RunFolderError(EnvsdkError, ValueError):
+    """A run folder is in use, belongs to another configuration, or is damaged."""
+
+
 class InvalidSample(EnvsdkError, ValueError):
     """A training sample is inconsistent. The message names the field and the position."""
 

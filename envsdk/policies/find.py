@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..authoring.env import Env
 from ..errors import PolicyError, unknown_name
 from ..rendering.renderer import Renderer
+from ..trajectories.trajectory import Trajectory
 from .policy import Policy, PolicyLike
 from .random import RandomPolicy
 from .reply import ReplyPolicy
@@ -47,11 +48,22 @@ def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> N
     Raises:
         TokenizerMismatch: See `check_tokenizer`.
     """
-    check_tokenizer(policy.of(role) if isinstance(policy, _PolicyByRole) else policy, renderer)
+    check_tokenizer(_of_role(policy, role), renderer)
+
+
+def mark_untrainable(trajectory: Trajectory, policy: Callable[..., Any]) -> None:
+    """Note in a trajectory the contexts whose policy does not return what it sampled; see `Policy`."""
+    for name in {step.context for step in trajectory.steps if step.parts}:
+        log = trajectory.contexts[name]
+        log.is_trainable = bool(getattr(_of_role(policy, log.role), "trainable", True))
+
+
+def _of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:
+    return policy.of(role) if isinstance(policy, _PolicyByRole) else policy
 
 
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
-    """Return the built-in policy of that name for `env`, or the policy itself.
+    """Return the policy that plays an episode of `env`: the built-in one of that name, or the given one.
 
     Args:
         policy: A policy, the name of a built-in one, or a mapping from roles to either.
@@ -79,8 +91,10 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
             f"policy is a {type(policy).__name__}; expected a function from a prompt to an Action, the name of a "
             "policy, or a mapping from roles to policies"
         )
-    _check_parameters(policy)
-    return policy
+    for_episode: Any = getattr(policy, "for_episode", None)
+    found: Callable[..., Any] = policy if for_episode is None else for_episode(env, seed)
+    _check_parameters(found)
+    return found
 
 
 def _check_parameters(policy: Callable[..., Any]) -> None:

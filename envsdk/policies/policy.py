@@ -17,6 +17,16 @@ class Policy(Protocol):
     `load_tokenizer` accepts, or `"any"`. If a context's renderer has a different tokenizer, the rollout raises
     `TokenizerMismatch`. A policy without the attribute may be used with any environment whose tokenizer was set
     explicitly.
+
+    A policy may also have:
+
+    - `trainable`: False if it exchanges text, so that the tokens of its actions are not what was sampled. Its contexts
+      give no samples.
+    - `for_episode(env, seed)`: returns the policy that plays one episode of `env`. A rollout calls it once for each
+      episode, and calls what it returns.
+    - `abort()`: ends the replies that are being sampled, each with what was sampled so far and the finish reason
+      `abort`; `async def` or plain.
+    - `aclose()`: `async def`; closes its connections.
     """
 
     def __call__(

@@ -16,7 +16,7 @@ from ..episodes.environment import StepResult
 from ..episodes.event_loops import run
 from ..episodes.handoff import HandoffResult
 from ..errors import ConfigError, PolicyError
-from ..policies.find import check_policy, find_policy
+from ..policies.find import check_policy, find_policy, mark_untrainable
 from ..policies.policy import PolicyLike, request_of
 from ..trajectories.trajectory import Trajectory
 
@@ -108,6 +108,7 @@ class _EpisodeRunner:
                 outcome = await self._step(observation, info)
                 assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
+            mark_untrainable(self._episode.trajectory, self._policy)
             return self._episode.trajectory
         finally:
             self._episode.side_by_side = False

@@ -154,17 +154,20 @@ def trained_steps(
 ) -> Callable[[Step], bool]:
     """Return a function that returns whether a step is trained.
 
-    It is if it was answered in this episode, not before a fork, if its sub-agent did not fail, and if `loss` chooses
-    it.
+    It is if it was answered in this episode, not before a fork, by a policy that returns what it sampled; if its
+    sub-agent did not fail; and if `loss` chooses it.
 
     Raises:
         ConfigError: If `loss` is neither a rule's name nor a function.
         UnknownName: If there is no rule of that name.
     """
-    chosen, failed = _rule(steps, contexts, loss), {name for name, log in contexts.items() if log.error}
+    chosen = _rule(steps, contexts, loss)
+    left_out = {
+        name for name, log in contexts.items() if not log.is_trainable or (log.error is not None and not include_failed)
+    }
 
     def is_trained(step: Step) -> bool:
-        return not is_copied(step, origins) and (include_failed or step.context not in failed) and chosen(step)
+        return not is_copied(step, origins) and step.context not in left_out and chosen(step)
 
     return is_trained
 

@@ -115,6 +115,8 @@ class ContextLog(Stored):
         task: The task, if it is a sub-agent's; a value that is not JSON is stored as its `repr`.
         tokenizer: The fingerprint of its tokenizer, if that is not the episode's; an empty string otherwise.
         vocab_size: The size of its vocabulary, if that is not the episode's; 0 otherwise.
+        is_trainable: Whether its actions are the tokens that a policy sampled. It is False if the policy exchanges text
+            (`Policy.trainable`); the context then gives no samples.
     """
 
     role: str
@@ -129,3 +131,4 @@ class ContextLog(Stored):
     task: Json = None
     tokenizer: str = ""
     vocab_size: Count = 0
+    is_trainable: bool = True

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..contexts.protocol import Break, Count
-from ..errors import InvalidRecord, UndeclaredBreak
+from ..errors import InvalidRecord, InvalidSample, UndeclaredBreak
 from ..limits import StopReason
 from .checks import check_break, check_log, check_parts
 from .records import build, dump, fragment, load
@@ -20,6 +20,8 @@ from .steps import ContextLog, KnownStopReason, Origin, Step
 from .stored import Json, JsonObject, Stored, StoredBreak, pack
 
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
+ErrorKind: TypeAlias = Literal["environment", "policy", "infrastructure"]
+"""Whose error ended an episode: the environment's code, the policy's, or that of what they run on."""
 
 
 @dataclass(slots=True, repr=False)
@@ -47,6 +49,9 @@ class Trajectory(Stored):
         final_break: The break of the last observation, if no reply to it was requested: the context was full after a
             rewrite.
         error: What failed, if the status is `error`.
+        error_kind: Whose error it was, if a rollout recorded it. `environment`: a method of the environment raised or
+            took too long. `policy`: the policy raised or returned an action that is not legal. `infrastructure`: the
+            server, the network or the worker failed.
     """
 
     id: str
@@ -67,6 +72,7 @@ class Trajectory(Stored):
     origins: list[Origin] = field(default_factory=list[Origin])
     final_break: StoredBreak | None = None
     error: str | None = None
+    error_kind: ErrorKind | None = None
 
     def __repr__(self) -> str:
         # It is short, since asyncio prints what a task returned when its event loop ends.
@@ -158,10 +164,17 @@ class Trajectory(Stored):
 
         Raises:
             UndeclaredBreak: If a step drops tokens and no break declares it.
-            InvalidSample: If `Action.extra` has an array for some actions and not for others.
+            InvalidSample: If `Action.extra` has an array for some actions and not for others; or if no context can be
+                trained, because their policies exchange text (`Policy.trainable`).
         """
         if self.status == "error" and not include_failed:
             return []
+        if self.contexts and not any(log.is_trainable for log in self.contexts.values()):
+            raise InvalidSample(
+                f"the trajectory {self.id!r} cannot be trained on: its policy exchanges text, so the tokens in it are "
+                "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "
+                "as VLLM"
+            )
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         found = segments(self.steps, self.contexts, is_trained)
         weights = loss_weights([int(np.count_nonzero(segment.mask)) for segment in found])
@@ -245,8 +258,9 @@ def _check_end(trajectory: Trajectory) -> None:
     ends = (StopReason.TERMINATED, StopReason.ERROR)
     if (reason in ends) != (status != "truncated") or (reason in ends and reason != status):
         raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
-    if trajectory.error is not None and status != "error":
-        raise InvalidRecord(f"status is {status!r}, but there is an error: {trajectory.error!r:.80}")
+    error = trajectory.error if trajectory.error_kind is None else trajectory.error_kind
+    if error is not None and status != "error":
+        raise InvalidRecord(f"status is {status!r}, but there is an error: {error!r:.80}")
     for origin in trajectory.origins:
         if unknown := origin.tokens.keys() - trajectory.contexts.keys():
             raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")

@@ -142,3 +142,36 @@ def test_a_policy_gets_what_the_turn_asks_for() -> None:
     assert seen["max_tokens"] == 7
     assert seen["sampling"] == {"temperature": 0.5}
     assert (seen["context"], seen["base"], seen["role"], seen["keep"]) == ("main", "main", "main", 0)
+
+
+class _Texts:
+    """A policy that exchanges text, and plays each episode with an object of its own."""
+
+    trainable = False
+    tokenizer = "any"
+
+    def __init__(self) -> None:
+        self.seeds: list[int | None] = []
+
+    def for_episode(self, env: Env, seed: int | None) -> "_Texts":
+        self.seeds.append(seed)
+        return self
+
+    def __call__(self, prompt: np.ndarray, **_: object) -> Action:
+        return Action([5])
+
+
+def test_an_episode_of_a_policy_that_exchanges_text_gives_no_samples() -> None:
+    policy = _Texts()
+    trajectory = envsdk.rollout(Greets(), policy, seed=3)
+    assert policy.seeds == [3]
+    assert trajectory.tree_size() == 0
+    read = envsdk.Trajectory.from_json(trajectory.to_json())
+    with pytest.raises(errors.InvalidSample, match="exchanges text"):
+        read.samples()
+
+
+def test_only_the_contexts_of_policies_that_return_tokens_give_samples() -> None:
+    env = envsdk.make("envsdk/KuhnPoker-v0")
+    trajectory = envsdk.rollout(env, {"player0": _Texts(), "player1": "random"}, seed=0)
+    assert {sample.role for sample in trajectory.samples()} == {"player1"}
