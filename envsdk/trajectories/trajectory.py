@@ -169,7 +169,7 @@ class Trajectory(Stored):
         """
         if self.status == "error" and not include_failed:
             return []
-        if self.contexts and not any(log.is_trainable for log in self.contexts.values()):
+        if self.steps and not any(self.contexts[step.context].is_trainable for step in self.steps):
             raise InvalidSample(
                 f"the trajectory {self.id!r} cannot be trained on: its policy exchanges text, so the tokens in it are "
                 "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "

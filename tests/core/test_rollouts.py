@@ -173,5 +173,6 @@ def test_an_episode_of_a_policy_that_exchanges_text_gives_no_samples() -> None:
 
 def test_only_the_contexts_of_policies_that_return_tokens_give_samples() -> None:
     env = envsdk.make("envsdk/KuhnPoker-v0")
-    trajectory = envsdk.rollout(env, {"player0": _Texts(), "player1": "random"}, seed=0)
-    assert {sample.role for sample in trajectory.samples()} == {"player1"}
+    trajectory = envsdk.rollout(env, {"player0": "reference", "player1": _Texts()}, seed=0)
+    assert not trajectory.contexts["player1"].is_trainable
+    assert {sample.role for sample in trajectory.samples()} == {"player0"}
