@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import EpisodeError
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
+MethodCaller = Callable[[Any, Callable[[], Any]], Awaitable[Any]]
+"""Calls a method of an environment, which may take long: gets the environment and the call, returns what it returns."""
 
 
 class Driver(Machinery):
@@ -99,13 +102,17 @@ class Driver(Machinery):
             return stop.value
 
     async def drive_async(
-        self, episode: EpisodeGenerator, run_children: ChildRunner | None = None
+        self,
+        episode: EpisodeGenerator,
+        run_children: ChildRunner | None = None,
+        call_method: MethodCaller | None = None,
     ) -> StepResult | HandoffResult:
         """As `drive`, inside an event loop.
 
         Args:
             episode: The generator.
             run_children: Runs sub-agents side by side, if the episode requests that.
+            call_method: Calls the authors' methods, such as with a deadline; None calls them here.
         """
         try:
             request = next(episode)
@@ -115,7 +122,7 @@ class Driver(Machinery):
                     request = episode.send(await _closing(episode, run_children(request.agents)))
                     continue
                 try:
-                    answer = await self._handle_async(request)
+                    answer = await self._handle_async(request, call_method)
                 except Exception as error:
                     request = episode.throw(error)
                 else:
@@ -142,13 +149,17 @@ class Driver(Machinery):
         with driver._noting(request), driver.tasks.collecting():
             return driver._checked(request, driver.now(driver._call_method(request)))
 
-    async def _handle_async(self, request: Request) -> Any:
+    async def _handle_async(self, request: Request, call_method: MethodCaller | None) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
         driver = driver_of(request.agent.env)
         with driver._noting(request), driver.tasks.collecting():
-            return driver._checked(request, await not_cancelled(driver._call_method(request)))
+            if call_method is None:
+                returned = await not_cancelled(driver._call_method(request))
+            else:
+                returned = await call_method(driver.env, partial(driver._call_method, request))
+            return driver._checked(request, returned)
 
     def _let_join(self, request: Join) -> None:
         agent = request.agent
