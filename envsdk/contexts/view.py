@@ -241,7 +241,7 @@ class View:
         source = past.find(view[at])
         if source is None:
             return self._write_again(view, at, None)
-        # The first message's tokens hold the tools, so they are no copy for any other place.
+        # The first message's tokens hold the tools, so they cannot be copied to another place.
         is_same = past.messages[source] is view[at] and at and not past.is_opening(source)
         if is_same and self._has_same_neighbors(view, at, past, source):
             return past.tokens(source), past.body(source)
