@@ -264,6 +264,13 @@ class Renderer(ABC):
         """The ids that end a reply."""
         return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
 
+    @cached_property
+    def writes_reasoning(self) -> bool:
+        """Whether `emit_reply` writes the reasoning of a message."""
+        out = self.emission()
+        self.emit_reply(out, Message(role="assistant", content="x", reasoning=_PREFILL_END))
+        return _PREFILL_END in out.text()
+
     def render(
         self,
         messages: Sequence[Message],
@@ -352,11 +359,16 @@ class Renderer(ABC):
 
         Returns:
             int32 of shape (n,); they follow the generation prompt that `emit_generation_prompt` writes for them.
+
+        Raises:
+            RenderError: If the prefill has reasoning, but the family writes none.
         """
         out = self.emission()
         if isinstance(start, str):
             out.content(start)
             return out.tokens()[0]
+        if start.reasoning is not None and not self.writes_reasoning:
+            raise RenderError(f"a reply cannot begin with reasoning: {self.name!r} has no think block")
         part = "content" if sets_content(start) else "reasoning"
         self.emit_reply(out, start.model_copy(update={part: (getattr(start, part) or "") + _PREFILL_END}))
         out.cut_at(_PREFILL_END)
@@ -375,7 +387,7 @@ class Renderer(ABC):
             append to them: int32 of shape (m,).
 
         Raises:
-            RenderError: If `addition` has reasoning, but no think block is open.
+            RenderError: If `addition` has reasoning, but the family writes none, or no think block is open.
         """
         tokens = np.asarray(reply, dtype=np.int32)
         stops = np.isin(tokens, self.stop_token_ids)
@@ -384,6 +396,8 @@ class Renderer(ABC):
         if isinstance(addition, str):
             out.content(addition)
             return kept, out.tokens()[0]
+        if addition.reasoning and not self.writes_reasoning:
+            raise RenderError(f"the reply cannot be continued with reasoning: {self.name!r} has no think block")
         closing = self._close_open_block(tokens[:kept])
         if addition.reasoning and closing != next(iter(self.blocks.values()), None):
             raise RenderError("the reply cannot be continued with reasoning: it has no open think block")

@@ -37,8 +37,6 @@ class ChatML(Renderer):
     structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
     message_end: ClassVar[str] = "<|im_end|>"
     """The scaffold that ends a message; in an assistant's message it is sampled."""
-    thinks: ClassVar[bool] = False
-    """Whether a reply may have a think block."""
     before_first_call: ClassVar[str] = "\n"
     """The scaffold between the text of a reply and its first call."""
     call_tags: ClassVar[tuple[str, ...]] = ()
@@ -99,21 +97,12 @@ class ChatML(Renderer):
             RenderError: If the prefill has reasoning and the family has no think block, or if it has none although the
                 generation prompt opens a think block.
         """
-        if isinstance(start, Message):
-            if start.reasoning is not None and not self.thinks:
-                raise RenderError(f"a reply cannot begin with reasoning: {self.name!r} has no think block")
-            if start.reasoning is None and self._open_at_start:
-                raise RenderError(
-                    f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
-                    "give the prefill a reasoning, which may be empty"
-                )
+        if isinstance(start, Message) and start.reasoning is None and self._open_at_start:
+            raise RenderError(
+                f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
+                "give the prefill a reasoning, which may be empty"
+            )
         return super().prefill(start)
-
-    def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
-        """See `Renderer.continuation`."""
-        if isinstance(addition, Message) and addition.reasoning and not self.thinks:
-            raise RenderError(f"the reply cannot be continued with reasoning: {self.name!r} has no think block")
-        return super().continuation(reply, addition)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""

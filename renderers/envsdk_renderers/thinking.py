@@ -32,7 +32,6 @@ class ThinkingChatML(ToolChatML):
 
     blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n", "<tool_call>": "\n</tool_call>"}
     structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>")
-    thinks: ClassVar[bool] = True
     prompt_opens_block: ClassVar[bool]
     """Whether the generation prompt opens the think block, so that the model does not sample `<think>`."""
 

@@ -116,3 +116,9 @@ def test_the_end_can_be_named() -> None:
     assert renderer.specification() == {"name": "role_colon", "stop": "<|im_end|>"}
     with pytest.raises(TokenizerError, match="lacks control tokens"):
         get_renderer("role_colon", load_tokenizer("embedded"), stop="<nope>")
+
+
+@pytest.mark.parametrize("start", [{"reasoning": "Well"}, {"reasoning": "Well", "content": "So"}])
+def test_a_reply_cannot_begin_with_reasoning_which_base_models_do_not_write(start: Any):
+    with pytest.raises(RenderError, match="'role_colon' has no think block"):
+        RENDERER.prefill(Message(role="assistant", **start))

@@ -19,7 +19,8 @@ def of_template(reply_format: str) -> FixedBase:
     return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=reply_format)
 
 
-THINKING = {name: family.renderer() for name, family in FAMILIES.items() if family.type().thinks} | {
+NAMED = {name: family.renderer() for name, family in FAMILIES.items()}
+THINKING = {name: renderer for name, renderer in NAMED.items() if renderer.writes_reasoning} | {
     name: of_template(name) for name in ("plain", "hermes", "xml", "glm", "llama", "mistral")
 }
 BEFORE = "there is text before the think block"
