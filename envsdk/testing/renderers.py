@@ -162,10 +162,21 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
     found = (read.content, [(call.name, call.arguments) for call in read.tool_calls])
     if found != expected or read.errors:
         raise Failure(f"{expected} was rendered, but {found} was parsed, with the errors {read.errors}")
-    if reply.reasoning and not read.reasoning:
+    if reply.reasoning and renderer.reply(reply).tolist() == renderer.reply(reply.with_reasoning(None)).tolist():
+        _check_no_reasoning_is_shown(renderer, reply)
         raise RenderError("the family has no reasoning, or its generation prompt closes the reasoning")
     if (read.reasoning or "") != (reply.reasoning or ""):
         raise Failure(f"the reasoning {reply.reasoning!r} was rendered, but {read.reasoning!r} was parsed")
+
+
+def _check_no_reasoning_is_shown(renderer: Renderer, reply: Message) -> None:
+    """Check that `visible` shows no reasoning if `emit_reply` writes none."""
+    shown = renderer.visible([_QUESTION, reply])[-1].reasoning
+    if shown and renderer.knows_history and not renderer.writes_reasoning:
+        raise Failure(
+            f"`visible` shows the reasoning {shown!r}, which `emit_reply` does not write: return such a message "
+            "without it (`message.with_reasoning(None)`), or write it in `emit_reply`"
+        )
 
 
 def _tail(renderer: Renderer) -> "NDArray[np.int32]":

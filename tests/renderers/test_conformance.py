@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import real_models
+from envsdk_renderers.chatml import ChatML
 from envsdk_renderers.harmony import Harmony
 from envsdk_renderers.qwen3 import Qwen3
 from typer.testing import CliRunner
@@ -94,6 +95,16 @@ class LosesReasoning(Qwen3):
         return message.model_copy(update={"reasoning": message.reasoning and "hm"})
 
 
+class ReadsNoReasoning(Qwen3):
+    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
+        return super().parse(tokens, prompt_tail=prompt_tail, tools=tools).with_reasoning(None)
+
+
+class ShowsReasoningThatItNeverWrites(ChatML):
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        return list(messages[settled:])
+
+
 class LosesACall(Qwen3):
     def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
         message = super().parse(tokens, prompt_tail=prompt_tail, tools=tools)
@@ -124,6 +135,8 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
     (MatchesControlTokens, "no forgery: user"),
     (RaisesOnJunk, "60 random replies"),
     (LosesReasoning, "parse what was rendered: reasoned"),
+    (ReadsNoReasoning, "parse what was rendered: reasoned"),
+    (ShowsReasoningThatItNeverWrites, "parse what was rendered: reasoned"),
     (LosesACall, "parse what was rendered: two calls"),
     (StopsElsewhere, "stop tokens"),
     (Counts, "same input, same tokens"),
@@ -142,6 +155,15 @@ def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], c
     assert all(failed.detail for failed in report.failed)
     with pytest.raises(AssertionError, match=check):
         report.raise_if_failed()
+
+
+def test_a_renderer_whose_visible_shows_reasoning_that_no_reply_has_is_told_what_to_change():
+    report = check_renderer(ShowsReasoningThatItNeverWrites(load_tokenizer("embedded")), random_replies=0)
+    (failed,) = report.failed
+    assert failed.detail == (
+        "`visible` shows the reasoning 'The capital of France is Paris.', which `emit_reply` does not write: return "
+        "such a message without it (`message.with_reasoning(None)`), or write it in `emit_reply`"
+    )
 
 
 def test_the_doctor_prints_each_check_and_its_verdict():
