@@ -142,6 +142,10 @@ class WorkerLost(EnvsdkError, RuntimeError):
     """A worker process ended or stopped answering while it ran episodes."""
 
 
+class RunFailed(EnvsdkError, RuntimeError):
+    """Too many episodes in a row failed in the environment's code; the message has the traceback of the first."""
+
+
 class RunFolderError(EnvsdkError, ValueError):
     """A run folder is in use, belongs to another configuration, or is damaged."""
 

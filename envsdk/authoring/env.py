@@ -84,6 +84,9 @@ class Env(gymnasium.Env[Observation, Any]):
     the second, and the null policy the first: on average over the seeds, up to a tenth of the range."""
     n_tasks: ClassVar[int | None] = None
     """How many different tasks there are, where seeds choose among few; None if each seed has its own."""
+    blocking: ClassVar[bool] = False
+    """Whether its methods may take longer than a few milliseconds without `await`: files, processes, requests, heavy
+    computation. `Rollouts` then calls them in a thread of the environment's own, so that other episodes continue."""
     task: Any
     """The current task, if there are tasks."""
     _envsdk: EnvDriver = cast("EnvDriver", _NotMade())  # all that the SDK keeps of an environment

@@ -22,7 +22,10 @@ METHODS = frozenset(
 )
 """Methods that authors may override, with something that can be called."""
 DECLARATIONS = frozenset(
-    {"Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"}
+    {
+        *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
+        "blocking",
+    }
 )
 """Class attributes that authors may declare."""
 

@@ -8,7 +8,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import EpisodeError
@@ -26,8 +25,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
-MethodCaller = Callable[[Any, Callable[[], Any]], Awaitable[Any]]
-"""Calls a method of an environment, which may take long: gets the environment and the call, returns what it returns."""
+MethodCaller = Callable[["Driver", Call], Awaitable[Any]]
+"""Calls a method of an environment (`Driver.call_method`), such as in a thread, and returns what it returns."""
 
 
 class Driver(Machinery):
@@ -147,7 +146,7 @@ class Driver(Machinery):
         assert isinstance(request, Call)
         driver = driver_of(request.agent.env)
         with driver._noting(request), driver.tasks.collecting():
-            return driver._checked(request, driver.now(driver._call_method(request)))
+            return driver._checked(request, driver.now(driver.call_method(request)))
 
     async def _handle_async(self, request: Request, call_method: MethodCaller | None) -> Any:
         if isinstance(request, Join):
@@ -156,9 +155,9 @@ class Driver(Machinery):
         driver = driver_of(request.agent.env)
         with driver._noting(request), driver.tasks.collecting():
             if call_method is None:
-                returned = await not_cancelled(driver._call_method(request))
+                returned = await not_cancelled(driver.call_method(request))
             else:
-                returned = await call_method(driver.env, partial(driver._call_method, request))
+                returned = await call_method(driver, request)
             return driver._checked(request, returned)
 
     def _let_join(self, request: Join) -> None:
@@ -166,7 +165,8 @@ class Driver(Machinery):
         assert agent.handoff is not None
         driver_of(agent.env).join(self.running_episode, agent, request.seed, agent.handoff.task)
 
-    def _call_method(self, request: Call) -> Any:
+    def call_method(self, request: Call) -> Any:
+        """Call an author's method; return its turn, or an awaitable of it."""
         if callable(request.method):
             return request.method(request.argument)
         method = getattr(self.env, request.method)

@@ -86,15 +86,16 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         if policy not in named:
             raise unknown_name("policy", policy, named, "To use a policy of your own, pass the function itself.")
         return named[policy]()
+    for_episode: Any = getattr(policy, "for_episode", None)
+    if for_episode is not None:
+        policy = cast("Callable[..., Any]", for_episode(env, seed))
     if not callable(policy):
         raise PolicyError(
             f"policy is a {type(policy).__name__}; expected a function from a prompt to an Action, the name of a "
             "policy, or a mapping from roles to policies"
         )
-    for_episode: Any = getattr(policy, "for_episode", None)
-    found: Callable[..., Any] = policy if for_episode is None else for_episode(env, seed)
-    _check_parameters(found)
-    return found
+    _check_parameters(policy)
+    return policy
 
 
 def _check_parameters(policy: Callable[..., Any]) -> None:

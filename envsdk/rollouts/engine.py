@@ -1,0 +1,315 @@
+"""The engine: rolls out many episodes, in groups, and reports each as it ends."""
+
+import asyncio
+import inspect
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from ..authoring.env import Env
+from ..episodes.concurrent import run_all
+from ..episodes.event_loops import run
+from ..errors import ConfigError, RunFailed
+from ..policies.find import find_policy
+from ..policies.policy import PolicyLike
+from ..trajectories.trajectory import Trajectory
+from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
+from .player import Played, Player, PlaySettings
+from .statistics import Statistics
+
+_END = object()
+
+
+class Rollouts:
+    """Rolls out many episodes with bounded concurrency, deadlines and retries, and reports each as it ends.
+
+    ```python
+    rollouts = Rollouts("envsdk/Calculator-v0", policy, seeds=range(500), group_size=8)
+    async for trajectory in rollouts: ...          # or: async for group in rollouts.groups(): ...
+    trajectories = rollouts.run()                  # in a program without an event loop
+    ```
+
+    Whatever happens to an episode is recorded in its trajectory, and the others continue: `status == "error"`, the
+    error, whose it was (`error_kind`), and the steps before it. An object runs once.
+
+    Args:
+        env: The id of a registered environment; or a function that makes an environment, such as its class. It is
+            called for each episode that runs at the same time, with `env_options`.
+        policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
+        seeds: The seeds of the tasks. Give either these or `tasks`.
+        tasks: The tasks: how many of the environment's own, from the first; or a sequence of them.
+        group_size: How many episodes to play of each task. They form a group, with one `group_id`.
+        env_options: The keyword arguments for `env`, such as `{"tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`.
+        max_concurrency: The maximum number of episodes that run at the same time.
+        policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
+            that takes longer is an infrastructure error.
+        method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
+            is cancelled. A plain one is left alone in its thread if the environment is declared as `blocking`, and
+            interrupted otherwise.
+        episode_timeout_s: The same for an episode; an error of the environment.
+        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error.
+        retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
+        fail_fast: Raise `RunFailed` after so many episodes in a row that failed in the environment's code.
+        max_threads: How many blocking methods may run at the same time. More than 16 may delay the event loop, if they
+            compute rather than wait.
+        max_staleness: How many versions of the weights may lie between the oldest token of an episode and
+            `policy_version` when it ends; None for any number.
+        on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
+        on_trajectory: A function that is called with each trajectory that is reported; plain or `async def`.
+
+    Raises:
+        ConfigError: If an argument has the wrong type or value.
+        UnknownName: If no environment or policy has that name.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Env],
+        policy: PolicyLike = "random",
+        *,
+        seeds: Sequence[int | None] | None = None,
+        tasks: int | Sequence[Any] | None = None,
+        group_size: int = 8,
+        env_options: Mapping[str, Any] | None = None,
+        max_concurrency: int = 256,
+        policy_timeout_s: float | None = 600.0,
+        method_timeout_s: float | None = 60.0,
+        episode_timeout_s: float | None = None,
+        max_retries: int = 2,
+        retry_wait_s: float = 1.0,
+        fail_fast: int | None = None,
+        max_threads: int = 16,
+        max_staleness: int | None = None,
+        on_stale: Literal["drop", "keep"] = "drop",
+        on_trajectory: Callable[[Trajectory], Any] | None = None,
+    ) -> None:
+        _check_count("group_size", group_size)
+        _check_count("max_concurrency", max_concurrency)
+        _check_count("max_threads", max_threads)
+        _check_count("max_retries", max_retries, 0)
+        _check_count("fail_fast", fail_fast)
+        _check_count("max_staleness", max_staleness, 0)
+        _check_seconds("policy_timeout_s", policy_timeout_s)
+        _check_seconds("method_timeout_s", method_timeout_s)
+        _check_seconds("episode_timeout_s", episode_timeout_s)
+        _check_seconds("retry_wait_s", retry_wait_s)
+        if on_stale not in ("drop", "keep"):
+            raise ConfigError(f"on_stale is {on_stale!r:.80}; expected 'drop' or 'keep'")
+        if (seeds is None) == (tasks is None):
+            raise ConfigError("give either seeds, such as seeds=range(100), or tasks")
+        _check_maker(env)
+        self.statistics = Statistics()
+        """What the run has done so far."""
+        self._settings = PlaySettings(
+            env=env,
+            env_options=dict(env_options or {}),
+            policy=policy,
+            policy_timeout_s=policy_timeout_s,
+            method_timeout_s=method_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            max_retries=max_retries,
+            retry_wait_s=retry_wait_s,
+            max_threads=max_threads,
+        )
+        self._fail_fast = fail_fast
+        self._max_concurrency = max_concurrency
+        self._max_staleness, self._on_stale = max_staleness, on_stale
+        self._on_trajectory = on_trajectory
+        self._first = self._settings.make_env()
+        find_policy(policy, self._first, None)
+        name = self._first.name
+        if tasks is None:
+            self._jobs = jobs_of_seeds(name, seeds, group_size)
+        else:
+            self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
+        self._sizes: dict[str, int] = defaultdict(int)
+        for job in self._jobs:
+            self._sizes[job.group_id] += 1
+        self.statistics.total = len(self._jobs)
+        self._policy_version: int | None = None
+        self._is_paused = False
+        self._player: Player | None = None
+        self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
+        self._failed_in_a_row = 0
+        self._first_failure: Played | None = None
+
+    # Running.
+
+    def run(self) -> list[Trajectory]:
+        """Roll out all episodes, and return the trajectories in the order of the tasks.
+
+        It runs in the event loop that `rollout` uses; inside an event loop, use `async for`.
+        """
+        return run(self.arun())
+
+    async def arun(self) -> list[Trajectory]:
+        """As `run`, inside an event loop."""
+        found: list[tuple[int, Trajectory]] = []
+        async for job, trajectory in self._results():
+            if trajectory is not None:
+                found.append((job.index, trajectory))
+        return [trajectory for _, trajectory in sorted(found, key=lambda item: item[0])]
+
+    def __aiter__(self) -> AsyncIterator[Trajectory]:
+        return self._trajectories()
+
+    async def _trajectories(self) -> AsyncGenerator[Trajectory]:
+        async for _, trajectory in self._results():
+            if trajectory is not None:
+                yield trajectory
+
+    async def groups(self) -> AsyncGenerator[Group]:
+        """Yield each group once all of its episodes have ended."""
+        ended: dict[str, int] = defaultdict(int)
+        found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
+        async for job, trajectory in self._results():
+            name = job.group_id
+            ended[name] += 1
+            if trajectory is not None:
+                found[name].append((job.index, trajectory))
+            if ended[name] == self._sizes[name]:
+                members = sorted(found.pop(name, []), key=lambda item: item[0])
+                yield Group(name, tuple(one for _, one in members), self._sizes[name])
+
+    async def aclose(self) -> None:
+        """End the episodes that are running, and close the environments. A run that was left early needs it."""
+        if self._running is not None:
+            await self._running.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Weights.
+
+    async def pause(self, *, abort: bool = True) -> None:
+        """Before an update of the weights: let no call of the policy begin, and wait until none is running.
+
+        Args:
+            abort: Whether to abort the replies that are being sampled, if the policy can. They continue after `resume`,
+                as another part with the new weights. If not, wait until they have ended.
+        """
+        self._is_paused = True
+        if self._player is not None:
+            await self._player.pause(abort=abort)
+
+    def resume(self, policy_version: int | None = None) -> None:
+        """After an update of the weights: let calls of the policy begin again.
+
+        Args:
+            policy_version: The version of the new weights. Actions whose policy does not name one get it.
+        """
+        self._is_paused = False
+        if policy_version is not None:
+            self._policy_version = policy_version
+        if self._player is not None:
+            self._player.resume(policy_version)
+
+    def is_stale(self, trajectory: Trajectory) -> bool:
+        """Return whether the oldest token of a trajectory is older than `max_staleness` allows."""
+        if self._max_staleness is None or self._policy_version is None:
+            return False
+        parts = (part for step in trajectory.steps for part in step.parts)
+        versions = [part.policy_version for part in parts if part.policy_version is not None]
+        return bool(versions) and self._policy_version - min(versions) > self._max_staleness
+
+    # The run.
+
+    def _results(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+        if self._running is not None:
+            raise ConfigError("this run has begun already: make another Rollouts object")
+        self._running = self._run()
+        return self._running
+
+    async def _run(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+        """Yield each job as it ends, with what is reported of it."""
+        ended: asyncio.Queue[Any] = asyncio.Queue()
+        room = asyncio.Semaphore(self._max_concurrency)  # a slow reader holds the run up
+        running = asyncio.create_task(self._play_all(ended, room))
+        running.add_done_callback(lambda _: ended.put_nowait(_END))
+        try:
+            while (item := await ended.get()) is not _END:
+                room.release()
+                yield item
+            running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            self.statistics.ended_at = time.monotonic()
+
+    async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
+        self.statistics.began_at = time.monotonic()
+        player = self._player = Player(self._settings, self._first)
+        self.statistics.play = player.statistics
+        player.policy_version = self._policy_version
+        jobs = iter(self._jobs)
+        try:
+            if self._is_paused:
+                await player.pause()
+            workers = range(min(self._max_concurrency, len(self._jobs)))
+            await run_all(self._work(player, jobs, ended, room) for _ in workers)
+        finally:
+            await player.aclose()
+
+    async def _work(
+        self, player: Player, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore
+    ) -> None:
+        """Play jobs, one after another, until none is left."""
+        for job in jobs:
+            played = await player.play(job)
+            reported = await self._report(played)
+            await room.acquire()
+            ended.put_nowait((job, reported))
+
+    async def _report(self, played: Played) -> Trajectory | None:
+        """Count a trajectory, and return it if it is to be reported.
+
+        Raises:
+            RunFailed: See `fail_fast`.
+        """
+        trajectory = played.trajectory
+        self.statistics.add(trajectory)
+        self._check_failures(played)
+        if self.is_stale(trajectory):
+            self.statistics.stale += 1
+            if self._on_stale == "drop":
+                return None
+        if self._on_trajectory is not None:
+            result = self._on_trajectory(trajectory)
+            if inspect.isawaitable(result):
+                await result
+        return trajectory
+
+    def _check_failures(self, played: Played) -> None:
+        if played.trajectory.error_kind != "environment":
+            self._failed_in_a_row, self._first_failure = 0, None
+            return
+        self._failed_in_a_row += 1
+        first = self._first_failure = self._first_failure or played
+        if self._fail_fast is not None and self._failed_in_a_row >= self._fail_fast:
+            raise RunFailed(
+                f"{self._failed_in_a_row} episodes in a row failed in the environment's code (fail_fast="
+                f"{self._fail_fast}). The first was {first.trajectory.id}:\n{first.traceback}"
+            )
+
+
+def _check_maker(env: object) -> None:
+    if isinstance(env, Env) or not (isinstance(env, str) or callable(env)):
+        given = f"the environment {env!r}" if isinstance(env, Env) else f"{env!r:.80}"
+        raise ConfigError(
+            f"Rollouts() got {given}; expected a way to make an environment for each concurrent episode: an id, a "
+            "class, or a function, with its arguments in env_options"
+        )
+
+
+def _check_count(name: str, value: object, least: int = 1) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least {least}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0):
+        raise ConfigError(f"{name} is {value!r:.80}; expected a number of seconds above 0, or None")

@@ -1,0 +1,583 @@
+"""Plays jobs in one event loop: many episodes at a time, each call with a deadline, each error with its kind."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..authoring.env import Env
+from ..authoring.machinery import EnvDriver
+from ..authoring.making import make
+from ..contexts.protocol import Action
+from ..episodes.driver import Driver, driver_of, not_cancelled
+from ..episodes.environment import StepResult
+from ..episodes.recording import describe_error
+from ..episodes.requests import Call
+from ..errors import (
+    ActionError,
+    ConfigError,
+    DeadlineExceeded,
+    EpisodeError,
+    PolicyError,
+    PolicyUnavailable,
+    WorkerLost,
+)
+from ..limits import StopReason
+from ..policies.find import find_policy
+from ..policies.policy import PolicyLike
+from ..trajectories.trajectory import ErrorKind, Trajectory
+from .deadlines import MethodThread, Watchdog, deadline_errors
+from .jobs import Job
+from .runner import EpisodeRunner
+from .simple import check_is_env
+from .statistics import PlayStatistics
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_GRACE_S = 5.0
+"""How long a coroutine that was cancelled may take to end, in seconds."""
+_MAX_ABANDONED = 256
+"""How many methods may hang at the same time, before the run ends."""
+_LAG_PAUSE_S = 0.02
+_TURN_S = 0.01
+"""How long the steps in one iteration of the event loop should take together, in seconds."""
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """How episodes are played; `Rollouts` documents the fields.
+
+    It is pickled for worker processes.
+    """
+
+    env: str | Callable[..., Any]
+    env_options: Mapping[str, Any]
+    policy: PolicyLike
+    policy_timeout_s: float | None = 600.0
+    method_timeout_s: float | None = 60.0
+    episode_timeout_s: float | None = None
+    max_retries: int = 2
+    retry_wait_s: float = 1.0
+    max_threads: int = 16
+    infrastructure_errors: tuple[type[BaseException], ...] = (
+        PolicyUnavailable,
+        WorkerLost,
+        ConnectionError,
+        TimeoutError,
+    )
+
+    def make_env(self) -> Env:
+        """Make an environment.
+
+        Raises:
+            ConfigError: If it is not one.
+        """
+        if isinstance(self.env, str):
+            return make(self.env, **self.env_options)
+        env: object = self.env(**self.env_options)
+        check_is_env(env, "the function that makes environments returned")
+        assert isinstance(env, Env)
+        return env
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of a job.
+
+    Attributes:
+        trajectory: Its episode, finished or failed.
+        traceback: The traceback of what failed; an empty string if nothing did.
+    """
+
+    trajectory: Trajectory
+    traceback: str = ""
+
+
+@dataclass(eq=False)
+class _Seat:
+    """An environment, and the thread of each environment of its episode whose methods block."""
+
+    env: Env
+    threads: dict[int, MethodThread] = field(default_factory=dict[int, MethodThread])
+    is_lost: bool = False
+    """Whether a coroutine that does not end when it is cancelled still uses it."""
+
+    def thread_of(self, env: object) -> MethodThread:
+        """Return the thread that the methods of an environment of the episode run in."""
+        return self.threads.setdefault(id(env), MethodThread())
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a method has not returned."""
+        return self.is_lost or any(thread.is_busy for thread in self.threads.values())
+
+
+class Player:
+    """Plays jobs in the running event loop.
+
+    Args:
+        settings: How to play.
+        env: An environment that was made already; None makes the first one when it is needed.
+    """
+
+    def __init__(self, settings: PlaySettings, env: Env | None = None) -> None:
+        self.settings = settings
+        self.statistics = PlayStatistics()
+        self.policy_version: int | None = None
+        self._seats = [] if env is None else [_Seat(env)]
+        self._is_blocking = env is not None and env.blocking
+        self._logged: set[tuple[Any, ...]] = set()
+        self._waits: set[_Wait] = set()
+        self._turns = _Turns()
+        self._threads = asyncio.Semaphore(settings.max_threads)
+        self._may_sample = asyncio.Event()
+        self._may_sample.set()
+        self._in_flight = 0
+        self._no_call = asyncio.Event()
+        self._no_call.set()
+        self._stuck: list[_Seat] = []
+        seconds = settings.method_timeout_s
+        self._watchdog = None if seconds is None else Watchdog(seconds)
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def play(self, job: Job) -> Played:
+        """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
+
+        Raises:
+            ConfigError: If the policy and the environment do not fit, which holds for every job.
+            WorkerLost: If too many methods hang.
+        """
+        attempt = 0
+        while True:
+            played = await self._attempt(job)
+            trajectory = played.trajectory
+            if trajectory.error_kind != "infrastructure" or attempt == self.settings.max_retries:
+                return played
+            self.statistics.retries[(trajectory.error or "").partition(":")[0]] += 1
+            await asyncio.sleep(min(30.0, self.settings.retry_wait_s * 2**attempt))
+            attempt += 1
+
+    # Weights.
+
+    async def pause(self, *, abort: bool = True) -> None:
+        """Let no call of the policy begin, and wait until none is running.
+
+        Args:
+            abort: Whether to abort those that are running, if the policy can; the replies continue after `resume`.
+        """
+        self._may_sample.clear()
+        end: Any = getattr(self.settings.policy, "abort", None)
+        while self._in_flight:
+            if abort and end is not None:
+                ended = end()
+                if inspect.isawaitable(ended):
+                    await ended
+            with contextlib.suppress(TimeoutError):  # a call that began just before may not have reached the server
+                async with asyncio.timeout(1.0 if abort and end is not None else None):
+                    await self._no_call.wait()
+
+    def resume(self, policy_version: int | None = None) -> None:
+        """Let calls of the policy begin again.
+
+        Args:
+            policy_version: The version of the weights for actions whose policy does not tell; None leaves it.
+        """
+        if policy_version is not None:
+            self.policy_version = policy_version
+        self._may_sample.set()
+
+    async def aclose(self) -> None:
+        """End what is running, and close the environments."""
+        self._housekeeping.cancel()
+        await asyncio.gather(self._housekeeping, return_exceptions=True)
+        for seat in self._seats:
+            await self._close(seat)
+        self._seats.clear()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    # One attempt.
+
+    async def _attempt(self, job: Job) -> Played:
+        play: _Play | None = None
+        try:
+            play = _Play(self, await self._take_seat(), job)
+            try:
+                return Played(await play.result())
+            finally:
+                self._leave(play.seat)
+        except Exception as error:  # the code of users may raise anything
+            kind = self._kind_of(error, play)
+            if kind is None:
+                raise
+            self._log_failure(job, error, kind)
+            trajectory = _failed(None if play is None else play.seat.env, job, error)
+            trajectory.error_kind = kind
+            return Played(trajectory, "".join(traceback.format_exception(error)))
+
+    def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
+        """Log a line for each failure, and the traceback of the first of its kind."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
+        is_new = place not in self._logged
+        self._logged.add(place)
+        text = describe_error(error, with_notes=False)
+        _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)
+
+    def _kind_of(self, error: Exception, play: "_Play | None") -> ErrorKind | None:
+        """Return whose error it is; None if it holds for every episode."""
+        blamed = play is not None and error is play.policy_error
+        if blamed and isinstance(error, ConfigError):
+            return None
+        if isinstance(error, WorkerLost):
+            return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"
+        if blamed:
+            return "infrastructure" if isinstance(error, self.settings.infrastructure_errors) else "policy"
+        return "policy" if isinstance(error, (ActionError, PolicyError)) else "environment"
+
+    # Environments.
+
+    async def _take_seat(self) -> _Seat:
+        if self._seats:
+            return self._seats.pop()
+        self._stuck = [seat for seat in self._stuck if seat.is_stuck]
+        if len(self._stuck) > _MAX_ABANDONED:
+            raise WorkerLost(
+                f"{len(self._stuck)} methods of environments have not returned, and each holds a thread. Let them end "
+                "(with timeouts of their own), or run with executor='processes', where envsdk ends the process"
+            )
+        if not self._is_blocking:
+            await self._turns.take()
+            seat = _Seat(self._now("making the environment", self.settings.make_env))
+            self._is_blocking = seat.env.blocking
+            return seat
+        thread = MethodThread()
+        try:
+            env = await self._in_thread(thread, "making the environment", self.settings.make_env)
+        except BaseException:
+            thread.stop()
+            raise
+        return _Seat(env, {id(env): thread})
+
+    def _leave(self, seat: _Seat) -> None:
+        """Keep an environment for the next episode, or replace it if one of its methods has not returned."""
+        if seat.is_stuck:
+            self.statistics.abandoned += 1
+            self._stuck.append(seat)
+            for thread in seat.threads.values():
+                thread.stop()
+            return
+        own = seat.threads.pop(id(seat.env), None)
+        for thread in seat.threads.values():
+            thread.stop()
+        seat.threads = {} if own is None else {id(seat.env): own}
+        self._seats.append(seat)
+
+    async def _close(self, seat: _Seat) -> None:
+        thread = seat.threads.get(id(seat.env))
+        try:
+            if thread is None:
+                self._now("close()", seat.env.close)
+            else:
+                await self._in_thread(thread, "close()", seat.env.close)
+        except Exception as error:
+            _log.warning("%r could not be closed", seat.env, exc_info=error)
+        for thread in seat.threads.values():
+            thread.stop()
+
+    # Calls.
+
+    def _now(self, what: str, function: Callable[[], T]) -> T:
+        return function() if self._watchdog is None else self._watchdog.call(lambda: what, function)
+
+    async def _in_thread(self, thread: MethodThread, what: str, function: Callable[[], Any]) -> Any:
+        """Call a function in a thread. At its deadline it is left alone there, and its place is free for another."""
+        now, seconds = asyncio.get_running_loop().time, self.settings.method_timeout_s
+        since = now()
+        try:
+            async with self._threads:
+                clock = asyncio.timeout(seconds)
+                with deadline_errors(clock, what, seconds):
+                    async with clock:
+                        return await thread.call(function)
+        finally:
+            self._waited("method", now() - since)
+
+    async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
+        """Call a method of an environment of an episode."""
+        env, method = driver.env, request.method
+        what = f"{method}() of {env.name}" if isinstance(method, str) else f"the summarizer of {env.name}"
+        try:
+            if getattr(env, "blocking", False):
+                thread = play.seat.thread_of(env)
+                return await self._in_thread(thread, what, lambda: driver.now(driver.call_method(request)))
+            returned = self._now(what, partial(driver.call_method, request))
+            if not inspect.isawaitable(returned):
+                return returned
+            return await self._within(play, "method", what, not_cancelled(returned), self.settings.method_timeout_s)
+        except SystemExit as error:  # it would end the program with all its episodes
+            raise EpisodeError(f"{what} called sys.exit({error.code!r})") from error
+
+    async def _within(self, play: "_Play", cause: str, what: str, awaitable: Awaitable[T], seconds: float | None) -> T:
+        """Await something that has to be ready in time. If it ignores that it is cancelled, the attempt is given up.
+
+        This is `asyncio.timeout` without a timer for each call: `_keep_house` looks at all of them.
+
+        Raises:
+            DeadlineExceeded: If it took longer.
+        """
+        now = asyncio.get_running_loop().time
+        since = now()
+        task = asyncio.current_task()
+        assert task is not None
+        wait = _Wait(task, play, what, since + (math.inf if seconds is None else seconds))
+        self._waits.add(wait)
+        try:
+            return await awaitable
+        except asyncio.CancelledError as error:
+            if wait.is_late and task.uncancel() == 0:
+                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+            raise
+        finally:
+            self._waits.discard(wait)
+            self._waited(cause, now() - since)
+
+    async def call_policy(self, play: "_Play", call: Callable[[], Any]) -> Any:
+        """Call the policy, once it may be called, and take a turn in the event loop."""
+        try:
+            action = await self._sampled(play, call)
+        except Exception as error:
+            play.policy_error = error
+            raise
+        now = asyncio.get_running_loop().time
+        since = now()
+        await self._turns.take()
+        self._waited("turn", now() - since)
+        return action
+
+    async def _sampled(self, play: "_Play", call: Callable[[], Any]) -> Any:
+        while True:
+            while not self._may_sample.is_set():
+                await self._within(play, "pause", "a pause", self._may_sample.wait(), None)
+            version = self.policy_version
+            action = await self._timed(play, call)
+            if not isinstance(action, Action):
+                return action
+            if action.finish_reason == "abort" and not len(action.tokens) and not self._may_sample.is_set():
+                continue  # it was aborted before its first token: call again after the pause
+            if action.policy_version is None and version is not None:
+                action = replace(action, policy_version=version)
+            return action
+
+    async def _timed(self, play: "_Play", call: Callable[[], Any]) -> Any:
+        self._in_flight += 1
+        self._no_call.clear()
+        try:
+            action = call()
+            if not inspect.isawaitable(action):
+                return action
+            return await self._within(play, "policy", "the policy", action, self.settings.policy_timeout_s)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._no_call.set()
+
+    def _waited(self, cause: str, seconds: float) -> None:
+        waiting = self.statistics.waiting_s
+        waiting[cause] = waiting.get(cause, 0.0) + seconds
+
+    # Housekeeping.
+
+    async def _keep_house(self) -> None:
+        """Measure the lag of the event loop, and end what takes too long."""
+        now = asyncio.get_running_loop().time
+        limits = (self.settings.policy_timeout_s, self.settings.method_timeout_s)
+        pause = min(1.0, *(seconds / 4 for seconds in limits if seconds is not None))
+        look_at = 0.0
+        while True:
+            due = now() + _LAG_PAUSE_S
+            await asyncio.sleep(_LAG_PAUSE_S)
+            self.statistics.lag.add(max(0.0, now() - due))
+            if now() > look_at:
+                look_at = now() + pause
+                for wait in [wait for wait in self._waits if now() > wait.deadline]:
+                    wait.end()
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """A task that waits for a call with a deadline."""
+
+    task: "asyncio.Task[Any]"
+    play: "_Play"
+    what: str
+    deadline: float
+    is_late: bool = False
+
+    def end(self) -> None:
+        """Cancel the task; if it was cancelled already, and has not ended, give up the attempt."""
+        if not self.is_late:
+            self.is_late = True
+            self.deadline += _GRACE_S
+            self.task.cancel()
+        elif not self.play.given_up.done():
+            text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
+            self.play.given_up.set_exception(DeadlineExceeded(text))
+
+
+class _Turns:
+    """Lets only so many episodes step in an iteration of the event loop that timers and sockets stay in time.
+
+    Without it, a thousand replies that arrive together are a thousand steps before the loop looks at anything else.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+        self._per_iteration = 8
+        self._left = 8
+        self._last = 0.0
+
+    async def take(self) -> None:
+        """Wait for a turn."""
+        loop = asyncio.get_running_loop()
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._last = loop.time()
+            loop.call_soon(self._admit, loop)
+        if self._left:
+            self._left -= 1
+            return
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin another iteration: admit more than in the last one if that was short, and half if it was long."""
+        now = loop.time()
+        is_long = now - self._last > _TURN_S
+        self._last = now
+        self._per_iteration = max(1, self._per_iteration // 2) if is_long else min(64, self._per_iteration + 1)
+        self._left = self._per_iteration
+        while self._left and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._left -= 1
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
+            loop.call_soon(self._admit, loop)
+
+
+class _Play:
+    """One attempt to play a job."""
+
+    def __init__(self, player: Player, seat: _Seat, job: Job) -> None:
+        self.seat = seat
+        self.given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets an error if a coroutine of the episode does not end when it is cancelled."""
+        self.policy_error: Exception | None = None
+        """What the policy raised."""
+        self._player = player
+        self._job = job
+
+    async def result(self) -> Trajectory:
+        """Play the episode and return its trajectory.
+
+        Raises:
+            DeadlineExceeded: If the episode took too long.
+            Exception: Whatever the environment or the policy raised.
+        """
+        task = asyncio.create_task(self._run())
+        seconds = self._player.settings.episode_timeout_s
+        try:
+            done, _ = await asyncio.wait({task, self.given_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                await self._end(task)
+            if not self.given_up.done():
+                self.given_up.cancel()
+        if self.given_up in done:
+            self.given_up.result()
+        if task in done:
+            return _result_of(task)
+        raise DeadlineExceeded(f"the episode took longer than {seconds:g} s")
+
+    async def _end(self, task: "asyncio.Task[Trajectory]") -> None:
+        """Cancel a task; leave it alone if it does not end."""
+        task.cancel()
+        _, left = await asyncio.wait({task}, timeout=0.0 if self.given_up.done() else _GRACE_S)
+        if left:
+            self.seat.is_lost = True
+            task.add_done_callback(_drop_result)
+        else:
+            _drop_result(task)
+
+    async def _run(self) -> Trajectory:
+        env, job, player = self.seat.env, self._job, self._player
+        driver = driver_of(env)
+        assert isinstance(driver, EnvDriver)
+        policy = find_policy(player.settings.policy, env, job.seed)
+        driver.begin(job.seed, job.options)
+        try:
+            first = await driver.drive_async(env.episode.begin(), None, partial(player.call_method, self))
+            assert isinstance(first, StepResult)
+            return await _Runner(env, policy, player, self).run(first.observation, first.info)
+        finally:
+            await driver.aend_tasks()
+
+
+class _Runner(EpisodeRunner):
+    """Plays an episode with the deadlines and turns of a player."""
+
+    def __init__(self, env: Env, policy: Callable[..., Any], player: Player, play: _Play) -> None:
+        super().__init__(env, policy)
+        self._player, self._play = player, play
+        self.call_method = partial(player.call_method, play)
+
+    async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
+        """Call the policy as the player allows it."""
+        return await self._player.call_policy(self._play, lambda: self._policy(prompt, **request))
+
+
+def _result_of(task: "asyncio.Task[Trajectory]") -> Trajectory:
+    if task.cancelled():  # not by us
+        raise EpisodeError("something that the episode waited for was cancelled")
+    return task.result()
+
+
+def _drop_result(task: "asyncio.Task[Trajectory]") -> None:
+    """Take the exception of a task that nobody waits for, which asyncio would log."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _failed(env: Env | None, job: Job, error: Exception) -> Trajectory:
+    """Return the trajectory of an episode that failed, which may have failed before it began."""
+    episode = None if env is None else driver_of(env).episode
+    if env is not None and episode is not None and episode.id == job.id and not episode.is_over:
+        return env.fail(error)
+    name = job.group_id.rpartition("/")[0]
+    return Trajectory(
+        id=job.id,
+        env=name if env is None else env.name,
+        seed=job.seed,
+        status="error",
+        stop_reason=str(StopReason.ERROR),
+        contexts={},
+        steps=[],
+        group_id=job.group_id,
+        error=describe_error(error),
+    )

@@ -1,0 +1,124 @@
+"""What a run has done so far, in numbers."""
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..trajectories.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Lag:
+    """How late an event loop runs what is due: a histogram with buckets of a fifth of an octave.
+
+    A loop that is busy, or blocked by a function that waits, is late. Percentiles are exact to 15 %.
+    """
+
+    buckets: Counter[int] = field(default_factory=Counter[int])
+    largest_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a delay, in seconds."""
+        self.buckets[math.ceil(5 * math.log2(max(seconds, 1e-6)))] += 1
+        self.largest_s = max(self.largest_s, seconds)
+
+    def merge(self, other: "Lag") -> None:
+        """Add the delays of another event loop."""
+        self.buckets.update(other.buckets)
+        self.largest_s = max(self.largest_s, other.largest_s)
+
+    def percentile(self, percent: float) -> float:
+        """Return a percentile, in seconds; 0.0 if nothing was measured."""
+        left = self.buckets.total() * percent / 100
+        for bucket in sorted(self.buckets):
+            left -= self.buckets[bucket]
+            if left <= 0:
+                return min(2 ** (bucket / 5), self.largest_s)
+        return 0.0
+
+
+@dataclass(slots=True)
+class PlayStatistics:
+    """What happened while episodes were played in one process.
+
+    Attributes:
+        retries: How many episodes began again after an infrastructure error, by the error's type.
+        abandoned: How many methods never returned in time, so that their environment and its worker were replaced.
+        waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method` (`async def`, or in a thread);
+            `turn` (for the event loop); `pause`.
+        lag: How late the event loop ran.
+    """
+
+    retries: Counter[str] = field(default_factory=Counter[str])
+    abandoned: int = 0
+    waiting_s: dict[str, float] = field(default_factory=dict[str, float])
+    lag: Lag = field(default_factory=Lag)
+
+    def merge(self, other: "PlayStatistics") -> None:
+        """Add what happened in another process."""
+        self.retries.update(other.retries)
+        self.abandoned += other.abandoned
+        for cause, seconds in other.waiting_s.items():
+            self.waiting_s[cause] = self.waiting_s.get(cause, 0.0) + seconds
+        self.lag.merge(other.lag)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a run has done so far.
+
+    Attributes:
+        total: How many episodes the run has.
+        resumed: How many of them were in the run folder already.
+        episodes: How many ended since the run began, failed and stale ones included.
+        steps: Their steps.
+        sampled_tokens: Their sampled tokens.
+        rewards: The sum of the rewards of those that did not fail.
+        scored: How many did not fail.
+        failures: How many failed, by `Trajectory.error_kind`.
+        errors: How many failed, by the type of the error.
+        stop_reasons: How many ended for each reason.
+        stale: How many were too old (`max_staleness`).
+        play: What happened while they were played.
+        began_at: When the run began, on the clock of `time.monotonic`.
+        ended_at: When it ended; None before.
+    """
+
+    total: int = 0
+    resumed: int = 0
+    episodes: int = 0
+    steps: int = 0
+    sampled_tokens: int = 0
+    rewards: float = 0.0
+    scored: int = 0
+    failures: Counter[str] = field(default_factory=Counter[str])
+    errors: Counter[str] = field(default_factory=Counter[str])
+    stop_reasons: Counter[str] = field(default_factory=Counter[str])
+    stale: int = 0
+    play: PlayStatistics = field(default_factory=PlayStatistics)
+    began_at: float = field(default_factory=time.monotonic)
+    ended_at: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """The time since the run began, in seconds."""
+        return (time.monotonic() if self.ended_at is None else self.ended_at) - self.began_at
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward of the episodes that did not fail; NaN if there is none."""
+        return self.rewards / self.scored if self.scored else math.nan
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count an episode that ended."""
+        self.episodes += 1
+        self.steps += len(trajectory.steps)
+        self.sampled_tokens += trajectory.sampled_tokens
+        self.stop_reasons[trajectory.stop_reason] += 1
+        if trajectory.status == "error":
+            self.failures[trajectory.error_kind or "environment"] += 1
+            self.errors[(trajectory.error or "").partition(":")[0]] += 1
+        else:
+            self.scored += 1
+            self.rewards += trajectory.reward
