@@ -93,6 +93,14 @@ class VLLMServer:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
 
+    def load_weights(self, folder: Path, version: str) -> None:
+        """Load other weights and label what they sample. Like vLLM itself, keep the prefix cache of the old ones.
+
+        The server needs `VLLM_SERVER_DEV_MODE=1` in its environment.
+        """
+        self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        self.post("/update_weight_version", {"new_version": version})
+
     def _wait(self, deadline: float) -> None:
         while not self._is_healthy():
             if self._process is None or self._process.poll() is not None:

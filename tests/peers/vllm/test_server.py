@@ -1,8 +1,9 @@
 """What envsdk relies on of vLLM's HTTP API: ids and log-probabilities, stop tokens, aborts, a server that dies."""
 
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,9 +26,17 @@ def prompt(model_folder: Any) -> list[int]:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
-def generate(server: VLLMServer, token_ids: list[int], timeout_s: float = 60.0, **sampling: Any) -> httpx.Response:
+def generate(
+    server: VLLMServer,
+    token_ids: list[int],
+    *,
+    request: dict[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    **sampling: Any,
+) -> httpx.Response:
     """Call vLLM's native endpoint."""
-    body = {"model": MODEL_NAME, "token_ids": token_ids, "sampling_params": {"logprobs": 0, **sampling}}
+    sampling = {"logprobs": 0, **sampling}
+    body = {"model": MODEL_NAME, "token_ids": token_ids, "sampling_params": sampling, **(request or {})}
     return httpx.post(f"{server.url}/inference/v1/generate", json=body, timeout=timeout_s)
 
 
@@ -61,7 +70,7 @@ def test_a_reply_that_ends_by_itself_contains_its_stop_token(vllm_server: VLLMSe
 def test_its_log_probabilities_are_those_of_the_distribution_sampled_from(
     vllm_server: VLLMServer, prompt: list[int], transformers_model: Any, compared: Counter[str]
 ) -> None:
-    reply = choice(generate(vllm_server, prompt, max_tokens=40, temperature=TEMPERATURE, seed=3))
+    reply = choice(generate(vllm_server, prompt, max_tokens=40, temperature=TEMPERATURE, seed=3, ignore_eos=True))
     sampled = torch.tensor(reply["token_ids"])
     with torch.no_grad():
         logits = transformers_model(torch.tensor([prompt + reply["token_ids"]])).logits[0, len(prompt) - 1 : -1]
@@ -95,43 +104,60 @@ def test_a_prompt_that_the_model_cannot_read_is_refused(
 
 
 def test_an_aborted_request_returns_what_was_sampled_until_then(vllm_server: VLLMServer, prompt: list[int]) -> None:
-    answers: list[httpx.Response] = []
-    body = {"token_ids": prompt, "sampling_params": {"max_tokens": 900, "ignore_eos": True, "logprobs": 0}}
-    call = threading.Thread(
-        target=lambda: answers.append(
-            httpx.post(f"{vllm_server.url}/inference/v1/generate", json={**body, "request_id": "mine"}, timeout=120)
-        )
-    )
-    call.start()
-    time.sleep(2.0)
-    aborted = {"request_ids": ["generate-tokens-mine"]}  # the id that the answer would have
-    assert httpx.post(f"{vllm_server.url}/inference/v1/abort_requests", json=aborted).status_code == 200
-    call.join()
-    reply = choice(answers[0])
+    with ThreadPoolExecutor() as pool:
+        long = {"max_tokens": 900, "ignore_eos": True}
+        answer = pool.submit(generate, vllm_server, prompt, request={"request_id": "mine"}, **long)
+        time.sleep(2.0)
+        aborted = {"request_ids": ["generate-tokens-mine"]}  # the id that the answer has
+        assert httpx.post(f"{vllm_server.url}/inference/v1/abort_requests", json=aborted).status_code == 200
+        reply = choice(answer.result())
     assert reply["finish_reason"] == "abort"
     assert 0 < len(reply["token_ids"]) < 900
+
+
+def test_a_reply_that_two_versions_sampled_reports_where_each_began(vllm_server: VLLMServer, prompt: list[int]) -> None:
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(generate, vllm_server, prompt, max_tokens=60, ignore_eos=True)
+        time.sleep(1.0)
+        vllm_server.post("/update_weight_version", {"new_version": "7"})
+        reply = choice(answer.result())
+    vllm_server.post("/update_weight_version", {"new_version": "default"})
+    first, second = reply["weight_versions"]
+    assert (first["version"], first["start"], second["version"], second["end"]) == ("default", 0, "7", 60)
+    assert first["end"] == second["start"]
+
+
+def test_after_an_update_only_another_cache_salt_prevents_the_old_weights_prefix(
+    vllm_server: VLLMServer, model_folder: Path, changed_model_folder: Path, prompt: list[int]
+) -> None:
+    long = prompt * 15  # more than a block of the prefix cache, which has 128 tokens
+
+    def logprob(salt: str) -> float:
+        reply = choice(generate(vllm_server, long, request={"cache_salt": salt}, max_tokens=1, temperature=0.0))
+        return reply["logprobs"]["content"][0]["logprob"]
+
+    old = logprob("version 0")
+    assert logprob("version 0") == pytest.approx(old, abs=1e-5)
+    try:
+        vllm_server.load_weights(changed_model_folder, "1")
+        mixed, new = logprob("version 0"), logprob("version 1")
+    finally:
+        vllm_server.load_weights(model_folder, "default")
+    assert mixed != pytest.approx(new, abs=1e-5)
+    assert logprob("version 0") == pytest.approx(old, abs=1e-5)
 
 
 def test_a_server_that_is_killed_drops_its_requests_and_can_be_started_again(
     vllm_server: VLLMServer, prompt: list[int]
 ) -> None:
-    errors: list[Exception] = []
-
-    def call() -> None:
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(generate, vllm_server, prompt, max_tokens=900, ignore_eos=True)
+        time.sleep(2.0)
+        vllm_server.kill()
         try:
-            generate(vllm_server, prompt, max_tokens=900, ignore_eos=True)
-        except httpx.HTTPError as error:
-            errors.append(error)
-
-    in_flight = threading.Thread(target=call)
-    in_flight.start()
-    time.sleep(2.0)
-    vllm_server.kill()
-    try:
-        in_flight.join()
-        assert [type(error) for error in errors] in ([httpx.RemoteProtocolError], [httpx.ReadError])
-        with pytest.raises(httpx.ConnectError):
-            generate(vllm_server, prompt, max_tokens=1)
-    finally:
-        vllm_server.start()
+            assert isinstance(in_flight.exception(), httpx.RemoteProtocolError | httpx.ReadError)
+            with pytest.raises(httpx.ConnectError):
+                generate(vllm_server, prompt, max_tokens=1)
+        finally:
+            vllm_server.start()
     assert choice(generate(vllm_server, prompt, max_tokens=1))["finish_reason"] == "length"
