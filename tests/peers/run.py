@@ -1,8 +1,9 @@
 """Runs the tests against other projects, each in a virtual environment of its own: `tests/peers/run.py [peer ...]`.
 
 A peer is a folder beside this file. Its `requirements.txt` pins the project and what that imports beyond our own
-requirements, all of it, since it is installed with `--no-deps`; its `test_*.py` compare us with the project. The
-environment is `.venvs/<peer>`: made when it is not there, made anew when what goes into it has changed.
+requirements, all of it, since it is installed with `--no-deps`; its `test_*.py` compare us with the project. A script
+`after_install.py`, if there is one, completes the environment. The environment is `.venvs/<peer>`: made when it is not
+there, made anew when what goes into it has changed.
 """
 
 import argparse
@@ -50,7 +51,9 @@ def contents(requirements: Path) -> str:
     """Digest what an environment is made of: the peer's pins, the data, what of the project file an install reads."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     installed = repr((sys.version, project["project"], project["tool"]["hatch"]))
-    return hashlib.sha256(requirements.read_bytes() + DATA.read_bytes() + installed.encode()).hexdigest()
+    script = after_install(requirements)
+    completed = script.read_bytes() if script.is_file() else b""
+    return hashlib.sha256(requirements.read_bytes() + DATA.read_bytes() + installed.encode() + completed).hexdigest()
 
 
 def install(python: Path, requirements: Path) -> bool:
@@ -60,7 +63,13 @@ def install(python: Path, requirements: Path) -> bool:
     """
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     alone = (*pip, "--no-deps", "--ignore-requires-python")
-    return run(*pip, "-e", ".[test]", "-c", requirements) and run(*alone, "-r", DATA, "-r", requirements)
+    installed = run(*pip, "-e", ".[test]", "-c", requirements) and run(*alone, "-r", DATA, "-r", requirements)
+    script = after_install(requirements)
+    return installed and (not script.is_file() or run(python, script))
+
+
+def after_install(requirements: Path) -> Path:
+    return requirements.with_name("after_install.py")
 
 
 def run(*command: str | Path) -> bool:
