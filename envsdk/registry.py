@@ -7,6 +7,7 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +31,7 @@ _ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
 _renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
 _loaded_plugins: set[str] = set()
+_loading = threading.RLock()
 _failed_plugins: dict[str, str] = {}
 
 
@@ -185,6 +187,11 @@ def make_registered(id: str, **kwargs: Any) -> object:
 
 def load_plugins() -> None:
     """Import the plug-ins of environments, each once, and emit a `PluginWarning` for each that fails."""
+    with _loading:  # another thread waits until all are there
+        _load_plugins()
+
+
+def _load_plugins() -> None:
     # Our own plug-in first, so that another plug-in that uses one of its ids is refused, not ours.
     for point in sorted(entry_points(group=ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
         key = f"{point.name}={point.value}"
@@ -195,7 +202,7 @@ def load_plugins() -> None:
             _load(point)
         except PluginError as error:
             _failed_plugins[point.name] = str(error.__cause__)
-            warnings.warn(f"{error}; its environments are not available", PluginWarning, stacklevel=3)
+            warnings.warn(f"{error}; its environments are not available", PluginWarning, stacklevel=4)
 
 
 def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:

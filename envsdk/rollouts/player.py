@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import logging
 import math
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ from ..errors import (
     EpisodeError,
     PolicyError,
     PolicyUnavailable,
+    TokenizerMismatch,
     WorkerLost,
 )
 from ..limits import StopReason
@@ -51,6 +54,8 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
 _LAG_PAUSE_S = 0.02
+_FULL_COLLECTION = 50
+"""How many times rarer full garbage collections are: with a thousand episodes in memory, one takes a second."""
 _TURN_S = 0.01
 """How long the steps in one iteration of the event loop should take together, in seconds."""
 
@@ -116,12 +121,18 @@ class _Seat:
 
     def thread_of(self, env: object) -> MethodThread:
         """Return the thread that the methods of an environment of the episode run in."""
-        return self.threads.setdefault(id(env), MethodThread())
+        if id(env) not in self.threads:
+            self.threads[id(env)] = MethodThread()
+        return self.threads[id(env)]
 
     @property
     def is_stuck(self) -> bool:
         """Whether a method has not returned."""
         return self.is_lost or any(thread.is_busy for thread in self.threads.values())
+
+
+class _SharedEnvironment(ConfigError):
+    """Two episodes would share an environment."""
 
 
 class Player:
@@ -138,6 +149,7 @@ class Player:
         self.policy_version: int | None = None
         self._seats = [] if env is None else [_Seat(env)]
         self._is_blocking = env is not None and env.blocking
+        self._made = weakref.WeakSet([] if env is None else [env])
         self._logged: set[tuple[Any, ...]] = set()
         self._waits: set[_Wait] = set()
         self._turns = _Turns()
@@ -151,6 +163,9 @@ class Player:
         seconds = settings.method_timeout_s
         self._watchdog = None if seconds is None else Watchdog(seconds)
         self._housekeeping = asyncio.create_task(self._keep_house())
+        self._collection = gc.get_threshold()
+        young, middle, old = self._collection
+        gc.set_threshold(young, middle, old * _FULL_COLLECTION)
 
     async def play(self, job: Job) -> Played:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
@@ -200,6 +215,7 @@ class Player:
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
+        gc.set_threshold(*self._collection)
         self._housekeeping.cancel()
         await asyncio.gather(self._housekeeping, return_exceptions=True)
         for seat in self._seats:
@@ -239,7 +255,7 @@ class Player:
     def _kind_of(self, error: Exception, play: "_Play | None") -> ErrorKind | None:
         """Return whose error it is; None if it holds for every episode."""
         blamed = play is not None and error is play.policy_error
-        if blamed and isinstance(error, ConfigError):
+        if isinstance(error, (TokenizerMismatch, _SharedEnvironment)) or (blamed and isinstance(error, ConfigError)):
             return None
         if isinstance(error, WorkerLost):
             return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"
@@ -260,7 +276,7 @@ class Player:
             )
         if not self._is_blocking:
             await self._turns.take()
-            seat = _Seat(self._now("making the environment", self.settings.make_env))
+            seat = _Seat(self._new(self._now("making the environment", self.settings.make_env)))
             self._is_blocking = seat.env.blocking
             return seat
         thread = MethodThread()
@@ -269,7 +285,21 @@ class Player:
         except BaseException:
             thread.stop()
             raise
-        return _Seat(env, {id(env): thread})
+        return _Seat(self._new(env), {id(env): thread})
+
+    def _new(self, env: Env) -> Env:
+        """Return an environment, unless it was returned before: each episode that runs at the same time needs its own.
+
+        Raises:
+            _SharedEnvironment: If it was.
+        """
+        if env in self._made:
+            raise _SharedEnvironment(
+                "the function that makes environments returned the same environment object twice; expected a new one "
+                "from each call, because each episode that runs at the same time needs its own"
+            )
+        self._made.add(env)
+        return env
 
     def _leave(self, seat: _Seat) -> None:
         """Keep an environment for the next episode, or replace it if one of its methods has not returned."""

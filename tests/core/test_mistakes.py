@@ -255,10 +255,6 @@ class Text(Says):
         return Turn(coroutine())  # type: ignore[arg-type]
 
 
-async def on_end(trajectory: Any) -> None:
-    pass
-
-
 ENV, CONFIG, POLICY = errors.EnvsdkError, errors.ConfigError, errors.PolicyError
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "__init__ without super()": (no_super, CONFIG, "Forgets.__init__() (test_mistakes.py, line"),
@@ -287,11 +283,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
     "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),
     "rollout(unknown id)": (lambda: rollout("envsdk/MathCat-v0"), errors.UnknownName, "Did you mean 'envsdk/MathChat"),
-    "rollout_many(env)": (lambda: rollout_many(Says(), seeds=[0]), CONFIG, "expected a way to create an environment"),
+    "rollout_many(env)": (lambda: rollout_many(Says(), seeds=[0]), CONFIG, "expected a way to make an environment"),
     "rollout_many(seeds=2)": (lambda: rollout_many(Says, seeds=2), CONFIG, "such as range(2)"),
     "rollout_many(seeds=generator)": (lambda: rollout_many(Says, seeds=(i for i in range(2))), CONFIG, "list(seeds)"),
     "rollout_many(function of a class)": (lambda: rollout_many(lambda: Says, seeds=[0]), CONFIG, "the class Says;"),
-    "rollout_many(async on_end)": (lambda: rollout_many(Says, seeds=[0], on_end=on_end), CONFIG, "is `async def`"),
     "a policy without **_": (lambda: rollout(Says(), needs_keywords), POLICY, "write needs_keywords(prompt, *,"),
     "a policy that takes some": (lambda: rollout(Says(), needs_some), POLICY, "`**_` takes the arguments that"),
     "a policy by role without **_": (lambda: rollout(Says(), {"main": needs_some}), POLICY, "needs_some(prompt, *"),

@@ -1,0 +1,542 @@
+"""The engine: many episodes, each with deadlines, of which none holds up or ends the others."""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_policies import in_any_vocabulary
+
+import envsdk
+from envsdk import Action, Env, Message, Trajectory, Turn, errors
+from envsdk.rollouts import Rollouts, player, rollout_many
+
+
+class Counts(Env):
+    """Three steps; it may raise or hang in any method, as its subclasses tell."""
+
+    def start(self) -> Turn:
+        self.said = 0
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        self.said += 1
+        return Turn("More.", reward=0.0) if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
+
+
+@in_any_vocabulary
+async def answers(prompt: np.ndarray, **_: object) -> Action:
+    await asyncio.sleep(0)
+    return Action([5], [-0.5])
+
+
+def contents(trajectories: list[Trajectory]) -> list[bytes]:
+    return [trajectory.to_json() for trajectory in trajectories]
+
+
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0", "envsdk/KuhnPoker-v0"])
+def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> None:
+    for policy in ("reference", "random"):
+        one = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=1).run()
+        many = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=256).run()
+        assert contents(one) == contents(many)
+        assert [trajectory.id for trajectory in one[:3]] == [f"{env}/0", f"{env}/0#1", f"{env}/0#2"]
+        single = envsdk.rollout(env, policy, seed=2, options={"group_id": f"{env}/2"})
+        assert single.to_json() == one[6].to_json()
+
+
+def test_tasks_are_the_first_of_the_environment_or_given() -> None:
+    options = {"tasks": [{"secret": n} for n in (3, 4, 5)]}
+    first = Rollouts("envsdk/GuessNumber-v0", tasks=2, group_size=2, env_options=options).run()
+    assert [(one.group_id, one.task) for one in first[::2]] == [
+        ("envsdk/GuessNumber-v0/task-0", {"secret": 3}),
+        ("envsdk/GuessNumber-v0/task-1", {"secret": 4}),
+    ]
+    given = Rollouts("envsdk/GuessNumber-v0", tasks=[{"secret": 9}], group_size=1).run()
+    assert given[0].task == {"secret": 9}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either seeds"),
+        ({"seeds": [0], "tasks": 1}, "either seeds"),
+        ({"seeds": 5}, r"range\(5\)"),
+        ({"seeds": ["a"]}, "seed is 'a'"),
+        ({"tasks": 3}, r"seeds=range\(3\)"),
+        ({"tasks": "abc"}, "a sequence of tasks"),
+        ({"seeds": [0], "group_size": 0}, "group_size is 0"),
+        ({"seeds": [0], "max_concurrency": 1.5}, "max_concurrency is 1.5"),
+        ({"seeds": [0], "policy_timeout_s": 0}, "policy_timeout_s is 0"),
+        ({"seeds": [0], "on_stale": "mark"}, "'drop' or 'keep'"),
+        ({"seeds": [0], "max_retries": -1}, "max_retries is -1"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        Rollouts(Counts, answers, **arguments)
+
+
+def test_an_environment_that_is_made_already_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="a way to make an environment"):
+        Rollouts(Counts(), answers, seeds=[0])  # type: ignore[arg-type]
+
+
+def test_groups_come_whole_and_say_so() -> None:
+    class Fails(Counts):
+        def respond(self, reply: Message) -> Turn:
+            if self.episode_id.endswith("/1#2"):
+                raise RuntimeError("no")
+            return super().respond(reply)
+
+    async def collect() -> list[Any]:
+        return [group async for group in Rollouts(Fails, answers, seeds=range(3), group_size=4).groups()]
+
+    groups = {group.id: group for group in asyncio.run(collect())}
+    assert [group.is_whole for _, group in sorted(groups.items())] == [True, False, True]
+    assert [one.id for one in groups["Fails/1"].trajectories] == ["Fails/1", "Fails/1#1", "Fails/1#2", "Fails/1#3"]
+
+
+# Errors.
+
+
+class Breaks(Counts):
+    """Fails in the method and the way that its options name."""
+
+    where = ""
+    asynchronous = False
+    hangs = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.begun = time.monotonic()
+        if self.where == "__init__" and type(self).made:
+            self.fail_now()
+        type(self).made += 1
+
+    made = 0
+
+    def fail_now(self) -> None:
+        if not self.hangs:
+            raise RuntimeError(f"{self.where} is broken")
+        end = time.monotonic() + 0.7
+        while time.monotonic() < end:
+            time.sleep(0.01)
+
+    def start(self) -> Turn:
+        if self.where == "start":
+            self.fail_now()
+        return super().start()
+
+    def respond(self, reply: Message) -> Turn:
+        if self.where == "respond":
+            self.fail_now()
+        return super().respond(reply)
+
+    def close(self) -> None:
+        if self.where == "close":
+            self.fail_now()
+        super().close()
+
+
+class BreaksAsync(Env):
+    where = ""
+    hangs = False
+
+    async def fail_now(self) -> None:
+        if not self.hangs:
+            raise RuntimeError(f"{self.where} is broken")
+        await asyncio.sleep(1000)
+
+    async def start(self) -> Turn:
+        if self.where == "start":
+            await self.fail_now()
+        self.said = 0
+        return Turn("Go.")
+
+    async def respond(self, reply: Message) -> Turn:
+        if self.where == "respond":
+            await self.fail_now()
+        self.said += 1
+        return Turn("More.") if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("where", ["start", "respond"])
+@pytest.mark.parametrize("base", [Breaks, BreaksAsync])
+def test_a_method_that_raises_or_hangs_costs_its_own_episode(
+    base: type[Env], where: str, blocking: bool, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type("Kind", (base,), {"where": where, "blocking": blocking, "hangs": hangs, "made": 0})
+    before = threading.active_count()
+    rollouts = Rollouts(kind, answers, seeds=range(3), group_size=1, method_timeout_s=0.2)
+    trajectories = rollouts.run()
+    assert [one.status for one in trajectories] == ["error"] * 3
+    assert {one.error_kind for one in trajectories} == {"environment"}
+    expected = "DeadlineExceeded" if hangs else "RuntimeError"
+    assert all((one.error or "").startswith(expected) for one in trajectories)
+    assert [one.reward for one in trajectories] == [0.0] * 3  # and nobody trains on it:
+    assert [one.samples() for one in trajectories] == [[], [], []]
+    assert rollouts.statistics.failures == {"environment": 3}
+    assert rollouts.statistics.errors == {expected: 3}
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)  # threads that hung end once their method returns
+    assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_an_environment_that_cannot_be_made_again_fails_only_its_episodes(blocking: bool) -> None:
+    kind = type("Kind", (Breaks,), {"where": "__init__", "made": 0, "blocking": blocking})
+    rollouts = Rollouts(kind, answers, seeds=range(4), group_size=1, max_concurrency=2)
+    trajectories = rollouts.run()
+    assert {one.status for one in trajectories} == {"terminated", "error"}
+    assert len(trajectories) == 4
+    failed = [one for one in trajectories if one.status == "error"]
+    assert {Trajectory.from_json(one.to_json()).error_kind for one in failed} == {"environment"}
+    assert {one.group_id for one in trajectories} == {f"Kind/{seed}" for seed in range(4)}
+
+
+def test_a_failing_close_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    kind = type("Kind", (Breaks,), {"where": "close", "made": 0})
+    trajectories = Rollouts(kind, answers, seeds=range(3), group_size=1).run()
+    assert [one.status for one in trajectories] == ["terminated"] * 3
+    assert "could not be closed" in caplog.text
+
+
+def test_an_endless_loop_in_a_plain_method_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+    class Loops(Counts):
+        def respond(self, reply: Message) -> Turn:
+            while self.episode_id == "Loops/1":
+                pass
+            return super().respond(reply)
+
+    rollouts = Rollouts(Loops, answers, seeds=range(4), group_size=1, method_timeout_s=0.3)
+    assert [one.status for one in rollouts.run()] == ["terminated", "error", "terminated", "terminated"]
+    assert "Declare `blocking = True`" in caplog.text
+
+
+def test_a_coroutine_that_ignores_that_it_is_cancelled_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player, "_GRACE_S", 0.2)
+    release = threading.Event()
+
+    class Ignores(BreaksAsync):
+        async def respond(self, reply: Message) -> Turn:
+            while self.episode_id == "Ignores/1" and not release.is_set():
+                try:
+                    await asyncio.sleep(0.05)
+                except asyncio.CancelledError:
+                    continue
+            return await super().respond(reply)
+
+    async def run() -> list[Trajectory]:
+        rollouts = Rollouts(Ignores, answers, seeds=range(3), group_size=1, method_timeout_s=0.2)
+        trajectories = await rollouts.arun()
+        assert rollouts.statistics.play.abandoned == 1
+        release.set()
+        await asyncio.sleep(0.2)
+        return trajectories
+
+    trajectories = asyncio.run(run())
+    assert [one.status for one in trajectories] == ["terminated", "error", "terminated"]
+
+
+def test_an_episode_has_a_deadline() -> None:
+    @in_any_vocabulary
+    async def slow(prompt: np.ndarray, **_: object) -> Action:
+        await asyncio.sleep(0.15)
+        return Action([5], [-0.5])
+
+    rollouts = Rollouts(Counts, slow, seeds=range(2), group_size=1, episode_timeout_s=0.25)
+    trajectories = rollouts.run()
+    assert [one.error_kind for one in trajectories] == ["environment"] * 2
+    assert all("the episode took longer than 0.25 s" in (one.error or "") for one in trajectories)
+    assert [len(one.steps) for one in trajectories] == [1, 1]
+
+
+def test_sys_exit_in_a_method_ends_its_episode_and_not_the_program() -> None:
+    class Exits(Counts):
+        def respond(self, reply: Message) -> Turn:
+            raise SystemExit(3)
+
+    trajectory = Rollouts(Exits, answers, seeds=[0], group_size=1).run()[0]
+    assert "called sys.exit(3)" in (trajectory.error or "")
+
+
+def test_a_policy_that_fails_for_a_while_begins_the_episode_again() -> None:
+    calls = Counter[str]()
+
+    @in_any_vocabulary
+    async def flaky(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
+        calls[episode_id] += 1
+        if calls[episode_id] == 2:
+            raise errors.PolicyUnavailable("the server is gone")
+        return Action([5], [-0.5])
+
+    rollouts = Rollouts(Counts, flaky, seeds=range(3), group_size=2, retry_wait_s=0.01)
+    assert {one.status for one in rollouts.run()} == {"terminated"}
+    assert rollouts.statistics.play.retries == {"PolicyUnavailable": 6}
+    assert set(calls.values()) == {5}  # one step of the first attempt, its error, and three steps
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [
+        (errors.PolicyUnavailable("gone"), "infrastructure", 3),
+        (ConnectionError("gone"), "infrastructure", 3),
+        (errors.ServerReplyError("no ids"), "policy", 1),
+        (ValueError("a bug"), "policy", 1),
+    ],
+)
+def test_errors_of_a_policy_have_a_kind(error: Exception, kind: str, attempts: int) -> None:
+    calls = []
+
+    @in_any_vocabulary
+    async def policy(prompt: np.ndarray, **_: object) -> Action:
+        calls.append(1)
+        raise error
+
+    rollouts = Rollouts(Counts, policy, seeds=[0], group_size=1, retry_wait_s=0.01)
+    (trajectory,) = rollouts.run()
+    assert (trajectory.status, trajectory.error_kind, len(calls)) == ("error", kind, attempts)
+    assert rollouts.statistics.failures == {kind: 1}
+
+
+def test_an_illegal_action_is_an_error_of_the_policy() -> None:
+    @in_any_vocabulary
+    def policy(prompt: np.ndarray, **_: object) -> Action:
+        return Action([10**9])
+
+    assert Rollouts(Counts, policy, seeds=[0], group_size=1).run()[0].error_kind == "policy"
+
+
+def test_a_policy_that_hangs_is_an_infrastructure_error() -> None:
+    @in_any_vocabulary
+    async def hangs(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
+        if episode_id == "Counts/1":
+            await asyncio.sleep(1000)
+        return Action([5], [-0.5])
+
+    rollouts = Rollouts(Counts, hangs, seeds=range(3), group_size=1, policy_timeout_s=0.1, max_retries=1)
+    trajectories = rollouts.run()
+    assert [one.error_kind for one in trajectories] == [None, "infrastructure", None]
+    assert rollouts.statistics.play.retries == {"DeadlineExceeded": 1}
+
+
+def test_a_policy_of_another_vocabulary_ends_the_run() -> None:
+    async def policy(prompt: np.ndarray, **_: object) -> Action:
+        return Action([5], [-0.5])
+
+    with pytest.raises(errors.TokenizerMismatch):
+        Rollouts(Counts, policy, seeds=range(3)).run()
+
+
+def test_fail_fast_ends_the_run_with_the_first_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(Counts):
+        def respond(self, reply: Message) -> Turn:
+            raise RuntimeError(f"the bug of {self.episode_id}")
+
+    rollouts = Rollouts(Fails, answers, seeds=range(50), group_size=1, fail_fast=3, max_concurrency=1)
+    with caplog.at_level(logging.WARNING), pytest.raises(errors.RunFailed, match="the bug of Fails/0") as raised:
+        rollouts.run()
+    assert "in respond" in str(raised.value)
+    assert rollouts.statistics.episodes == 3
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
+
+
+def test_errors_that_are_not_in_a_row_do_not_end_the_run() -> None:
+    class Fails(Counts):
+        def respond(self, reply: Message) -> Turn:
+            if (self.episode.seed or 0) % 2:
+                raise RuntimeError("odd")
+            return super().respond(reply)
+
+    rollouts = Rollouts(Fails, answers, seeds=range(20), group_size=1, fail_fast=2, max_concurrency=1)
+    assert Counter(one.status for one in rollouts.run()) == {"terminated": 10, "error": 10}
+
+
+# Leaving.
+
+
+def test_a_run_that_is_left_early_leaves_no_task_and_no_thread() -> None:
+    class Blocks(Counts):
+        blocking = True
+
+    before = threading.active_count()
+
+    async def leave() -> int:
+        async with Rollouts(Blocks, answers, seeds=range(100), group_size=4, max_concurrency=20) as rollouts:
+            async for _ in rollouts:
+                break
+        return len(asyncio.all_tasks())
+
+    threshold = gc.get_threshold()
+    assert asyncio.run(leave()) == 1
+    assert gc.get_threshold() == threshold
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+
+
+def test_an_object_runs_once() -> None:
+    rollouts = Rollouts(Counts, answers, seeds=range(2), group_size=1)
+    rollouts.run()
+    with pytest.raises(errors.ConfigError, match="begun already"):
+        rollouts.run()
+
+
+def test_a_callback_that_raises_ends_the_run_with_its_error() -> None:
+    def fails(trajectory: Trajectory) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Rollouts(Counts, answers, seeds=range(20), on_trajectory=fails).run()
+
+
+def test_a_slow_reader_holds_the_run_up() -> None:
+    async def read() -> None:
+        rollouts = Rollouts(Counts, answers, seeds=range(100), group_size=1, max_concurrency=4)
+        async for _ in rollouts:
+            await asyncio.sleep(0.02)
+            break
+        assert rollouts.statistics.episodes <= 12
+        await rollouts.aclose()
+
+    asyncio.run(read())
+
+
+# Weights.
+
+
+class Server:
+    """A policy that samples a token at a time, and can be aborted."""
+
+    tokenizer = "any"
+
+    def __init__(self) -> None:
+        self.aborted = asyncio.Event()
+        self.running = 0
+
+    async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
+        self.running += 1
+        tokens: list[int] = []
+        try:
+            while len(tokens) < 4:
+                try:
+                    async with asyncio.timeout(0.02):
+                        await self.aborted.wait()
+                    return Action(tokens, [-0.5] * len(tokens), "abort")
+                except TimeoutError:
+                    tokens.append(5)
+            return Action(tokens, [-0.5] * len(tokens))
+        finally:
+            self.running -= 1
+
+    async def abort(self) -> None:
+        self.aborted.set()
+        await asyncio.sleep(0)
+        self.aborted.clear()
+
+
+def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
+    async def run() -> tuple[list[Trajectory], Server]:
+        server = Server()
+        rollouts = Rollouts(Counts, server, seeds=range(4), group_size=2)
+        rollouts.resume(policy_version=1)
+
+        async def update() -> None:
+            await asyncio.sleep(0.05)
+            await rollouts.pause()
+            assert server.running == 0
+            await asyncio.sleep(0.05)
+            assert server.running == 0
+            rollouts.resume(policy_version=2)
+
+        updating = asyncio.create_task(update())
+        trajectories = await rollouts.arun()
+        await updating
+        return trajectories, server
+
+    trajectories, _ = asyncio.run(run())
+    assert {one.status for one in trajectories} == {"terminated"}
+    first = [step.parts for one in trajectories for step in one.steps if len(step.parts) == 2]
+    assert len(first) == 8
+    assert {tuple(part.policy_version for part in parts) for parts in first} == {(1, 2)}
+    sampled = {step.stop - step.action_start for one in trajectories for step in one.steps}
+    assert min(sampled) >= 4
+
+
+def test_a_pause_without_abort_waits_for_the_replies() -> None:
+    async def run() -> list[Trajectory]:
+        server = Server()
+        rollouts = Rollouts(Counts, server, seeds=range(2), group_size=1)
+
+        async def update() -> None:
+            await asyncio.sleep(0.03)
+            await rollouts.pause(abort=False)
+            assert server.running == 0
+            rollouts.resume()
+
+        updating = asyncio.create_task(update())
+        trajectories = await rollouts.arun()
+        await updating
+        return trajectories
+
+    assert {len(step.parts) for one in asyncio.run(run()) for step in one.steps} == {1}
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "keep"])
+def test_stale_episodes_are_dropped_or_kept(on_stale: Any) -> None:
+    async def run() -> tuple[Rollouts, list[Trajectory]]:
+        rollouts: Rollouts
+
+        @in_any_vocabulary
+        async def policy(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
+            await asyncio.sleep(0.02 if episode_id == "Counts/1" else 0.15)
+            return Action([5], [-0.5])
+
+        rollouts = Rollouts(Counts, policy, seeds=range(2), group_size=1, max_staleness=1, on_stale=on_stale)
+        rollouts.resume(policy_version=1)
+
+        async def train() -> None:
+            for version in (2, 3):
+                await asyncio.sleep(0.1)
+                rollouts.resume(policy_version=version)
+
+        training = asyncio.create_task(train())
+        trajectories = await rollouts.arun()
+        await training
+        return rollouts, trajectories
+
+    rollouts, trajectories = asyncio.run(run())
+    assert rollouts.statistics.stale == 1
+    assert [one.id for one in trajectories] == (["Counts/1"] if on_stale == "drop" else ["Counts/0", "Counts/1"])
+    assert rollouts.is_stale(trajectories[0]) or on_stale == "drop"
+
+
+# Statistics.
+
+
+def test_statistics_count_what_happened() -> None:
+    rollouts = Rollouts(Counts, answers, seeds=range(5), group_size=2)
+    trajectories = rollouts.run()
+    statistics = rollouts.statistics
+    assert (statistics.total, statistics.episodes, statistics.scored) == (10, 10, 10)
+    assert statistics.steps == sum(len(one.steps) for one in trajectories) == 30
+    assert statistics.sampled_tokens == 30
+    assert statistics.mean_reward == 1.0
+    assert statistics.stop_reasons == {"terminated": 10}
+    assert statistics.elapsed_s > 0
+    assert statistics.play.waiting_s["policy"] > 0
+
+
+def test_rollout_many_runs_in_the_order_of_the_seeds() -> None:
+    found = rollout_many(Counts, answers, seeds=[3, 1, 3])
+    assert [one.id for one in found] == ["Counts/3", "Counts/1", "Counts/3#1"]
