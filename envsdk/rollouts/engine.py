@@ -17,6 +17,8 @@ from ..trajectories.trajectory import Trajectory
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .player import Played, Player, PlaySettings
 from .statistics import Statistics
+from .worker import Weights
+from .workers import Executor, WorkerPool, check_sendable
 
 _END = object()
 
@@ -53,6 +55,10 @@ class Rollouts:
         fail_fast: Raise `RunFailed` after so many episodes in a row that failed in the environment's code.
         max_threads: How many blocking methods may run at the same time. More than 16 may delay the event loop, if they
             compute rather than wait.
+        executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
+            play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
+            and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.
+        n_workers: How many worker processes; None for one for each core of this machine.
         max_staleness: How many versions of the weights may lie between the oldest token of an episode and
             `policy_version` when it ends; None for any number.
         on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
@@ -80,6 +86,8 @@ class Rollouts:
         retry_wait_s: float = 1.0,
         fail_fast: int | None = None,
         max_threads: int = 16,
+        executor: Executor | None = None,
+        n_workers: int | None = None,
         max_staleness: int | None = None,
         on_stale: Literal["drop", "keep"] = "drop",
         on_trajectory: Callable[[Trajectory], Any] | None = None,
@@ -89,11 +97,14 @@ class Rollouts:
         _check_count("max_threads", max_threads)
         _check_count("max_retries", max_retries, 0)
         _check_count("fail_fast", fail_fast)
+        _check_count("n_workers", n_workers)
         _check_count("max_staleness", max_staleness, 0)
         _check_seconds("policy_timeout_s", policy_timeout_s)
         _check_seconds("method_timeout_s", method_timeout_s)
         _check_seconds("episode_timeout_s", episode_timeout_s)
         _check_seconds("retry_wait_s", retry_wait_s)
+        if executor not in (None, "processes", "ray"):
+            raise ConfigError(f"executor is {executor!r:.80}; expected None, 'processes' or 'ray'")
         if on_stale not in ("drop", "keep"):
             raise ConfigError(f"on_stale is {on_stale!r:.80}; expected 'drop' or 'keep'")
         if (seeds is None) == (tasks is None):
@@ -112,6 +123,10 @@ class Rollouts:
             retry_wait_s=retry_wait_s,
             max_threads=max_threads,
         )
+        if executor is not None:
+            check_sendable(self._settings, executor)
+        self._executor: Executor | None = executor
+        self._n_workers = n_workers
         self._fail_fast = fail_fast
         self._max_concurrency = max_concurrency
         self._max_staleness, self._on_stale = max_staleness, on_stale
@@ -129,7 +144,7 @@ class Rollouts:
         self.statistics.total = len(self._jobs)
         self._policy_version: int | None = None
         self._is_paused = False
-        self._player: Player | None = None
+        self._player: Player | WorkerPool | None = None
         self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
         self._failed_in_a_row = 0
         self._first_failure: Played | None = None
@@ -242,9 +257,8 @@ class Rollouts:
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()
-        player = self._player = Player(self._settings, self._first)
-        self.statistics.play = player.statistics
-        player.policy_version = self._policy_version
+        player = self._player = self._new_player()
+        self.statistics.player = player
         jobs = iter(self._jobs)
         try:
             if self._is_paused:
@@ -254,8 +268,17 @@ class Rollouts:
         finally:
             await player.aclose()
 
+    def _new_player(self) -> Player | WorkerPool:
+        if self._executor is None:
+            player = Player(self._settings, self._first)
+            player.resume(self._policy_version)
+            return player
+        self._first.close()
+        weights = Weights(self._policy_version)
+        return WorkerPool(self._executor, self._settings, self._n_workers, self._max_concurrency, weights)
+
     async def _work(
-        self, player: Player, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore
+        self, player: Player | WorkerPool, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore
     ) -> None:
         """Play jobs, one after another, until none is left."""
         for job in jobs:

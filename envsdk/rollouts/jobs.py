@@ -20,6 +20,7 @@ class Job:
 
     Attributes:
         index: Its number in the run, from 0.
+        env: The name of the environment.
         id: The id of its trajectory.
         group_id: What the episodes of one task share.
         seed: The seed of the environment and of a built-in policy.
@@ -27,6 +28,7 @@ class Job:
     """
 
     index: int
+    env: str
     id: str
     group_id: str
     seed: int | None
@@ -71,7 +73,7 @@ def jobs_of_seeds(name: str, seeds: object, group_size: int) -> list[Job]:
         raise ConfigError(f"seeds is {seeds!r:.80}; expected a sequence of seeds, such as {instead}")
     given: Sequence[Any] = seeds  # pyright: ignore[reportAssignmentType]
     found: list[_Task] = [(f"{name}/{seed}", check_seed(seed), {}) for seed in given]
-    return list(_numbered(found, group_size))
+    return list(_numbered(name, found, group_size))
 
 
 def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[Job]:
@@ -100,15 +102,15 @@ def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[J
     else:
         raise ConfigError(f"tasks is {tasks!r:.80}; expected the number of tasks, or a sequence of tasks")
     found: list[_Task] = [(f"{name}/task-{index}", index, {"task": task}) for index, task in enumerate(chosen)]
-    return list(_numbered(found, group_size))
+    return list(_numbered(name, found, group_size))
 
 
-def _numbered(found: Sequence[_Task], group_size: int) -> Iterator[Job]:
+def _numbered(name: str, found: Sequence[_Task], group_size: int) -> Iterator[Job]:
     """Yield the jobs; the first of a group has the group's id, and the others are numbered."""
     index, seen = 0, Counter[str]()
     for group_id, seed, task in found:
         for _ in range(group_size):
             number = seen[group_id]
-            yield Job(index, f"{group_id}#{number}" if number else group_id, group_id, seed, task)
+            yield Job(index, name, f"{group_id}#{number}" if number else group_id, group_id, seed, task)
             seen[group_id] += 1
             index += 1

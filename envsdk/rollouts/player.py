@@ -145,7 +145,7 @@ class Player:
 
     def __init__(self, settings: PlaySettings, env: Env | None = None) -> None:
         self.settings = settings
-        self.statistics = PlayStatistics()
+        self._statistics = PlayStatistics()
         self.policy_version: int | None = None
         self._seats = [] if env is None else [_Seat(env)]
         self._is_blocking = env is not None and env.blocking
@@ -166,6 +166,11 @@ class Player:
         self._collection = gc.get_threshold()
         young, middle, old = self._collection
         gc.set_threshold(young, middle, old * _FULL_COLLECTION)
+
+    @property
+    def statistics(self) -> PlayStatistics:
+        """What happened so far."""
+        return self._statistics
 
     async def play(self, job: Job) -> Played:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
@@ -239,8 +244,7 @@ class Player:
             if kind is None:
                 raise
             self._log_failure(job, error, kind)
-            trajectory = _failed(None if play is None else play.seat.env, job, error)
-            trajectory.error_kind = kind
+            trajectory = _failed(None if play is None else play.seat.env, job, error, kind)
             return Played(trajectory, "".join(traceback.format_exception(error)))
 
     def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
@@ -594,15 +598,21 @@ def _drop_result(task: "asyncio.Task[Trajectory]") -> None:
         task.exception()
 
 
-def _failed(env: Env | None, job: Job, error: Exception) -> Trajectory:
-    """Return the trajectory of an episode that failed, which may have failed before it began."""
+def _failed(env: Env | None, job: Job, error: Exception, kind: ErrorKind) -> Trajectory:
+    """Return the trajectory of an episode that failed."""
     episode = None if env is None else driver_of(env).episode
-    if env is not None and episode is not None and episode.id == job.id and not episode.is_over:
-        return env.fail(error)
-    name = job.group_id.rpartition("/")[0]
+    if env is None or episode is None or episode.id != job.id or episode.is_over:
+        return failed_before_it_began(job, error, kind)
+    trajectory = env.fail(error)
+    trajectory.error_kind = kind
+    return trajectory
+
+
+def failed_before_it_began(job: Job, error: Exception, kind: ErrorKind) -> Trajectory:
+    """Return the trajectory of an episode that has no step."""
     return Trajectory(
         id=job.id,
-        env=name if env is None else env.name,
+        env=job.env,
         seed=job.seed,
         status="error",
         stop_reason=str(StopReason.ERROR),
@@ -610,4 +620,5 @@ def _failed(env: Env | None, job: Job, error: Exception) -> Trajectory:
         steps=[],
         group_id=job.group_id,
         error=describe_error(error),
+        error_kind=kind,
     )

@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..trajectories.trajectory import Trajectory
 
@@ -64,6 +65,15 @@ class PlayStatistics:
         self.lag.merge(other.lag)
 
 
+class HasPlayStatistics(Protocol):
+    """What plays episodes."""
+
+    @property
+    def statistics(self) -> PlayStatistics:
+        """What happened so far."""
+        ...
+
+
 @dataclass(slots=True)
 class Statistics:
     """What a run has done so far.
@@ -80,7 +90,7 @@ class Statistics:
         errors: How many failed, by the type of the error.
         stop_reasons: How many ended for each reason.
         stale: How many were too old (`max_staleness`).
-        play: What happened while they were played.
+        player: What plays them; None before the run begins.
         began_at: When the run began, on the clock of `time.monotonic`.
         ended_at: When it ended; None before.
     """
@@ -96,9 +106,14 @@ class Statistics:
     errors: Counter[str] = field(default_factory=Counter[str])
     stop_reasons: Counter[str] = field(default_factory=Counter[str])
     stale: int = 0
-    play: PlayStatistics = field(default_factory=PlayStatistics)
+    player: "HasPlayStatistics | None" = None
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
+
+    @property
+    def play(self) -> PlayStatistics:
+        """What happened while the episodes were played."""
+        return PlayStatistics() if self.player is None else self.player.statistics
 
     @property
     def elapsed_s(self) -> float:

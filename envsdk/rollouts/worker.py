@@ -1,0 +1,173 @@
+"""What runs in a worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
+
+import asyncio
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import EnvsdkError
+from .jobs import Job
+from .player import Played, Player, PlaySettings
+from .statistics import PlayStatistics
+
+_log = logging.getLogger(__name__)
+_WAIT_S = 0.1
+"""How long a worker waits for a result before it answers without one, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a worker has to know of the weights.
+
+    Attributes:
+        policy_version: See `Player.resume`.
+        is_paused: Whether no call of the policy may begin.
+        abort: Whether a pause aborts the replies that are being sampled.
+    """
+
+    policy_version: int | None = None
+    is_paused: bool = False
+    abort: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker answers.
+
+    Attributes:
+        played: The jobs that ended, by index, with what became of them.
+        error: What ends the whole run, or None.
+        statistics: All that happened in the worker so far.
+        stalled_s: How long its event loop has not run, in seconds.
+    """
+
+    played: Sequence[tuple[int, Played]] = ()
+    error: BaseException | None = None
+    statistics: PlayStatistics = field(default_factory=PlayStatistics)
+    stalled_s: float = 0.0
+
+
+class Worker:
+    """Plays jobs in an event loop that runs in a thread of its own.
+
+    `exchange` therefore answers even if a method blocks that loop.
+
+    Args:
+        settings: How to play.
+        weights: What is known of the weights.
+    """
+
+    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
+        self._settings = settings
+        self._weights = Weights()
+        self._ended: queue.SimpleQueue[tuple[int, Played | BaseException]] = queue.SimpleQueue()
+        self._beat = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="envsdk-worker", daemon=True).start()
+        self._player: Player = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        self._change(weights)
+
+    def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+        """Take jobs, and return those that ended since the last call; wait a moment if there are none."""
+        if weights != self._weights:
+            self._change(weights)
+        for job in jobs:
+            asyncio.run_coroutine_threadsafe(self._play(job), self._loop)
+        ended: list[tuple[int, Played]] = []
+        try:
+            item = self._ended.get(timeout=_WAIT_S)
+            while True:
+                index, played = item
+                if isinstance(played, BaseException):
+                    return Report(error=_sendable(played))
+                ended.append((index, played))
+                item = self._ended.get_nowait()
+        except queue.Empty:
+            pass
+        return Report(ended, None, self._player.statistics, time.monotonic() - self._beat)
+
+    def end(self) -> PlayStatistics:
+        """Close the environments and the policy; return all that happened in the worker."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        return self._player.statistics
+
+    async def _begin(self) -> Player:
+        self._pulse = asyncio.create_task(self._pulsing())
+        return Player(self._settings)
+
+    async def _pulsing(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(0.1)
+
+    async def _play(self, job: Job) -> None:
+        try:
+            self._ended.put((job.index, await self._player.play(job)))
+        except BaseException as error:  # it ends the run, or the worker is closed
+            self._ended.put((job.index, error))
+
+    def _change(self, weights: Weights) -> None:
+        asyncio.run_coroutine_threadsafe(self._changed(weights), self._loop).result()
+
+    async def _changed(self, weights: Weights) -> None:
+        if weights.is_paused and not self._weights.is_paused:
+            await self._player.pause(abort=weights.abort)
+        if not weights.is_paused:
+            self._player.resume(weights.policy_version)
+        self._weights = weights
+
+    async def _close(self) -> None:
+        await self._player.aclose()
+        close: Any = getattr(self._settings.policy, "aclose", None)  # this process has a copy of its own
+        if close is not None:
+            await close()
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return an exception that can be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return EnvsdkError(f"{type(error).__name__}: {error}")
+    return error
+
+
+# In a process of `concurrent.futures`, which has one worker.
+
+_worker: Worker | None = None
+
+
+def begin(settings: PlaySettings, weights: Weights) -> None:
+    """Prepare this process: make its worker, and end it when its parent ends."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+    threading.Thread(target=_end_with_parent, name="envsdk-parent", daemon=True).start()
+    _worker = Worker(settings, weights)
+
+
+def exchange(jobs: Sequence[Job], weights: Weights) -> Report:
+    """Call `exchange` of this process's worker."""
+    assert _worker is not None
+    return _worker.exchange(jobs, weights)
+
+
+def end() -> PlayStatistics:
+    """End this process's worker."""
+    assert _worker is not None
+    return _worker.end()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

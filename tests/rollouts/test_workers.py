@@ -1,0 +1,144 @@
+"""Workers in processes: the same episodes as in one process, whatever happens to the workers."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envsdk import Action, Env, Message, Turn, errors
+from envsdk.rollouts import Rollouts
+
+
+class Counts(Env):
+    """Three steps. It may end its process, or block it, once or each time."""
+
+    def start(self) -> Turn:
+        self.said = 0
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        self.said += 1
+        return Turn("More.", reward=0.0) if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
+
+
+class Kills(Counts):
+    """Ends its process in the episode of seed 3: each time, or once if there is a file to mark that."""
+
+    def __init__(self, mark: str = "", **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.mark = mark
+
+    def respond(self, reply: Message) -> Turn:
+        if self.episode.seed == 3 and not (self.mark and Path(self.mark).exists()):
+            if self.mark:
+                Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().respond(reply)
+
+
+class Stalls(Counts):
+    def respond(self, reply: Message) -> Turn:
+        if self.episode.seed == 3:
+            time.sleep(1000)  # a call into C that cannot be interrupted
+        return super().respond(reply)
+
+
+class Answers:
+    """A policy that takes a moment, and tells the version of its weights."""
+
+    tokenizer = "any"
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
+        await asyncio.sleep(self.seconds)
+        return Action([5], [-0.5])
+
+
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0"])
+def test_episodes_are_the_same_in_four_processes(env: str) -> None:
+    here = Rollouts(env, "random", seeds=range(6), group_size=2).run()
+    there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="processes", n_workers=4)
+    assert [one.to_json() for one in there.run()] == [one.to_json() for one in here]
+    assert there.statistics.episodes == 12
+    assert there.statistics.play.lag.buckets.total() > 0
+
+
+def test_a_worker_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
+    options = {"mark": str(tmp_path / "killed")}
+    rollouts = Rollouts(
+        Kills, Answers(), seeds=range(8), group_size=2, env_options=options, executor="processes", n_workers=2
+    )
+    trajectories = rollouts.run()
+    assert [one.status for one in trajectories] == ["terminated"] * 16
+    assert (tmp_path / "killed").exists()
+    assert rollouts.statistics.play.retries["WorkerLost"] >= 1
+    assert rollouts.statistics.play.abandoned == 1
+
+
+def test_an_episode_that_ends_its_process_each_time_fails_alone() -> None:
+    rollouts = Rollouts(
+        Kills, Answers(), seeds=range(6), group_size=1, executor="processes", n_workers=1, max_retries=1
+    )
+    trajectories = rollouts.run()
+    assert [one.error_kind for one in trajectories] == [None, None, None, "infrastructure", None, None]
+    assert (trajectories[3].error or "").startswith("WorkerLost")
+
+
+def test_a_worker_whose_event_loop_is_blocked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
+    rollouts = Rollouts(
+        Stalls,
+        Answers(),
+        seeds=range(5),
+        group_size=1,
+        executor="processes",
+        n_workers=1,
+        max_retries=1,
+        method_timeout_s=2.0,
+    )
+    assert [one.error_kind for one in rollouts.run()] == [None, None, None, "infrastructure", None]
+
+
+def test_weights_reach_the_workers() -> None:
+    async def run() -> set[int | None]:
+        rollouts = Rollouts(
+            Counts, Answers(0.05), seeds=range(12), group_size=1, executor="processes", n_workers=2, max_concurrency=2
+        )
+        rollouts.resume(policy_version=1)
+
+        async def update() -> None:
+            await asyncio.sleep(0.1)
+            await rollouts.pause()
+            rollouts.resume(policy_version=2)
+
+        updating = asyncio.create_task(update())
+        trajectories = await rollouts.arun()
+        await updating
+        return {part.policy_version for one in trajectories for step in one.steps for part in step.parts}
+
+    assert 2 in asyncio.run(run())
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_runs() -> None:
+    class Local(Counts):
+        pass
+
+    with pytest.raises(errors.ConfigError, match="the argument env cannot be sent"):
+        Rollouts(Local, Answers(), seeds=range(3), executor="processes")
+    with pytest.raises(errors.ConfigError, match="'processes' or 'ray'"):
+        Rollouts(Counts, Answers(), seeds=range(3), executor="threads")  # type: ignore[arg-type]
+
+
+def test_an_error_that_holds_for_all_episodes_ends_the_run() -> None:
+    with pytest.raises(errors.TokenizerMismatch):
+        Rollouts(Counts, NoTokenizer(), seeds=range(3), executor="processes", n_workers=1).run()
+
+
+class NoTokenizer(Answers):
+    tokenizer = None  # type: ignore[assignment]
