@@ -1,5 +1,6 @@
 """The two kinds of tokenizers: based on tiktoken, and on the `tokenizers` library."""
 
+import base64
 import hashlib
 import logging
 import re
@@ -8,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from ...errors import TokenizerError, unknown_name
 from .byte_level import BYTE_OF_CHAR
 from .chat_template import ChatTemplateSource
 from .protocol import UNNAMED
+from .saved import RANKS, SPECIFICATION, SavedTokenizer
 
 if TYPE_CHECKING:
     import tiktoken
@@ -32,6 +35,7 @@ def is_failure(error: BaseException) -> bool:
 
 # Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
 _PADDING = 1024
+_PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 class _Named(ABC):
@@ -65,6 +69,30 @@ class _Named(ABC):
     @cached_property
     def _fingerprint(self) -> str:
         return _hash(*self._rules_of_encoding(), _sorted_json(self.control_tokens))
+
+    def save(self, folder: Path | str) -> None:
+        """Write the tokenizer and its chat template to a folder, which `load_tokenizer` reads without a network.
+
+        Args:
+            folder: The folder; it is created. Other files in it stay as they are.
+
+        Raises:
+            OSError: If a file cannot be written.
+        """
+        vocabulary, content, rules = self._saved()
+        SavedTokenizer(
+            name=self.name,
+            vocabulary=vocabulary,
+            vocab_size=self.vocab_size,
+            fingerprint=self.fingerprint,
+            control_tokens=self._control_tokens,
+            rules=rules,
+            chat_template=self.chat_template,
+        ).write(Path(folder), content)
+
+    @abstractmethod
+    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+        """Return the name and the content of the file of the vocabulary, and the rules of encoding besides it."""
 
     @abstractmethod
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
@@ -157,6 +185,26 @@ class TiktokenTokenizer(_Named):
         items = sorted(ranks.items(), key=lambda item: item[1])
         vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
         return vocabulary, pattern.encode(), b"NFC" if self._nfc else b""
+
+    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+        items = sorted(self.ranks.items(), key=lambda item: item[1])
+        lines = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in items)
+        pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
+        return RANKS, lines, {"pattern": pattern, "nfc": self._nfc}
+
+    @classmethod
+    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "TiktokenTokenizer":
+        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
+        import tiktoken
+
+        ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
+        encoding = tiktoken.Encoding(
+            saved.name,
+            pat_str=saved.rules["pattern"],
+            mergeable_ranks=ranks,
+            special_tokens=dict(saved.control_tokens),
+        )
+        return cls(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=vocab_size or saved.vocab_size)
 
 
 class HuggingFaceTokenizer(_Named):
@@ -266,6 +314,17 @@ class HuggingFaceTokenizer(_Named):
         rules = [written.get("model"), written.get("pre_tokenizer")]
         normalizer = b"" if self._normalizer is None else self._normalizer.__getstate__()  # as JSON
         return orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), normalizer
+
+    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+        normalizer = None if self._normalizer is None else orjson.loads(self._normalizer.__getstate__())
+        added = [{**_PLAIN_TOKEN, "id": token, "content": name} for name, token in self.control_tokens.items()]
+        written = {**orjson.loads(self._plain.to_str()), "normalizer": normalizer, "added_tokens": added}
+        return SPECIFICATION, orjson.dumps(written), {}
+
+    @classmethod
+    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "HuggingFaceTokenizer":
+        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
+        return cls(saved.name, orjson.loads(content), vocab_size=vocab_size or saved.vocab_size)
 
 
 def _sorted_json(value: Mapping[str, int]) -> bytes:

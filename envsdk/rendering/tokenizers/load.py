@@ -17,6 +17,7 @@ from .chat_template import template_in_files, template_of_object
 from .files import VOCABULARY, ModelFiles, cached_snapshot, snapshot
 from .kinds import HuggingFaceTokenizer, TiktokenTokenizer, is_failure
 from .protocol import Tokenizer
+from .saved import RANKS, SavedTokenizer, is_saved, state_of
 
 _log = logging.getLogger(__name__)
 DATA = Path(__file__).parent / "data"
@@ -27,10 +28,11 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
 
     Args:
         source: `"embedded"` (a small vocabulary of our own that needs no network), a folder with a `tokenizer.json`,
-            such a file, the name of a tiktoken encoding (`"o200k_base"`), a Hugging Face id (`"Qwen/Qwen3-8B"`), or an
-            object: a `tiktoken.Encoding`, a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a `Tokenizer`
-            of envsdk. None is the embedded vocabulary as a default, which no model knows: only the policies `random`,
-            `reference` and `null` may sample from it.
+            such a file, a folder that `tokenizer.save(folder)` wrote, the name of a tiktoken encoding
+            (`"o200k_base"`), a Hugging Face id (`"Qwen/Qwen3-8B"`), or an object: a `tiktoken.Encoding`, a
+            `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a `Tokenizer` of envsdk. None is the embedded
+            vocabulary as a default, which no model knows: only the policies `random`, `reference` and `null` may
+            sample from it.
         vocab_size: The number of ids of the model. By default, the number in a `config.json` in the same folder, else
             the number of named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below
             it is legal in an action.
@@ -54,6 +56,8 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
         if str(source) == "embedded":
             return _load_file(DATA / "embedded.json", "embedded", vocab_size)
         path = Path(source)
+        if is_saved(path):
+            return _load_saved(str(path.absolute()), state_of(path), vocab_size)
         file = path / VOCABULARY if path.is_dir() else path
         return _load_file(file, str(source), vocab_size) if file.is_file() else _load_by_name(str(source), vocab_size)
     return _load_object(source, vocab_size)
@@ -80,6 +84,24 @@ def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokeniz
         raise TokenizerError(f"{files.vocabulary} cannot be read as a tokenizer.json: {error}") from error
     tokenizer = _fastest(name, specification, vocab_size or files.vocab_size)
     tokenizer.chat_template = template_in_files(files, tokenizer.control_tokens)
+    return tokenizer
+
+
+@lru_cache(maxsize=32)
+def _load_saved(folder: str, state: tuple[tuple[int, ...], ...], vocab_size: int | None) -> Tokenizer:
+    """Load a tokenizer that was saved; `state` is that of its files, so the cache never returns outdated objects."""
+    saved = SavedTokenizer.read(Path(folder))
+    kind = TiktokenTokenizer if saved.vocabulary == RANKS else HuggingFaceTokenizer
+    try:
+        tokenizer = kind.of_saved(saved, (Path(folder) / saved.vocabulary).read_bytes(), vocab_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise TokenizerError(f"{folder}/{saved.vocabulary} cannot be read: {error}") from error
+    if tokenizer.fingerprint != saved.fingerprint:
+        raise TokenizerError(
+            f"the tokenizer in {folder} gives other ids than the one that was saved there: its fingerprint is "
+            f"{tokenizer.fingerprint}; expected {saved.fingerprint}. A file of it was changed; save it again"
+        )
+    tokenizer.chat_template = saved.chat_template
     return tokenizer
 
 
