@@ -1,17 +1,21 @@
-"""Rollouts: run one episode, or many at the same time, with a policy."""
+"""Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
 from .engine import Rollouts
 from .jobs import Group
 from .many import arollout_many, rollout_many
+from .run_folder import RunFolder
 from .simple import arollout, rollout
 from .statistics import Lag, PlayStatistics, Statistics
+from .stored_run import StoredRun
 
 __all__ = [
     "Group",
     "Lag",
     "PlayStatistics",
     "Rollouts",
+    "RunFolder",
     "Statistics",
+    "StoredRun",
     "arollout",
     "arollout_many",
     "rollout",

@@ -1,0 +1,140 @@
+"""The file of a run's trajectories: lines that are appended in batches, and each batch is on disk before it is reported.
+
+It knows nothing about trajectories. A batch of a compressed file is one Zstandard frame with a checksum, so a batch that
+was cut off is recognized there, too.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InvalidRecord
+from ..packages import load
+
+PLAIN, COMPRESSED = "trajectories.jsonl", "trajectories.jsonl.zst"
+_CHUNK = 1 << 16
+
+
+class Batch(NamedTuple):
+    """Lines that were read from a file, in order.
+
+    Attributes:
+        lines: The lines, without line ends.
+        stop: The position in the file after them, in bytes.
+    """
+
+    lines: list[bytes]
+    stop: int
+
+
+def read_batches(path: Path) -> Iterator[Batch]:
+    """Read the whole batches of a file. What follows the last one was cut off, and is not yielded.
+
+    Raises:
+        InvalidRecord: If a frame of a compressed file is damaged.
+        MissingPackage: If the file is compressed and the package for that is not installed.
+    """
+    yield from (_read_frames if path.name == COMPRESSED else _read_lines)(path)
+
+
+def _read_lines(path: Path) -> Iterator[Batch]:
+    stop = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            stop += len(line)
+            yield Batch([line[:-1]], stop)
+
+
+def _read_frames(path: Path) -> Iterator[Batch]:
+    zstandard = _zstandard()
+    start, rest = 0, b""
+    with path.open("rb") as file:
+        while True:
+            frame, parts, length = zstandard.ZstdDecompressor().decompressobj(), list[bytes](), 0
+            while not frame.eof and (chunk := rest or file.read(_CHUNK)):
+                try:
+                    parts.append(frame.decompress(chunk))
+                except zstandard.ZstdError as error:
+                    raise InvalidRecord(f"the frame at byte {start} is damaged: {error}") from error
+                length, rest = length + len(chunk), b""
+            if not frame.eof:
+                return
+            rest = frame.unused_data
+            start += length - len(rest)
+            yield Batch(b"".join(parts).splitlines(), start)
+
+
+def digest_of(path: Path, length: int) -> Any:
+    """Return the SHA-256 of a file's first `length` bytes, as an object of `hashlib` that can be updated."""
+    digest, left = hashlib.sha256(), length
+    with path.open("rb") as file:
+        while left and (chunk := file.read(min(_CHUNK, left))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest
+
+
+class Journal:
+    """A file that is open for appending.
+
+    Args:
+        path: The file; it is created.
+        length: Where to append, in bytes; what follows is cut off.
+
+    Raises:
+        OSError: If it cannot be opened.
+        MissingPackage: If it is to be compressed and the package for that is not installed.
+    """
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.length = length
+        self.digest = digest_of(path, length) if length else hashlib.sha256()
+        self._path = path
+        self._compressor: Any = None
+        if path.name == COMPRESSED:
+            self._compressor = _zstandard().ZstdCompressor(write_checksum=True)
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(length)
+        os.fsync(self._file.fileno())
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Write lines and wait until they are on disk.
+
+        Raises:
+            OSError: If they cannot be written. The file is then as it was, if it can be cut off at all.
+        """
+        data = b"".join([line + b"\n" for line in lines])
+        if self._compressor is not None:
+            data = self._compressor.compress(data)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+            self._check_place()
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self.length)
+                os.fsync(self._file.fileno())
+            raise
+        self.length += len(data)
+        self.digest.update(data)
+
+    def _check_place(self) -> None:
+        """Refuse a file that has been removed or replaced: it can be written, but it is lost when it is closed."""
+        if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+            raise OSError(errno.ESTALE, "another file has taken its place")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _zstandard() -> Any:
+    return load("zstandard", "A compressed run folder needs", "pip install 'envsdk[zstd]'")

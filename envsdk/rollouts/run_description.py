@@ -1,0 +1,197 @@
+"""The files of a run folder that describe it: `run.json`, what was configured, and `manifest.json`, what was stored."""
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import InvalidRecord, RunFolderError, what_is_invalid
+from ..trajectories.records import fragment
+
+_PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
+"""What tokens, random numbers and tasks depend on."""
+T = TypeVar("T")
+
+
+class _Described(BaseModel):
+    """A JSON file of a run folder."""
+
+    file_name: ClassVar[str]
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read the file of a folder; None if there is none.
+
+        Raises:
+            RunFolderError: If it is damaged, or another version of envsdk wrote it.
+            OSError: If it cannot be read.
+        """
+        path = folder / cls.file_name
+        try:
+            return cls.model_validate(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise RunFolderError(f"{path} is damaged, or of another version: {what_is_invalid(error)}") from error
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the file: it is complete and on disk, or as it was before.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        path = folder / self.file_name
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        with unfinished.open("wb") as file:
+            file.write(orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        sync(folder)
+
+
+class StoredRenderer(BaseModel):
+    """A renderer of a run.
+
+    Attributes:
+        specification: Its name and options.
+        tokenizer: The fingerprint of its tokenizer.
+        vocab_size: The number of ids of the model.
+        folder: The folder of the tokenizer's files, inside the run folder.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    specification: dict[str, Any]
+    tokenizer: str
+    vocab_size: int
+    folder: str
+
+
+class RunDescription(_Described):
+    """What a run was configured with; it never changes.
+
+    Attributes:
+        configuration: What the caller of the run gave.
+        renderers: The renderer of each role; the first is that of the environment.
+        trajectories: The name of the file of trajectories.
+        versions: The versions of Python, envsdk, and the packages that tokens and tasks depend on.
+        created: When the run began: ISO 8601, in UTC.
+    """
+
+    file_name: ClassVar[str] = "run.json"
+
+    kind: Literal["run"] = "run"
+    schema_version: Literal[1] = 1
+    configuration: dict[str, Any]
+    renderers: dict[str, StoredRenderer] = Field(min_length=1)
+    trajectories: Literal["trajectories.jsonl", "trajectories.jsonl.zst"]
+    versions: dict[str, str]
+    created: str
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What has to be the same in a run that continues this one."""
+        return self.model_dump(include={"configuration", "renderers", "trajectories"})
+
+
+class Manifest(_Described):
+    """What was stored, at some moment of the run.
+
+    Attributes:
+        is_complete: Whether the run came to its end.
+        episodes: How many episodes are stored.
+        by_status: How many of them ended with each status.
+        by_error_kind: How many of them failed, by whose error it was; `unknown` if nobody recorded that.
+        bytes: The length of the file of trajectories. A run that was killed may have written more.
+        sha256: The SHA-256 of so many bytes of it.
+        updated: When this was written: ISO 8601, in UTC.
+    """
+
+    file_name: ClassVar[str] = "manifest.json"
+
+    kind: Literal["manifest"] = "manifest"
+    schema_version: Literal[1] = 1
+    is_complete: bool = False
+    episodes: int = 0
+    by_status: dict[str, int] = Field(default_factory=dict)
+    by_error_kind: dict[str, int] = Field(default_factory=dict)
+    bytes: int = 0
+    sha256: str
+    updated: str
+
+
+def now() -> str:
+    """Return the time: ISO 8601, in UTC, in seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, envsdk, and the packages that tokens and tasks depend on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # a part of a distribution
+            continue
+    return found
+
+
+def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as `run.json` will hold it.
+
+    Raises:
+        RunFolderError: If it cannot be written as JSON.
+    """
+    try:
+        return json.loads(orjson.dumps(fragment(dict(configuration))))
+    except InvalidRecord as error:
+        raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
+
+
+def differences(stored: Any, given: Any, path: str = "") -> Iterator[str]:
+    """Yield each difference between two JSON values: where it is, and both values."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        both = cast("tuple[dict[str, Any], dict[str, Any]]", (stored, given))
+        for name in dict.fromkeys([*both[0], *both[1]]):
+            where = f"{path}.{name}" if path else name
+            if name not in both[0] or name not in both[1]:
+                yield f"{where}: {_shown(both[0], name)} in the folder, {_shown(both[1], name)} now"
+            else:
+                yield from differences(both[0][name], both[1][name], where)
+    elif isinstance(stored, list) and isinstance(given, list) and len(cast("Any", stored)) == len(cast("Any", given)):
+        for index, (one, other) in enumerate(zip(cast("list[Any]", stored), cast("list[Any]", given), strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif stored != given or isinstance(stored, bool) != isinstance(given, bool):
+        yield f"{path}: {stored!r:.200} in the folder, {given!r:.200} now"
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return f"{values[name]!r:.200}" if name in values else "nothing"
+
+
+def counted(counts: Counter[str]) -> dict[str, int]:
+    """Return counts in the order of their names."""
+    return {name: counts[name] for name in sorted(counts)}
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on disk."""
+    if os.name == "nt":  # a folder cannot be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

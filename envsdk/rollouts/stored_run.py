@@ -1,0 +1,115 @@
+"""Reads a run folder, on any machine: it holds the tokenizer and the chat template that its tokens need."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRecord, RunFolderError
+from ..registry import get_renderer
+from ..rendering.renderer import Renderer
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..trajectories.trajectory import Trajectory
+from .journal import read_batches
+from .run_description import Manifest, RunDescription
+
+
+class StoredRun:
+    """A run folder that is read. It may still be written: what is not complete yet is left out.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        RunFolderError: If it is not a run folder, or its `run.json` or `manifest.json` is damaged.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        try:
+            description = RunDescription.read(self.path)
+            manifest = Manifest.read(self.path)
+        except OSError as error:
+            raise RunFolderError(f"{str(self.path)!r} cannot be read: {error}. Expected a run folder") from error
+        if description is None:
+            raise RunFolderError(
+                f"{str(self.path)!r} is not a run folder: it has no {RunDescription.file_name}. Expected a folder that "
+                "a run with out=... wrote"
+            )
+        self.description = description
+        """What the run was configured with, and on what it ran."""
+        self.manifest = manifest
+        """What was stored when the manifest was last written; None if it is missing."""
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """What the caller of the run gave."""
+        return self.description.configuration
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Read the trajectories, in the order in which the episodes ended.
+
+        Raises:
+            RunFolderError: If a line is damaged; the message names it.
+        """
+        file, number = self.path / self.description.trajectories, 0
+        try:
+            for batch in read_batches(file):
+                for line in batch.lines:
+                    number += 1
+                    yield Trajectory.from_json(line)
+        except InvalidRecord as error:
+            raise RunFolderError(f"{file}, line {number}: {error}") from error
+        except OSError as error:
+            raise RunFolderError(f"{file} cannot be read: {error}") from error
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the environment's renderer. It needs neither that renderer nor the environment."""
+        return self._tokenizer(next(iter(self.description.renderers.values())).folder)
+
+    @property
+    def renderer(self) -> Renderer:
+        """The environment's renderer."""
+        return next(iter(self.renderers.values()))
+
+    @cached_property
+    def renderers(self) -> Mapping[str, Renderer]:
+        """The renderer of each role.
+
+        Raises:
+            UnknownName: If no renderer of that name is installed.
+            TokenizerError: If the files of a tokenizer are damaged.
+        """
+        made: dict[str, Renderer] = {}
+        for role, stored in self.description.renderers.items():
+            options = dict(stored.specification)
+            made[role] = get_renderer(options.pop("name"), self._tokenizer(stored.folder), **options)
+        return made
+
+    @cached_property
+    def tokenizers(self) -> Mapping[str, Tokenizer]:
+        """Each tokenizer by its fingerprint."""
+        folders = {stored.tokenizer: stored.folder for stored in self.description.renderers.values()}
+        return {fingerprint: self._tokenizer(folder) for fingerprint, folder in folders.items()}
+
+    def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer:
+        """Return the tokenizer of a context.
+
+        Raises:
+            RunFolderError: If the folder does not have it.
+        """
+        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
+        if fingerprint not in self.tokenizers:
+            raise RunFolderError(
+                f"{str(self.path)!r} does not have the tokenizer {fingerprint} of the context {context!r} of "
+                f"{trajectory.id!r}; it has {', '.join(self.tokenizers)}"
+            )
+        return self.tokenizers[fingerprint]
+
+    def _tokenizer(self, folder: str) -> Tokenizer:
+        return load_tokenizer(self.path / folder)
+
+    def __repr__(self) -> str:
+        count = "" if self.manifest is None else f", {self.manifest.episodes} episodes"
+        return f"<StoredRun {str(self.path)!r}{count}>"
