@@ -1,7 +1,7 @@
-"""The file of a run's trajectories: lines that are appended in batches, and each batch is on disk before it is reported.
+"""The file of a run's trajectories: lines are appended in batches, and a batch is on disk before it is reported.
 
-It knows nothing about trajectories. A batch of a compressed file is one Zstandard frame with a checksum, so a batch that
-was cut off is recognized there, too.
+It knows nothing about trajectories. A batch of a compressed file is one Zstandard frame with a checksum, so that a
+batch that was cut off is recognized there, too.
 """
 
 import errno

@@ -281,8 +281,8 @@ class RunFolder:
         return StorageError(
             number,
             f"the run folder {str(self.path)!r} cannot be written: {why or error}. It keeps the "
-            f"{self._by_status.total()} episodes that were stored before. Make room or restore the permission, and continue the run with "
-            "--resume, or resume=True",
+            f"{self._by_status.total()} episodes that were stored before. Make room or restore the permission, and "
+            "continue the run with --resume, or resume=True",
         )
 
     def _note_tokenizers(self, trajectory: Trajectory) -> None:
@@ -301,7 +301,7 @@ class RunFolder:
 def _locked(folder: Path) -> "BaseFileLock":
     """Return the lock of a folder, which the operating system releases if the process is killed."""
     filelock = load("filelock", "A run folder needs", "pip install filelock")
-    lock: "BaseFileLock" = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
+    lock: BaseFileLock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
     try:
         lock.acquire()
     except filelock.Timeout:
