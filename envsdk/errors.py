@@ -150,6 +150,10 @@ class RunFolderError(EnvsdkError, ValueError):
     """A run folder is in use, belongs to another configuration, or is damaged."""
 
 
+class CannotReplay(EnvsdkError, ValueError):
+    """A stored episode cannot be repeated. The message states why."""
+
+
 class InvalidSample(EnvsdkError, ValueError):
     """A training sample is inconsistent. The message names the field and the position."""
 

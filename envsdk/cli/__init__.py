@@ -1,4 +1,4 @@
-"""List, play, roll out and check environments; show trajectories; create new environment packages."""
+"""List, play, roll out and check environments; show and replay trajectories; create new environment packages."""
 
 import logging
 import sys
@@ -14,12 +14,13 @@ from .episodes import demo, rollout, show
 from .options import specification
 from .output import ErrorHandler, print_error
 from .playing import play
+from .replaying import replay
 
 __all__ = ["app", "main", "specification"]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
-for command in (play, rollout, show, init, check, doctor, demo):
+for command in (play, rollout, show, replay, init, check, doctor, demo):
     app.command()(command)
 
 

@@ -1,15 +1,14 @@
 """Option values of the command line: names with options, `key=value` pairs, and environments."""
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..authoring.env import Env
-from ..authoring.making import make
-from ..errors import ConfigError, PluginError
+from ..authoring.making import find_class, make
+from ..errors import ConfigError
 from ..specifications import specification as specification
 from ..specifications import value_of
 
@@ -53,15 +52,14 @@ def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
     Raises:
         PluginError: If the module or the class cannot be imported.
     """
-    module, colon, name = env.partition(":")
-    if not colon:
+    if ":" not in env:
         return functools.partial(make, env, **options)
+    import_from_here()
+    found = find_class(env)
+    return functools.partial(found, **options) if options else found
+
+
+def import_from_here() -> None:
+    """Let modules in the current folder be imported."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(f"{env!r} cannot be imported: {error}. Expected an id, or a class as module:Class") from error
-    if not isinstance(found, type) or not issubclass(found, Env):
-        raise PluginError(f"{env!r} is {found!r:.80}; expected a subclass of envsdk.Env")
-    return functools.partial(found, **options) if options else found

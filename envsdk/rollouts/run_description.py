@@ -4,21 +4,21 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
 from ..trajectories.records import fragment
+from .unequal import unequal
 
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
 """What tokens, random numbers and tasks depend on."""
-T = TypeVar("T")
 
 
 class _Described(BaseModel):
@@ -160,25 +160,9 @@ def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
         raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
 
 
-def differences(stored: Any, given: Any, path: str = "") -> Iterator[str]:
-    """Yield each difference between two JSON values: where it is, and both values."""
-    if isinstance(stored, dict) and isinstance(given, dict):
-        both = cast("tuple[dict[str, Any], dict[str, Any]]", (stored, given))
-        for name in dict.fromkeys([*both[0], *both[1]]):
-            where = f"{path}.{name}" if path else name
-            if name not in both[0] or name not in both[1]:
-                yield f"{where}: {_shown(both[0], name)} in the folder, {_shown(both[1], name)} now"
-            else:
-                yield from differences(both[0][name], both[1][name], where)
-    elif isinstance(stored, list) and isinstance(given, list) and len(cast("Any", stored)) == len(cast("Any", given)):
-        for index, (one, other) in enumerate(zip(cast("list[Any]", stored), cast("list[Any]", given), strict=True)):
-            yield from differences(one, other, f"{path}[{index}]")
-    elif stored != given or isinstance(stored, bool) != isinstance(given, bool):
-        yield f"{path}: {stored!r:.200} in the folder, {given!r:.200} now"
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return f"{values[name]!r:.200}" if name in values else "nothing"
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return each difference between what a folder holds and what was given: where it is, and both values."""
+    return [f"{at}: {one} in the folder, {other} now" for at, one, other in unequal(dict(stored), dict(given))]
 
 
 def counted(counts: Counter[str]) -> dict[str, int]:

@@ -319,7 +319,7 @@ def _with_trajectories(folder: Path) -> str | None:
 
 def _check_same_run(folder: Path, stored: RunDescription, given: RunDescription, resume: bool) -> None:
     """Refuse a folder that holds a run, unless it is this one and it is to be continued."""
-    found = list(differences(stored.compared, given.compared))
+    found = differences(stored.compared, given.compared)
     if found:
         raise RunFolderError(
             f"{str(folder)!r} holds a run of another configuration. Choose another folder, or give the same: "
@@ -330,7 +330,7 @@ def _check_same_run(folder: Path, stored: RunDescription, given: RunDescription,
             f"{str(folder)!r} holds trajectories of this run already. Continue it with --resume, or resume=True; or "
             "choose another folder"
         )
-    changed = list(differences(stored.versions, given.versions))
+    changed = differences(stored.versions, given.versions)
     if changed:
         _log.warning("%s: the run continues with other versions: %s", folder, "; ".join(changed))
 

@@ -1,0 +1,59 @@
+"""`envsdk replay`: repeat the episodes of a stored run, and print what differs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from ..rollouts.replaying import Replayed, replay_run
+from ..rollouts.stored_run import StoredRun
+from ..visible import on_one_line
+from .options import import_from_here
+from .output import print_error, print_json, print_text
+
+_SHOWN = 20
+"""How many differences of an episode are printed."""
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    number: Annotated[int | None, typer.Argument(min=1, help="The number of one trajectory, starting at 1.")] = None,
+    episode: Annotated[str | None, typer.Option("--id", help="The id of one trajectory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each episode.")] = False,
+) -> None:
+    """Repeat the recorded actions of a stored run in fresh environments, and report each byte that differs.
+
+    The exit status is 0 if every episode that was repeated is the same, and 1 if one differs or none was repeated.
+    """
+    import_from_here()
+    same = differing = refused = 0
+    for result in replay_run(
+        StoredRun(run),
+        is_chosen=lambda n, trajectory: number in (None, n) and episode in (None, trajectory.id),
+    ):
+        _print(result, as_json)
+        refused += result.refused is not None
+        differing += bool(result.differences)
+        same += result.refused is None and not result.differences
+    total = same + differing + refused
+    if not total:
+        raise ConfigError(f"{str(run)!r} has no such trajectory: number {number}, id {episode!r}")
+    if not as_json:
+        print_text(f"{same} of {total} episodes are the same, {differing} differ, {refused} were not repeated")
+    if differing or not same:
+        raise typer.Exit(1)
+
+
+def _print(result: Replayed, as_json: bool) -> None:
+    name, found = result.trajectory.id, result.differences
+    if as_json:
+        print_json({"id": name, "refused": result.refused, "differences": [asdict(one) for one in found]})
+        return
+    if result.refused is not None:
+        print_error(on_one_line(f"not repeated: {result.refused}"))
+    for difference in found[:_SHOWN]:
+        print_error(on_one_line(f"{name}: {difference}"))
+    if len(found) > _SHOWN:
+        print_error(on_one_line(f"{name}: ... and {len(found) - _SHOWN} more"))

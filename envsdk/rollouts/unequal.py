@@ -1,0 +1,61 @@
+"""Compares two JSON values and names each place where they differ."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+MISSING = "nothing"
+"""What is shown of a value that is missing."""
+
+
+class Unequal(NamedTuple):
+    """A place where two JSON values differ.
+
+    Attributes:
+        path: Where it is, such as `limits.max_steps` or `seeds[3]`.
+        stored: The value of the first, as text, or `MISSING`.
+        given: The value of the second, as text, or `MISSING`.
+    """
+
+    path: str
+    stored: str
+    given: str
+
+
+def is_equal(stored: Any, given: Any) -> bool:
+    """Return whether two values are equal, where 600 equals 600.0, and 1 does not equal True."""
+    return stored == given and isinstance(stored, bool) == isinstance(given, bool)
+
+
+def is_identical(stored: Any, given: Any) -> bool:
+    """Return whether two values are written with the same bytes."""
+    return repr(stored) == repr(given)
+
+
+def unequal(
+    stored: Any, given: Any, path: str = "", is_same: Callable[[Any, Any], bool] = is_equal
+) -> Iterator[Unequal]:
+    """Yield each place where two JSON values differ.
+
+    Args:
+        stored: A value.
+        given: Another value.
+        path: Where both are.
+        is_same: Compares two numbers, strings, and so on.
+    """
+    if isinstance(stored, dict) and isinstance(given, dict):
+        objects = cast("tuple[dict[str, Any], dict[str, Any]]", (stored, given))
+        for name in dict.fromkeys([*objects[0], *objects[1]]):
+            where = f"{path}.{name}" if path else name
+            if name in objects[0] and name in objects[1]:
+                yield from unequal(objects[0][name], objects[1][name], where, is_same)
+            else:
+                yield Unequal(where, *(f"{one[name]!r:.200}" if name in one else MISSING for one in objects))
+        return
+    if isinstance(stored, list) and isinstance(given, list):
+        lists = cast("tuple[list[Any], list[Any]]", (stored, given))
+        if len(lists[0]) == len(lists[1]):
+            for index, (one, other) in enumerate(zip(*lists, strict=True)):
+                yield from unequal(one, other, f"{path}[{index}]", is_same)
+            return
+    if not is_same(stored, given):
+        yield Unequal(path, f"{stored!r:.200}", f"{given!r:.200}")
