@@ -117,7 +117,7 @@ class Journal:
             while left:
                 left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
-            self._check_place()
+            self.check_place()
         except OSError:
             with suppress(OSError):
                 self._file.truncate(self.length)
@@ -126,8 +126,12 @@ class Journal:
         self.length += len(data)
         self.digest.update(data)
 
-    def _check_place(self) -> None:
-        """Refuse a file that has been removed or replaced: it can be written, but it is lost when it is closed."""
+    def check_place(self) -> None:
+        """Refuse a file that has been removed or replaced: it can be written, but it is lost when it is closed.
+
+        Raises:
+            OSError: If it has been.
+        """
         if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
             raise OSError(errno.ESTALE, "another file has taken its place")
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gymnasium
 import numpy as np
 
 from ..authoring.env import Env
@@ -203,22 +202,25 @@ def _env_of(run: StoredRun, trajectory: Trajectory) -> Env:
         CannotReplay: If it cannot be made from what is stored.
     """
     name = _name_of(run, trajectory)
-    options: dict[str, Any] = {
-        **trajectory.config,
-        "renderer": trajectory.renderer,
-        "tokenizer": run.tokenizers.get(trajectory.tokenizer, run.tokenizer),
-        "history": trajectory.history,
-        "limits": Limits(**trajectory.limits),
-    }
     try:
+        options: dict[str, Any] = {
+            **trajectory.config,
+            "renderer": trajectory.renderer,
+            "tokenizer": run.tokenizer_of(trajectory),
+            "history": trajectory.history,
+            "limits": Limits.of(trajectory.limits, Limits()),
+        }
         return find_class(name)(**options) if ":" in name else make(name, **options)
-    except EnvsdkError as error:
-        raise CannotReplay(f"the environment of {trajectory.id!r} cannot be made from the record: {error}") from error
+    except (EnvsdkError, TypeError) as error:  # a constructor may take other arguments
+        raise CannotReplay(
+            f"the environment of {trajectory.id!r} cannot be made from the record: {error}. Use replay_run(run, "
+            "make_env)"
+        ) from error
 
 
 def _name_of(run: StoredRun, trajectory: Trajectory) -> str:
     """Return the id of the environment, or its `module:Class`."""
-    if trajectory.env in gymnasium.registry or "/" in trajectory.env:
+    if "/" in trajectory.env:
         return trajectory.env
     configured = run.configuration.get("env")
     if isinstance(configured, str) and (":" in configured or "/" in configured):

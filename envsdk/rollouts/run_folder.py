@@ -263,6 +263,7 @@ class RunFolder:
             self._by_error_kind[episode.error_kind or "unknown"] += 1
 
     def _write_manifest(self, *, is_complete: bool = False) -> None:
+        self._journal.check_place()  # the folder of another run is left alone
         Manifest(
             is_complete=is_complete,
             episodes=self._by_status.total(),

@@ -93,17 +93,18 @@ class StoredRun:
         folders = {stored.tokenizer: stored.folder for stored in self.description.renderers.values()}
         return {fingerprint: self._tokenizer(folder) for fingerprint, folder in folders.items()}
 
-    def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer:
-        """Return the tokenizer of a context.
+    def tokenizer_of(self, trajectory: Trajectory, context: str | None = None) -> Tokenizer:
+        """Return the tokenizer of an episode, or of one of its contexts.
 
         Raises:
             RunFolderError: If the folder does not have it.
         """
-        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
+        own = "" if context is None else trajectory.contexts[context].tokenizer
+        fingerprint = own or trajectory.tokenizer
         if fingerprint not in self.tokenizers:
             raise RunFolderError(
-                f"{str(self.path)!r} does not have the tokenizer {fingerprint} of the context {context!r} of "
-                f"{trajectory.id!r}; it has {', '.join(self.tokenizers)}"
+                f"{str(self.path)!r} does not have the tokenizer {fingerprint} of {trajectory.id!r}, context "
+                f"{context!r}; it has {', '.join(self.tokenizers)}"
             )
         return self.tokenizers[fingerprint]
 

@@ -567,6 +567,8 @@ def test_a_folder_that_is_removed_or_replaced_is_noticed(
         (folder.path / FILES[False]).touch()
     [error] = append(folder, episodes[1:2])
     assert isinstance(error, StorageError)
+    folder.close()
+    assert not (folder.path / "manifest.json").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(create: Callable[..., RunFolder], tmp_path: Path) -> None:
