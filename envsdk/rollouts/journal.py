@@ -17,6 +17,8 @@ from ..packages import load
 
 PLAIN, COMPRESSED = "trajectories.jsonl", "trajectories.jsonl.zst"
 _CHUNK = 1 << 16
+_FRAME = b"\x28\xb5\x2f\xfd"
+"""What each frame begins with (RFC 8878)."""
 
 
 class Batch(NamedTuple):
@@ -64,10 +66,30 @@ def _read_frames(path: Path) -> Iterator[Batch]:
                     raise InvalidRecord(f"the frame at byte {start} is damaged: {error}") from error
                 length, rest = length + len(chunk), b""
             if not frame.eof:
+                _check_cut_off(path, start, zstandard)
                 return
             rest = frame.unused_data
             start += length - len(rest)
             yield Batch(b"".join(parts).splitlines(), start)
+
+
+def _check_cut_off(path: Path, start: int, zstandard: Any) -> None:
+    """Check that a frame that does not end was cut off: a damaged one may seem longer, but then others follow it.
+
+    Raises:
+        InvalidRecord: If a whole frame follows.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    at = data.find(_FRAME, 1)
+    while at > 0:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        with suppress(zstandard.ZstdError):  # the same bytes inside a frame
+            frame.decompress(data[at:])
+            if frame.eof:
+                raise InvalidRecord(f"the frame at byte {start} is damaged: it does not end before the next one")
+        at = data.find(_FRAME, at + 1)
 
 
 def digest_of(path: Path, length: int) -> Any:
@@ -112,6 +134,8 @@ class Journal:
         data = b"".join([line + b"\n" for line in lines])
         if self._compressor is not None:
             data = self._compressor.compress(data)
+        if os.fstat(self._file.fileno()).st_size != self.length:
+            raise OSError(errno.EIO, "it has another end than it should have, such as lines that could not be cut off")
         try:
             left = memoryview(data)
             while left:

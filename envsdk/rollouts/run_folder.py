@@ -245,17 +245,30 @@ class RunFolder:
             return None
 
     def _write(self, batch: list[_Line]) -> None:
+        count = self._count_written([item.line for item in batch])
+        for item in batch[:count]:
+            self._count(item.episode)
+            item.written.set_result(None)
+        for item in batch[count:]:
+            assert self._failure is not None
+            item.written.set_exception(self._storage_error(self._failure))
+
+    def _count_written(self, lines: list[bytes]) -> int:
+        """Write lines, and return how many are on disk: all of them, or as many as there is room for."""
+        if self._failure is not None or not lines:
+            return 0
+        count = 0
         try:
-            if batch and self._failure is None:
-                self._journal.append([item.line for item in batch])
-        except Exception as error:  # whatever it is, everything that waits has to be answered
-            self._failure = error
-        for item in batch:
-            if self._failure is None:
-                self._count(item.episode)
-                item.written.set_result(None)
-            else:
-                item.written.set_exception(self._storage_error(self._failure))
+            self._journal.append(lines)
+            return len(lines)
+        except Exception:  # whatever it is, everything that waits has to be answered
+            try:
+                for line in lines:
+                    self._journal.append([line])
+                    count += 1
+            except Exception as error:
+                self._failure = error
+            return count
 
     def _count(self, episode: FinishedEpisode) -> None:
         self._by_status[episode.status] += 1

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -456,15 +457,27 @@ def test_a_last_line_that_lost_its_middle_is_cut_off_like_a_torn_one(
     assert "cut off" in caplog.text
 
 
-def test_a_damaged_frame_is_reported(stored: dict[bool, Path], renderers: dict[str, Renderer], tmp_path: Path) -> None:
-    path = tmp_path / "run"
+@given(data=st.data())
+def test_a_damaged_frame_is_reported_if_others_follow(
+    data: st.DataObject,
+    stored: dict[bool, Path],
+    renderers: dict[str, Renderer],
+    episodes: list[Trajectory],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(stored[True], path)
     file = path / FILES[True]
-    data = bytearray(file.read_bytes())
-    data[ends_of_batches(file)[1][1] + 40] ^= 0xFF
-    file.write_bytes(data)
-    with pytest.raises(RunFolderError, match=r"after line 2: the frame at byte \d+ is damaged"):
-        RunFolder.create(path, CONFIGURATION, renderers, resume=True, compress=True)
+    content = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, ends_of_batches(file)[2][1] - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(content)
+    try:
+        found = reopened(path, renderers, compress=True)
+    except RunFolderError as error:
+        assert re.search(r"after line [02]: the frame at byte \d+ is damaged", str(error))
+    else:  # such as another size of the window in a frame's header
+        assert found == [one.id for one in episodes]
 
 
 def test_an_id_that_is_stored_twice_is_refused(
@@ -569,6 +582,19 @@ def test_a_folder_that_is_removed_or_replaced_is_noticed(
     assert isinstance(error, StorageError)
     folder.close()
     assert not (folder.path / "manifest.json").exists()
+
+
+def test_nothing_is_appended_to_lines_that_could_not_be_cut_off(
+    create: Callable[..., RunFolder], episodes: list[Trajectory]
+) -> None:
+    folder = create()
+    append(folder, episodes[:1])
+    with (folder.path / FILES[False]).open("ab") as file:
+        file.write(b"half a li")
+    [error] = append(folder, episodes[1:2])
+    assert isinstance(error, StorageError)
+    folder.close()
+    assert list(create(resume=True).finished) == [episodes[0].id]
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(create: Callable[..., RunFolder], tmp_path: Path) -> None:
