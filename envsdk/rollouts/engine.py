@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..authoring.env import Env
@@ -14,8 +15,10 @@ from ..errors import ConfigError, RunFailed
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
+from .configuration import configuration_of
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .player import Played, Player, PlaySettings
+from .run_folder import RunFolder
 from .statistics import Statistics
 from .worker import Weights
 from .workers import Executor, WorkerPool, check_sendable
@@ -63,10 +66,16 @@ class Rollouts:
             `policy_version` when it ends; None for any number.
         on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
         on_trajectory: A function that is called with each trajectory that is reported; plain or `async def`.
+        out: A folder for the run (see `RunFolder`). Each trajectory is on disk before it is reported. One that failed
+            because of the infrastructure is not stored: resuming the run plays it again.
+        resume: Whether to continue the run in that folder: the episodes that it has are not played again.
+        compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
         UnknownName: If no environment or policy has that name.
+        RunFolderError: If the folder is in use, has another configuration, or has a run and `resume` is False.
+        StorageError: If the folder cannot be written; also later, while the run goes on. What was stored is kept.
     """
 
     def __init__(
@@ -91,6 +100,9 @@ class Rollouts:
         max_staleness: int | None = None,
         on_stale: Literal["drop", "keep"] = "drop",
         on_trajectory: Callable[[Trajectory], Any] | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        compress: bool = False,
     ) -> None:
         _check_count("group_size", group_size)
         _check_count("max_concurrency", max_concurrency)
@@ -138,16 +150,28 @@ class Rollouts:
             self._jobs = jobs_of_seeds(name, seeds, group_size)
         else:
             self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
+        self._stored_jobs: list[Job] = []
         self._sizes: dict[str, int] = defaultdict(int)
         for job in self._jobs:
             self._sizes[job.group_id] += 1
         self.statistics.total = len(self._jobs)
+        self.folder: RunFolder | None = None
+        """The run folder, which is open until the run ends."""
+        if out is not None:
+            configuration = configuration_of(self._settings, self._first, self._jobs, group_size)
+            self.folder = RunFolder.create(
+                out, configuration, {"main": self._first.renderer}, resume=resume, compress=compress
+            )
+            self._stored_jobs = [job for job in self._jobs if job.id in self.folder.finished]
+            self._jobs = [job for job in self._jobs if job.id not in self.folder.finished]
+            self.statistics.resumed = len(self._stored_jobs)
         self._policy_version: int | None = None
         self._is_paused = False
         self._player: Player | WorkerPool | None = None
         self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
         self._failed_in_a_row = 0
         self._first_failure: Played | None = None
+        self._stored = 0
 
     # Running.
 
@@ -175,9 +199,15 @@ class Rollouts:
                 yield trajectory
 
     async def groups(self) -> AsyncGenerator[Group]:
-        """Yield each group once all of its episodes have ended."""
+        """Yield each group once all of its episodes have ended.
+
+        In a run that is resumed, these are the groups of which an episode was missing, with the stored ones.
+        """
         ended: dict[str, int] = defaultdict(int)
         found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
+        for job, trajectory in self._stored_of_open_groups():
+            ended[job.group_id] += 1
+            found[job.group_id].append((job.index, trajectory))
         async for job, trajectory in self._results():
             name = job.group_id
             ended[name] += 1
@@ -191,6 +221,8 @@ class Rollouts:
         """End the episodes that are running, and close the environments. A run that was left early needs it."""
         if self._running is not None:
             await self._running.aclose()
+        if self.folder is not None:  # a run that never began
+            self.folder.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -233,6 +265,15 @@ class Rollouts:
 
     # The run.
 
+    def _stored_of_open_groups(self) -> Iterator[tuple[Job, Trajectory]]:
+        """Read the stored episodes of the groups that have episodes to play."""
+        missing = {job.group_id for job in self._jobs}
+        wanted = {job.id: job for job in self._stored_jobs if job.group_id in missing}
+        if wanted and self.folder is not None:
+            for trajectory in RunFolder.open(self.folder.path).trajectories():
+                if trajectory.id in wanted:
+                    yield wanted[trajectory.id], trajectory
+
     def _results(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
         if self._running is not None:
             raise ConfigError("this run has begun already: make another Rollouts object")
@@ -254,6 +295,9 @@ class Rollouts:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             self.statistics.ended_at = time.monotonic()
+            if self.folder is not None:
+                done = self.statistics.resumed + self._stored
+                await asyncio.to_thread(self.folder.close, is_complete=done == self.statistics.total)
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()
@@ -294,6 +338,9 @@ class Rollouts:
             RunFailed: See `fail_fast`.
         """
         trajectory = played.trajectory
+        if self.folder is not None and trajectory.error_kind != "infrastructure":
+            await self.folder.append(trajectory)
+            self._stored += 1
         self.statistics.add(trajectory)
         self._check_failures(played)
         if self.is_stale(trajectory):

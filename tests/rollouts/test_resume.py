@@ -1,0 +1,194 @@
+"""A run that is killed at any moment resumes where it was: no episode is lost, and none is there twice."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envsdk import Action, Env, Message, Turn, errors
+from envsdk.rollouts import Rollouts
+from envsdk.rollouts.run_folder import RunFolder
+
+PROGRAM = """
+import asyncio, sys
+from envsdk.policies import RandomPolicy
+from envsdk.rollouts import Rollouts
+
+class Slow:
+    tokenizer = "any"
+    def for_episode(self, env, seed):
+        inner = RandomPolicy(env.renderer.tokenizer.vocab_size, seed=seed or 0)
+        async def policy(prompt, *, episode_id, **request):
+            await asyncio.sleep(hash((episode_id, len(prompt))) % 7 / 2000)
+            return inner(prompt, episode_id=episode_id, **request)
+        policy.tokenizer = "any"
+        return policy
+    def specification(self):
+        return {"name": "slow"}
+
+async def main(out, tasks, executor):
+    rollouts = Rollouts("envsdk/GuessNumber-v0", Slow(), seeds=range(tasks), group_size=8, max_concurrency=64, out=out,
+        resume=True, executor=executor or None, n_workers=2)
+    async for trajectory in rollouts:
+        print(trajectory.id, flush=True)
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+"""
+
+
+def play(program: Path, out: Path, tasks: int, executor: str = "", kill_after_s: float | None = None) -> list[str]:
+    """Play or continue a run in a process of its own, and kill it after a while; return the ids that it reported."""
+    command = [sys.executable, str(program), str(out), str(tasks), executor]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            os.killpg(process.pid, signal.SIGKILL)
+        reported = (process.communicate()[0] or "").split("\n")[:-1]  # a line that was cut off was not reported
+        assert process.returncode == (0 if kill_after_s is None else process.returncode)
+        return reported
+
+
+def stored(out: Path) -> dict[str, bytes]:
+    return {one.id: one.to_json() for one in RunFolder.open(out).trajectories()}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kills", "executor"),
+    [
+        (16, 3, ""),
+        pytest.param(40, 2, "processes", marks=pytest.mark.full),
+        pytest.param(500, 30, "", marks=pytest.mark.full),
+    ],
+)
+def test_a_run_that_is_killed_again_and_again_has_what_an_undisturbed_one_has(
+    tmp_path: Path, tasks: int, kills: int, executor: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    whole = tmp_path / "whole"
+    begun = time.monotonic()
+    assert len(play(program, whole, tasks)) == tasks * 8
+    took = time.monotonic() - begun
+    rng, out, reported = random.Random(0), tmp_path / "killed", set[str]()
+    for _ in range(kills):
+        now = play(program, out, tasks, executor, kill_after_s=rng.uniform(0.2, 1.0) * took)
+        assert reported.isdisjoint(now)  # nothing is reported twice
+        reported |= set(now)
+        if (out / "run.json").exists():
+            assert reported <= stored(out).keys()  # nothing that was reported is lost
+    now = play(program, out, tasks, executor)
+    assert reported.isdisjoint(now)
+    assert stored(out) == stored(whole)
+    assert len(stored(out)) == tasks * 8
+    assert json.loads((out / "manifest.json").read_text())["is_complete"] is True
+
+
+class Counts(Env):
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn("Done.", reward=1.0, terminated=True)
+
+
+def test_a_folder_of_another_run_is_refused_with_the_differences(tmp_path: Path) -> None:
+    Rollouts(Counts, "random", seeds=range(3), group_size=2, out=tmp_path).run()
+    with pytest.raises(errors.RunFolderError, match="resume"):
+        Rollouts(Counts, "random", seeds=range(3), group_size=2, out=tmp_path)
+    with pytest.raises(errors.RunFolderError, match="group_size: 2 in the folder, 4 now") as raised:
+        Rollouts(
+            Counts, "null", seeds=range(3), group_size=4, out=tmp_path, resume=True, env_options={"history": "strip"}
+        )
+    for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "tasks"):
+        assert difference in str(raised.value)
+
+
+def test_a_run_may_resume_with_other_deadlines_and_another_concurrency(tmp_path: Path) -> None:
+    first = Rollouts(Counts, "random", seeds=range(4), group_size=2, out=tmp_path, max_concurrency=1)
+    first.run()
+    again = Rollouts(Counts, "random", seeds=range(4), group_size=2, out=tmp_path, resume=True, method_timeout_s=5)
+    assert again.run() == []
+    assert again.statistics.resumed == 8
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    first = Rollouts(Counts, "random", seeds=range(3), out=tmp_path)
+    with pytest.raises(errors.RunFolderError, match="in use"):
+        Rollouts(Counts, "random", seeds=range(3), out=tmp_path, resume=True)
+    first.run()
+
+
+def test_a_group_that_was_interrupted_comes_whole(tmp_path: Path) -> None:
+    asyncio.run(_interrupt(tmp_path))
+    rollouts = Rollouts(Counts, "random", seeds=range(3), group_size=3, out=tmp_path, resume=True)
+    groups = asyncio.run(_groups(rollouts))
+    assert [(group.id, group.is_whole, len(group.trajectories)) for group in groups] == [
+        ("Counts/1", True, 3),
+        ("Counts/2", True, 3),
+    ]
+    assert len(stored(tmp_path)) == 9
+
+
+async def _groups(rollouts: Rollouts) -> list[Any]:
+    return [group async for group in rollouts.groups()]
+
+
+async def _interrupt(tmp_path: Path) -> None:
+    async with Rollouts(Counts, "random", seeds=range(3), group_size=3, out=tmp_path, max_concurrency=1) as first:
+        seen = 0
+        async for _ in first:
+            seen += 1
+            if seen == 4:
+                break
+
+
+def test_what_failed_because_of_the_server_is_played_again(tmp_path: Path) -> None:
+    rollouts = Rollouts(Counts, Gone(), seeds=range(2), group_size=2, out=tmp_path, max_retries=0)
+    assert {one.error_kind for one in rollouts.run()} == {"infrastructure"}
+    assert json.loads((tmp_path / "manifest.json").read_text())["is_complete"] is False
+    Gone.is_gone = False
+    again = Rollouts(Counts, Gone(), seeds=range(2), group_size=2, out=tmp_path, resume=True)
+    assert {one.status for one in again.run()} == {"terminated"}
+    assert len(stored(tmp_path)) == 4
+
+
+class Gone:
+    tokenizer = "any"
+    is_gone = True
+
+    def for_episode(self, env: Env, seed: int | None) -> Any:
+        async def policy(prompt: Any, **_: Any) -> Any:
+            if Gone.is_gone:
+                raise errors.PolicyUnavailable("the server is gone")
+            return Action([5], [-0.5])
+
+        policy.tokenizer = "any"  # type: ignore[attr-defined]
+        return policy
+
+
+def test_a_full_disk_ends_the_run_which_resumes_where_it_was(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    rollouts = Rollouts("envsdk/Calculator-v0", "reference", seeds=range(20), group_size=4, out=tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(errors.StorageError, match="resume"):
+            rollouts.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    kept = stored(tmp_path)
+    assert 0 < len(kept) < 80
+    again = Rollouts("envsdk/Calculator-v0", "reference", seeds=range(20), group_size=4, out=tmp_path, resume=True)
+    assert len(again.run()) == 80 - len(kept)
+    assert len(stored(tmp_path)) == 80
