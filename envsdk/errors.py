@@ -130,6 +130,21 @@ class ServerReplyError(EnvsdkError, ValueError):
     """A policy's server answered with something that is not a legal action."""
 
 
+class RequestRefused(ServerReplyError):
+    """A policy's server refused a request, such as a prompt that is too long. It would refuse it again.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ServerMismatch(ConfigError):
     """A policy's server is set up in a way that would give wrong samples; the message names its flag."""
 

@@ -36,8 +36,12 @@ class Sampling:
             if not is_valid:
                 raise ConfigError(f"{name} is {value!r}; expected {expected}")
 
-    def updated(self, changes: Mapping[str, Any]) -> "Sampling":
+    def updated(self, changes: Mapping[str, Any], policy: str) -> "Sampling":
         """Return a copy with the parameters that an environment requests.
+
+        Args:
+            changes: The parameters by name.
+            policy: The name of the policy, for the error.
 
         Raises:
             UnknownName: If a name is not a sampling parameter.
@@ -46,7 +50,7 @@ class Sampling:
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
-                raise unknown_name("sampling parameter of TransformersPolicy", name, known)
+                raise unknown_name(f"sampling parameter of {policy}", name, known)
         return replace(self, **changes)
 
 

@@ -175,7 +175,7 @@ class TransformersPolicy:
                 there are stop strings but no tokenizer; or if a sampling parameter is not valid.
             UnknownName: If the environment requests an unknown sampling parameter.
         """
-        chosen = self._sampling.updated(sampling)
+        chosen = self._sampling.updated(sampling, "TransformersPolicy")
         self._check(prompt, stop)
         reply = _Reply(stop_token_ids, tuple(map(str.encode, stop)), self._room(len(prompt), max_tokens))
         rng, version = self._rng(episode_id, context, prompt), self._policy_version

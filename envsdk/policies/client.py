@@ -1,0 +1,281 @@
+"""Sends requests to model servers: one pooled client for each event loop, deadlines, retries, and typed errors.
+
+This module knows HTTP and JSON, and nothing about tokens. It imports httpx and tenacity when a client is created.
+"""
+
+import asyncio
+import contextlib
+import email.utils
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import orjson
+
+from ..errors import PolicyUnavailable, RequestRefused
+from ..packages import load
+from .per_loop import PerLoop
+from .servers import Server, Servers
+from .usage import Usage
+
+T = TypeVar("T")
+_NEEDS, _INSTALL = "A policy on a model server needs", "pip install 'envsdk[servers]'"
+_MAX_RETRY_AFTER_S = 120.0
+_FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
+_KEEPALIVE_S = 4.0  # less than the 5 s after which uvicorn closes an idle connection
+_NOT_IMPLEMENTED = 501
+_FAILURES_IN_A_ROW = 2  # of one call on one server, until its episode moves to another one
+_OVERLOADED = ("408", "429")  # the server works, and asks to wait
+_MAX_MESSAGE = 500
+
+
+class Failure(Exception):
+    """A request failed in a way that another attempt may not.
+
+    Attributes:
+        cause: `connection`, `timeout`, `partial`, or the status of the response.
+        retry_after_s: How long the server asks to wait, in seconds; None if it does not.
+        is_unreachable: Whether no connection could be opened.
+        moves: Whether the next attempt goes to another server.
+    """
+
+    def __init__(
+        self, cause: str, message: str, *, retry_after_s: float | None = None, is_unreachable: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after_s = retry_after_s
+        self.is_unreachable = is_unreachable
+        self.moves = False
+
+
+@dataclass(slots=True)
+class _Connections:
+    """What belongs to one event loop."""
+
+    http: Any
+    """An `httpx.AsyncClient`."""
+    gate: asyncio.Semaphore
+    """Bounds the calls in flight."""
+    checks: asyncio.Lock
+    """Held while a server is checked."""
+
+
+class Client:
+    """Sends requests to the servers of a policy.
+
+    Args:
+        servers: The servers.
+        usage: Counts the requests.
+        headers: Headers of each request.
+        timeout_s: The longest duration of a request, in seconds.
+        max_retries: How often a call is tried again.
+        max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        usage: Usage,
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        max_retries: int,
+        max_in_flight: int,
+    ) -> None:
+        self._servers = servers
+        self._usage = usage
+        self._headers = dict(headers)
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._max_in_flight = max_in_flight
+        self._httpx = load("httpx", _NEEDS, _INSTALL)
+        self._tenacity = load("tenacity", _NEEDS, _INSTALL)
+        self._connections = PerLoop(self._connect, _disconnect)
+
+    async def call(self, choose: Callable[[], Server], attempt: Callable[[Server], Awaitable[T]]) -> T:
+        """Return what an attempt returns; try again, maybe on another server, if it fails.
+
+        Args:
+            choose: Returns the server of the next attempt.
+            attempt: One attempt on a server.
+
+        Raises:
+            PolicyUnavailable: If all attempts failed.
+            RequestRefused: If a server refused the request; it is not tried again.
+        """
+        tenacity = self._tenacity
+        failures: list[tuple[Server, Failure]] = []
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._max_retries + 1),
+            wait=self._wait(),
+            retry=tenacity.retry_if_exception_type(Failure),
+            before_sleep=self._count_retry,
+            reraise=True,
+        )
+        try:
+            return await retrying(self._attempt, choose, attempt, failures)
+        except Failure as failure:
+            server, attempts = failures[-1][0], len(failures)
+            raise PolicyUnavailable(
+                f"{server.url} did not answer after {attempts} attempt{'s' if attempts > 1 else ''}; the last one "
+                f"failed because of {failure.cause}: {failure}. Check the server's log, or raise max_retries or "
+                "timeout_s"
+            ) from failure
+
+    async def request(
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        has_value: bool = True,
+    ) -> Any:
+        """Send one request and return the JSON value of the response.
+
+        Args:
+            server: The server.
+            method: `GET` or `POST`.
+            path: The path.
+            body: The JSON value to send, which may hold numpy arrays.
+            id: The value of the header `X-Request-Id`, which proxies would set otherwise.
+            has_value: Whether the response has a JSON value; if not, None is returned.
+
+        Raises:
+            Failure: If another attempt may succeed.
+            RequestRefused: If the server refuses the request (a status of 4xx, except 408 and 429).
+        """
+        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = {} if id is None else {"X-Request-Id": id}
+        http = self._connections.get().http
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await http.request(method, server.url + path, content=content, headers=headers)
+        except TimeoutError:
+            raise Failure("timeout", f"no answer within timeout_s={self._timeout_s:g}") from None
+        except self._httpx.RequestError as error:
+            unreachable = isinstance(error, (self._httpx.ConnectError, self._httpx.ConnectTimeout))
+            text = f"{type(error).__name__}: {error}"
+            raise Failure("connection", text, is_unreachable=unreachable) from error
+        finally:
+            self._usage.sent(time.monotonic() - start)
+        request = f"{method} {server.url}{path}"
+        _check_status(response, request)
+        return _value_of(response, request) if has_value else None
+
+    def checking(self) -> asyncio.Lock:
+        """Return the lock of the running event loop that is held while a server is checked."""
+        return self._connections.get().checks
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; the next request opens new ones."""
+        await self._connections.aclose()
+
+    async def _attempt(
+        self,
+        choose: Callable[[], Server],
+        attempt: Callable[[Server], Awaitable[T]],
+        failures: list[tuple[Server, Failure]],
+    ) -> T:
+        server = choose()
+        with self._servers.calling(server):
+            try:
+                async with self._connections.get().gate:
+                    return await attempt(server)
+            except Failure as failure:
+                failures.append((server, failure))
+                last = failures[-_FAILURES_IN_A_ROW:]
+                is_down = len(last) == _FAILURES_IN_A_ROW and all(
+                    one is server and found.cause not in _OVERLOADED for one, found in last
+                )
+                if failure.is_unreachable or is_down:
+                    failure.moves = self._servers.failed(server, is_unreachable=failure.is_unreachable)
+                raise
+
+    def _count_retry(self, state: Any) -> None:
+        self._usage.retried(state.outcome.exception().cause)
+
+    def _wait(self) -> Callable[[Any], float]:
+        """Return the function that chooses the time before the next attempt: none if it goes to another server."""
+        exponential = self._tenacity.wait_exponential(multiplier=_FIRST_WAIT_S, max=_MAX_WAIT_S)
+        backoff = exponential + self._tenacity.wait_random(0, _FIRST_WAIT_S)
+
+        def wait(state: Any) -> float:
+            failure: Failure = state.outcome.exception()
+            if failure.moves:
+                return 0.0
+            return max(backoff(state), failure.retry_after_s or 0.0)
+
+        return wait
+
+    def _connect(self) -> _Connections:
+        limits = self._httpx.Limits(max_keepalive_connections=self._max_in_flight, keepalive_expiry=_KEEPALIVE_S)
+        headers = {"Content-Type": "application/json", **self._headers}
+        http = self._httpx.AsyncClient(
+            headers=headers,
+            limits=limits,
+            timeout=None,  # `request` has its own deadline
+            verify=_certificates(self._httpx),
+        )
+        return _Connections(http, asyncio.Semaphore(self._max_in_flight), asyncio.Lock())
+
+
+@cache
+def _certificates(httpx: Any) -> Any:
+    """Return the SSL context, which takes longer to create than a client, and which all clients share."""
+    return httpx.create_ssl_context()
+
+
+async def _disconnect(connections: _Connections) -> None:
+    await connections.http.aclose()
+
+
+def _check_status(response: Any, request: str) -> None:
+    status: int = response.status_code
+    if status in (408, 429) or (status >= 500 and status != _NOT_IMPLEMENTED):
+        after = _seconds(response.headers.get("Retry-After", ""))
+        raise Failure(str(status), f"{request}: {message_of(response.content)}", retry_after_s=after)
+    if status >= 300:
+        raise RequestRefused(f"{request} was refused with status {status}: {message_of(response.content)}", status)
+
+
+def _value_of(response: Any, request: str) -> Any:
+    try:
+        return _read(response.content)
+    except ValueError as error:
+        raise Failure("partial", f"{request}: the response is not JSON: {error}") from error
+
+
+def _read(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        return json.loads(content)  # Python writes NaN, which is an error in the reply and not in the transport
+
+
+def message_of(content: bytes) -> str:
+    """Return the message in the body of an error response."""
+    with contextlib.suppress(ValueError):
+        value: Any = orjson.loads(content)
+        for key in ("error", "message", "detail"):  # nested in vLLM: {"error": {"message": ...}}
+            value = cast("dict[str, Any]", value).get(key, value) if isinstance(value, dict) else value
+        return (value if isinstance(value, str) else json.dumps(value))[:_MAX_MESSAGE]
+    return content.decode(errors="replace")[:_MAX_MESSAGE]
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
+    with contextlib.suppress(ValueError):
+        return min(max(0.0, float(retry_after)), _MAX_RETRY_AFTER_S)
+    with contextlib.suppress(ValueError):
+        date = email.utils.parsedate_to_datetime(retry_after)
+        left = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - time.time()
+        return min(max(0.0, left), _MAX_RETRY_AFTER_S)
+    return None

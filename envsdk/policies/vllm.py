@@ -1,0 +1,224 @@
+"""The policy on vLLM servers, tested with vLLM 0.32."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from ..errors import ConfigError, RequestRefused, ServerReplyError
+from .client import Client
+from .sampling import Sampling
+from .served import ServedPolicy
+from .server_replies import ServerReply, ServerRequest, TokenId, Weights, read_response, routed_experts
+from .servers import Server
+
+_GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
+_ID_PREFIX = "generate-tokens-"  # which vLLM's engine puts before the id of a request to _GENERATE
+_MISSING = (403, 404, 405, 501)  # 403 without --enable-scale-out
+_LEAST_TEMPERATURE = 0.01
+
+
+class VLLM(ServedPolicy):
+    """Sample replies on vLLM servers: `envsdk.rollout(env, policy=VLLM("http://localhost:8000"))`.
+
+    Start a server with `vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out`. Without
+    `--enable-scale-out` (or with an older vLLM), the policy uses `/v1/completions` with token ids. There, a reply has
+    no weight versions and cannot be aborted: `abort()` waits until it has ended.
+
+    A reply ends only at the environment's stop tokens and strings: the end-of-sequence token of the model's
+    configuration has no effect. If weights change while a reply is sampled, each version's tokens are a part with their
+    `policy_version`, if vLLM's name of the version is a number; any other name is in `extra["weight_version"]`. Experts
+    (`--enable-return-routed-experts`) are in `extra["routed_experts"]`, int32 of shape (n, layers, experts), with -1
+    for the last token. The ids that sampling was restricted to are in `extra["sampling_mask"]`, one list for each
+    token.
+
+    The arguments are those of `ServedPolicy`.
+    """
+
+    name: ClassVar[str] = "VLLM"
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """What to change on the server if a check fails, by the name of the check."""
+        return {
+            "model": "start vLLM with --served-model-name {}",
+            "models": "If it needs a key (--api-key), pass api_key",
+            "length": "start vLLM with --max-model-len {}",
+            "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
+            "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
+            "tokenize": "Start vLLM without --skip-tokenizer-init",
+            "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
+        }
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Refuse temperatures that vLLM changes.
+
+        Raises:
+            ConfigError: If the temperature is between 0 and 0.01.
+        """
+        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature is {sampling.temperature}, which vLLM would raise to {_LEAST_TEMPERATURE}; expected 0, "
+                f"or at least {_LEAST_TEMPERATURE}"
+            )
+
+    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+        """Let a server sample a reply: with its endpoint for token ids, or else with `/v1/completions`."""
+        if server.lacks_token_endpoint:
+            return await self._complete(client, server, request)
+        try:
+            response = await client.request(server, "POST", _GENERATE, self._generate_body(request), id=request.id)
+        except RequestRefused as error:
+            if error.status not in _MISSING:
+                raise
+            reply = await self._complete(client, server, request)  # which also knows whether the model is missing
+            server.lacks_token_endpoint = True
+            return reply
+        return _generated(read_response(_Generated, response), request)
+
+    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+        """Let a server end requests, which then return what was sampled so far."""
+        if not server.lacks_token_endpoint:
+            body = {"request_ids": [_ID_PREFIX + one for one in ids]}
+            await client.request(server, "POST", _ABORT, body, has_value=False)
+
+    async def _complete(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+        response = await client.request(server, "POST", _COMPLETIONS, self._completions_body(request), id=request.id)
+        return _completed(read_response(_Completed, response), request)
+
+    def _generate_body(self, request: ServerRequest) -> dict[str, Any]:
+        parameters = _parameters(request)
+        if request.max_tokens is not None:  # without it, the reply may fill the context
+            parameters["max_tokens"] = request.max_tokens
+        if request.seed is not None:
+            parameters["seed"] = request.seed
+        return {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
+
+    def _completions_body(self, request: ServerRequest) -> dict[str, Any]:
+        parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
+        ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
+        return {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
+
+    def _shared(self, request: ServerRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {"request_id": request.id}
+        if self.model is not None:
+            body["model"] = self.model
+        if request.priority is not None:
+            body["priority"] = request.priority
+        return body
+
+
+def _parameters(request: ServerRequest) -> dict[str, Any]:
+    """Return all parameters that shape the distribution, so that no default of the server or the model applies."""
+    return {
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "top_k": request.sampling.top_k or 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": request.stop_token_ids,
+        "stop": request.stop,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": request.top_logprobs,
+    }
+
+
+class _Logprob(BaseModel):
+    token_id: TokenId
+    logprob: float
+    top_logprobs: "list[_Logprob]" = []
+
+
+class _Logprobs(BaseModel):
+    content: list[_Logprob]
+
+
+class _Span(BaseModel):
+    version: str
+    start: int
+    end: int
+
+
+class _GeneratedChoice(BaseModel):
+    token_ids: list[TokenId]
+    logprobs: _Logprobs
+    finish_reason: str
+    stop_reason: int | str | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Generated(BaseModel):
+    choices: list[_GeneratedChoice] = Field(min_length=1, max_length=1)
+
+
+class _CompletedLogprobs(BaseModel):
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _CompletedChoice(BaseModel):
+    token_ids: list[TokenId]
+    logprobs: _CompletedLogprobs
+    finish_reason: str
+    stop_reason: int | str | None = None
+    routed_experts: str | None = None
+
+
+class _Completed(BaseModel):
+    choices: list[_CompletedChoice] = Field(min_length=1, max_length=1)
+
+
+def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
+    choice = response.choices[0]
+    content = choice.logprobs.content
+    named = [entry.token_id for entry in content]
+    if len(named) == len(choice.token_ids) and named != choice.token_ids:
+        raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {choice.token_ids[:8]}")
+    extra = _experts(choice, request)
+    if choice.sampling_mask is not None:
+        extra["sampling_mask"] = choice.sampling_mask
+    return ServerReply(
+        tokens=choice.token_ids,
+        logprobs=[entry.logprob for entry in content],
+        finish_reason=choice.finish_reason,
+        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        weights=[Weights(span.version, span.start, span.end) for span in choice.weight_versions or ()],
+        extra=extra,
+        top_logprobs=[[top.logprob for top in entry.top_logprobs] for entry in content],
+    )
+
+
+def _completed(response: _Completed, request: ServerRequest) -> ServerReply:
+    choice = response.choices[0]
+    top = choice.logprobs.top_logprobs or []
+    return ServerReply(
+        tokens=choice.token_ids,
+        logprobs=choice.logprobs.token_logprobs,
+        finish_reason=choice.finish_reason,
+        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        extra=_experts(choice, request),
+        top_logprobs=[list((values or {}).values()) for values in top],
+    )
+
+
+def _experts(choice: _GeneratedChoice | _CompletedChoice, request: ServerRequest) -> dict[str, Any]:
+    if choice.routed_experts is None or not choice.token_ids:
+        return {}
+    experts = routed_experts(_array(choice.routed_experts), len(request.prompt), len(choice.token_ids))
+    return {"routed_experts": experts}
+
+
+def _array(encoded: str) -> Any:
+    """Return an array that is given as the base64 text of an `.npy` file."""
+    try:
+        return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error

@@ -1,0 +1,401 @@
+"""Real HTTP servers on loopback that speak the protocols of vLLM, SGLang and OpenAI, and misbehave on request.
+
+The vLLM part follows vLLM 0.32 as it was observed on a real server. SGLang does not run on the test machines, so its
+part follows SGLang's public interface. The model is a table of logits: it has log-probabilities of its own, for any
+temperature, and samples its stop tokens often.
+"""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+
+_ROWS = 97
+PREFIX = "generate-tokens-"
+
+
+@dataclass
+class Fault:
+    """What goes wrong with one response.
+
+    Attributes:
+        status: Another status than 200.
+        headers: More headers.
+        change: Changes the JSON value of the response.
+        text: Another body.
+        how: `reset` (the connection is reset in the middle of the body), `short` (it is closed there), `truncated`
+            (half of the body, with the length of that half), `hang` (no response), `refuse` (the connection is closed
+            at once), or `slow` (a byte every 50 ms).
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    change: Callable[[Any], Any] | None = None
+    text: bytes | None = None
+    how: str = ""
+
+
+class ToyModel:
+    """Logits that depend on the last token of the prompt."""
+
+    def __init__(self, vocab_size: int, stop_logit: float) -> None:
+        self._stop_logit = stop_logit
+        self._table = np.random.default_rng(0).normal(scale=2.0, size=(_ROWS, vocab_size))
+
+    def logprobs(self, last: int, stops: list[int], temperature: float, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The raw log-probabilities, and those of the distribution that is sampled from."""
+        logits = self._table[last % _ROWS].copy()
+        logits[stops] += self._stop_logit
+        heated = logits / (temperature or 1.0)
+        if top_k > 0:
+            heated[heated < np.sort(heated)[-top_k]] = -np.inf
+        return _log_softmax(logits), _log_softmax(heated)
+
+
+class ModelServer:
+    """A model server in a thread of its own: `with ModelServer("vllm") as server: server.url`.
+
+    Args:
+        kind: `vllm`, `sglang` or `openai`.
+        tokenizer: The tokenizer of its model.
+        model: The name of the model.
+        has_token_endpoint: Whether vLLM was started with --enable-scale-out.
+        processed: Whether log-probabilities are those of the distribution sampled from.
+        max_model_len: The largest number of tokens of a prompt and its reply.
+        token_s: How long a token takes, in seconds.
+        versions: The weight version of each token, by its position in the reply.
+        stop_logit: What is added to the logits of stop tokens; less makes longer replies.
+        port: The port; 0 for any that is free.
+    """
+
+    def __init__(
+        self,
+        kind: str = "vllm",
+        *,
+        tokenizer: str | Tokenizer = "embedded",
+        model: str = "toy",
+        has_token_endpoint: bool = True,
+        processed: bool = True,
+        max_model_len: int = 4096,
+        token_s: float = 0.0,
+        versions: Callable[[int], str] = lambda position: "default",
+        stop_logit: float = 8.0,
+        port: int = 0,
+    ) -> None:
+        self.kind, self.model = kind, model
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.has_token_endpoint, self.processed = has_token_endpoint, processed
+        self.max_model_len, self.token_s, self.versions = max_model_len, token_s, versions
+        self.chat: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: {"role": "assistant", "content": "hello"}
+        self.finish_reason = "stop"
+        self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.faults: deque[Fault] = deque()
+        """For the next requests that sample a reply, probes excluded."""
+        self.closed_by_client: list[str] = []
+        """The ids of requests whose connection the client closed before the response."""
+        self.connections = 0
+        self.active = self.most_active = 0
+        self._aborted: set[str] = set()
+        self._model = ToyModel(self.tokenizer.vocab_size, stop_logit)
+        self._port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._started = threading.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> "ModelServer":
+        self._thread.start()
+        self._started.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop at once, as kill -9 does: open connections are reset."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        """The bodies of the requests to a path, probes excluded."""
+        return [body for at, body, _ in self.requests if at == path and _id_of(body) != "envsdk-probe"]
+
+    def _sampling_paths(self) -> set[str]:
+        native = {"/inference/v1/generate"} if self.has_token_endpoint else set()
+        return {"/v1/completions", "/generate", "/v1/chat/completions"} | native
+
+    # The transport.
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1", self._port))
+        self._port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        self._loop.run_forever()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        _, path, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
+        content = await reader.readexactly(int(headers.get("content-length", 0)))
+        body = json.loads(content) if content else {}
+        self.requests.append((path, body, headers))
+        is_probe = _id_of(body) == "envsdk-probe"
+        fault = self.faults.popleft() if self.faults and path in self._sampling_paths() and not is_probe else Fault()
+        if fault.how == "refuse":
+            return False
+        answer = asyncio.ensure_future(self._answer(path, body, fault))
+        watch = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait([answer, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                self.closed_by_client.append(_id_of(body))
+                return False
+            status, value = await answer
+        finally:
+            answer.cancel()
+            watch.cancel()
+            with suppress(BaseException):
+                await watch
+        return await _send(writer, status, value, fault)
+
+    async def _answer(self, path: str, body: dict[str, Any], fault: Fault) -> tuple[int, Any]:
+        if fault.how == "hang":
+            await asyncio.sleep(60)
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        try:
+            status, value = await self._route(path, body)
+        finally:
+            self.active -= 1
+        if status == 200 and fault.change is not None:
+            value = fault.change(value)
+        return (fault.status if fault.status != 200 else status), value
+
+    async def _route(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": self.model, "max_model_len": self.max_model_len}]}
+        if path == "/tokenize":
+            return 200, {"tokens": self._tokenize(body["prompt"])}
+        if body.get("model") not in (None, self.model):
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
+        if path == "/v1/chat/completions":
+            return 200, self._chat(body)
+        if self.kind == "vllm" and path == "/inference/v1/generate":
+            if not self.has_token_endpoint:
+                return 403, {"error": {"message": "start with --enable-scale-out", "code": 403}}
+            return await self._generate(body)
+        if self.kind == "vllm" and path == "/inference/v1/abort_requests" and self.has_token_endpoint:
+            self._aborted |= {one.removeprefix(PREFIX) for one in body["request_ids"] if one.startswith(PREFIX)}
+            return 200, None
+        if self.kind == "vllm" and path == "/v1/completions":
+            return await self._complete(body)
+        if self.kind == "sglang" and path == "/generate":
+            return await self._sglang(body)
+        if self.kind == "sglang" and path == "/abort_request":
+            self._aborted.add(body["rid"])
+            return 200, None
+        return 404, {"detail": "Not Found"}
+
+    # The protocols.
+
+    async def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        given = body["sampling_params"]
+        if len(body["token_ids"]) >= self.max_model_len:
+            message = f"The prompt has {len(body['token_ids'])} tokens, the model takes {self.max_model_len}"
+            return 400, {"error": {"message": message, "code": 400}}
+        given.setdefault("max_tokens", self.max_model_len - len(body["token_ids"]))
+        sampled = await self._sample(body["request_id"], body["token_ids"], given, given["max_tokens"])
+        count = given["logprobs"]
+        content = [
+            {
+                "token_id": token,
+                "logprob": logprob,
+                "rank": 1,
+                "top_logprobs": [{"token_id": one, "logprob": value, "rank": 1} for one, value in top[:count]],
+            }
+            for token, logprob, top in sampled.entries
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": sampled.finish_reason,
+            "stop_reason": sampled.stop_reason,
+            "token_ids": [token for token, _, _ in sampled.entries],
+            "logprobs": {"content": content},
+            "weight_versions": self._spans(len(content)),
+        }
+        return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice]}
+
+    async def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        room = self.max_model_len - len(body["prompt"])
+        if (body["max_tokens"] or 1) > room:
+            return 400, {"error": {"message": f"This model's maximum context length is {self.max_model_len}"}}
+        sampled = await self._sample(body["request_id"], body["prompt"], body, body["max_tokens"] or room)
+        choice = {
+            "index": 0,
+            "finish_reason": sampled.finish_reason,
+            "stop_reason": sampled.stop_reason,
+            "token_ids": [token for token, _, _ in sampled.entries],
+            "logprobs": {
+                "token_logprobs": [logprob for _, logprob, _ in sampled.entries],
+                "top_logprobs": [
+                    {f"token_id:{one}": value for one, value in top[: body["logprobs"]]}
+                    for _, _, top in sampled.entries
+                ],
+            },
+        }
+        return 200, {"id": f"cmpl-{body['request_id']}-0", "choices": [choice]}
+
+    async def _sglang(self, body: dict[str, Any]) -> tuple[int, Any]:
+        given = body["sampling_params"]
+        if len(body["input_ids"]) + given["max_new_tokens"] >= self.max_model_len:
+            return 400, {"error": {"message": "Requested token count exceeds the model's maximum context length"}}
+        sampled = await self._sample(body["rid"], body["input_ids"], given, given["max_new_tokens"])
+        reason: dict[str, Any] = {"type": sampled.finish_reason}
+        if sampled.stop_reason is not None:
+            reason["matched"] = sampled.stop_reason
+        count = body["top_logprobs_num"]
+        meta = {
+            "id": body["rid"],
+            "finish_reason": reason,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(sampled.entries),
+            "weight_version": self.versions(0),
+            "output_token_logprobs": [[logprob, token, None] for token, logprob, _ in sampled.entries],
+            "output_top_logprobs": [[[v, one, None] for one, v in top[:count]] for _, _, top in sampled.entries],
+        }
+        return 200, {"text": "", "output_ids": [token for token, _, _ in sampled.entries], "meta_info": meta}
+
+    def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        message = self.chat(body)
+        usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
+        return {
+            "id": "chat-1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": self.model,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+    # The model.
+
+    async def _sample(self, id: str, prompt: list[int], given: dict[str, Any], max_tokens: int) -> "_Sampled":
+        rng = np.random.default_rng(given.get("seed") or given.get("sampling_seed") or len(self.requests))
+        stops, temperature = list(given["stop_token_ids"]), given["temperature"]
+        sampled = _Sampled([])
+        last = prompt[-1]
+        while len(sampled.entries) < max_tokens:
+            if self.token_s:
+                await asyncio.sleep(self.token_s)
+            if id in self._aborted:
+                sampled.finish_reason = "abort"
+                return sampled
+            raw, processed = self._model.logprobs(last, stops, temperature, given["top_k"])
+            last = int(processed.argmax()) if temperature == 0 else int(rng.choice(len(processed), p=np.exp(processed)))
+            reported = processed if self.processed else raw
+            order = np.argsort(reported)[::-1][:8].tolist()
+            sampled.entries.append((last, float(reported[last]), [(one, float(reported[one])) for one in order]))
+            if last in stops:
+                sampled.finish_reason, sampled.stop_reason = "stop", last
+                return sampled
+        return sampled
+
+    def _spans(self, length: int) -> list[dict[str, Any]]:
+        spans: list[dict[str, Any]] = []
+        for position in range(length):
+            version = self.versions(position)
+            if not spans or spans[-1]["version"] != version:
+                spans.append({"version": version, "start": position, "end": position})
+            spans[-1]["end"] = position + 1
+        return spans
+
+    def _tokenize(self, text: str) -> list[int]:
+        """Control tokens in the text are matched, as transformers does."""
+        controls = self.tokenizer.control_tokens
+        return [controls[text]] if text in controls else self.tokenizer.encode(text).tolist()
+
+
+@dataclass
+class _Sampled:
+    entries: list[tuple[int, float, list[tuple[int, float]]]]
+    finish_reason: str = "length"
+    stop_reason: int | str | None = None
+
+
+def encoded_npy(array: np.ndarray) -> str:
+    """An array as vLLM sends it."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    top = logits.max()
+    return logits - top - np.log(np.exp(logits - top).sum())
+
+
+def _id_of(body: Mapping[str, Any]) -> str:
+    return str(body.get("request_id") or body.get("rid") or "")
+
+
+async def _send(writer: asyncio.StreamWriter, status: int, value: Any, fault: Fault) -> bool:
+    content = b"" if value is None else json.dumps(value).encode()
+    if fault.text is not None:
+        content = fault.text
+    if fault.how == "truncated":
+        content = content[: len(content) // 2]
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **fault.headers}
+    lines = [f"HTTP/1.1 {status} X", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    writer.write("\r\n".join(lines).encode())
+    if fault.how in ("reset", "short"):
+        writer.write(content[: len(content) // 2])
+        await writer.drain()
+        if fault.how == "short":
+            writer.close()
+        return False
+    if fault.how == "slow":
+        for byte in content:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        return True
+    writer.write(content)
+    await writer.drain()
+    return True

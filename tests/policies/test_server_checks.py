@@ -1,0 +1,171 @@
+"""Startup checks: each one names the flag of the server that is wrong."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from model_servers import ModelServer
+from policy_requests import PROMPT, request
+
+import envsdk
+from envsdk.errors import PolicyUnavailable, ServerMismatch, TokenizerMismatch
+from envsdk.policies import VLLM, SGLang
+
+KINDS = [(VLLM, "vllm"), (SGLang, "sglang")]
+
+
+def ask(policy, **changes):
+    """One reply of a policy, which is closed then."""
+
+    async def run():
+        async with policy:
+            return await policy(PROMPT, **request(**changes))
+
+    return asyncio.run(run())
+
+
+def play(policy, tokenizer="embedded", **limits):
+    """One episode."""
+    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer=tokenizer, limits={"max_steps": 1, **limits})
+
+    async def run():
+        async with policy:
+            return await envsdk.arollout(env, policy, seed=0)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "flag"),
+    [(VLLM, "vllm", "--logprobs-mode processed_logprobs"), (SGLang, "sglang", "SGLANG_RETURN_ORIGINAL_LOGPROB")],
+)
+@pytest.mark.parametrize("prompt", [[0, 1], [5, 96], [40, 41, 42]])
+def test_raw_logprobs_are_detected(kind, name, flag, prompt):
+    with ModelServer(name, processed=False) as server, pytest.raises(ServerMismatch, match=flag):
+
+        async def run(policy):
+            async with policy:
+                await policy(np.array(prompt, dtype=np.int32), **request())
+
+        asyncio.run(run(kind(server.url)))
+
+
+def test_raw_logprobs_are_detected_on_a_server_without_a_token_endpoint():
+    with (
+        ModelServer(processed=False, has_token_endpoint=False) as server,
+        pytest.raises(ServerMismatch, match="--logprobs-mode"),
+    ):
+        ask(VLLM(server.url))
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_processed_logprobs_pass(kind, name):
+    with ModelServer(name) as server:
+
+        async def run():
+            for last in range(30):
+                async with kind(server.url) as policy:
+                    await policy(np.array([last], dtype=np.int32), **request())
+
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_a_server_of_another_vocabulary_is_refused(kind, name):
+    with ModelServer(name, tokenizer="embedded") as server:
+        server._tokenize = lambda text: [token + 1 for token in server.tokenizer.encode(text).tolist()]
+        with pytest.raises(ServerMismatch, match="has another vocabulary than the tokenizer 'embedded'"):
+            play(kind(server.url))
+
+
+def test_a_server_that_names_a_control_token_differently_is_refused():
+    with ModelServer() as server:
+        server._tokenize = lambda text: server.tokenizer.encode(text).tolist()
+        with pytest.raises(ServerMismatch, match=r"the text '<\|"):
+            play(VLLM(server.url))
+
+
+def test_a_given_tokenizer_is_compared_with_the_server_and_with_the_environment(tmp_path):
+    with ModelServer() as server:
+        server._tokenize = lambda text: [1]
+        with pytest.raises(ServerMismatch, match="vocabulary"):
+            ask(VLLM(server.url, tokenizer="embedded"))
+
+
+def test_contexts_that_are_longer_than_the_servers_are_refused():
+    with ModelServer(max_model_len=500) as server, pytest.raises(ServerMismatch, match="--max-model-len 501"):
+        play(VLLM(server.url), max_context_tokens=501)
+
+
+def test_contexts_as_long_as_the_servers_pass():
+    with ModelServer(max_model_len=500) as server:
+        assert play(VLLM(server.url), max_context_tokens=500).steps
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_a_model_that_is_not_served_is_named_with_those_that_are(kind, name):
+    with ModelServer(name) as server, pytest.raises(ServerMismatch, match=r"only \['toy'\].*--served-model-name other"):
+        ask(kind(server.url, "other"))
+
+
+def test_a_server_that_does_not_tokenize_is_refused():
+    with ModelServer() as server:
+        server._tokenize = None
+        route = server._route
+
+        async def without(path, body):
+            return (404, {"detail": "Not Found"}) if path == "/tokenize" else await route(path, body)
+
+        server._route = without
+        with pytest.raises(ServerMismatch, match="--skip-tokenizer-init"):
+            play(VLLM(server.url))
+
+
+def test_each_server_is_checked_once():
+    async def run(policy):
+        async with policy:
+            await asyncio.gather(*(policy(PROMPT, **request(episode_id=str(n))) for n in range(8)))
+
+    with ModelServer() as one, ModelServer() as two:
+        asyncio.run(run(VLLM([one.url, two.url], tokenizer="embedded")))
+        for server in (one, two):
+            paths = [path for path, _, _ in server.requests]
+            assert paths.count("/v1/models") == 1
+            assert paths.count("/inference/v1/generate") == 4 + 2
+
+
+def test_without_checks_only_replies_are_requested():
+    with ModelServer(processed=False) as server:
+        play(VLLM(server.url, check=False))
+        assert {path for path, _, _ in server.requests} == {"/inference/v1/generate"}
+
+
+def test_acheck_checks_all_servers_before_the_first_reply():
+    renderer = envsdk.get_renderer("qwen3", tokenizer="embedded")
+
+    async def run(policy):
+        async with policy:
+            await policy.acheck(renderer)
+            await policy(PROMPT, **request())
+
+    with ModelServer() as one, ModelServer() as two:
+        asyncio.run(run(VLLM([one.url, two.url])))
+        assert [len(server.bodies("/inference/v1/generate")) for server in (one, two)] in ([1, 0], [0, 1])
+        assert all("/tokenize" in {path for path, _, _ in server.requests} for server in (one, two))
+
+
+def test_the_environment_needs_a_tokenizer_of_its_own():
+    with ModelServer() as server, pytest.raises(TokenizerMismatch, match="the embedded tokenizer"):
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), VLLM(server.url))
+
+
+def test_acheck_needs_servers_that_answer():
+    with ModelServer() as server:
+        url = server.url
+
+    async def run(policy):
+        async with policy:
+            await policy.acheck(envsdk.get_renderer("qwen3", tokenizer="embedded"))
+
+    with pytest.raises(PolicyUnavailable, match="after 3 attempts"):
+        asyncio.run(run(VLLM(url, max_retries=2)))
