@@ -1,0 +1,370 @@
+"""A policy on any server with OpenAI's Chat Completions, which exchanges messages: for evaluation and for judges."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from pydantic import ValidationError
+
+from ..authoring.env import Env
+from ..contexts.protocol import Action
+from ..episodes.agent import Agent
+from ..errors import (
+    ConfigError,
+    PolicyError,
+    PolicyUnavailable,
+    RenderError,
+    RequestRefused,
+    ServerReplyError,
+    unknown_name,
+    what_is_invalid,
+)
+from ..messages import Message, ToolSchema
+from ..packages import load
+from ..rendering.renderer import Renderer
+from .per_loop import PerLoop
+from .usage import Usage
+from .vocabularies import ANY_TOKENIZER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PARAMETERS = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "reasoning_effort")
+_COMPLETE = ("stop", "tool_calls", "function_call")
+_MAX_WAIT_S = 60.0  # the longest time between two attempts of the openai package, for Retry-After
+
+
+class OpenAIChat:
+    """Reply with the messages of a chat model: `envsdk.rollout(env, policy=OpenAIChat(url, "model"))`.
+
+    The model receives the messages and the tools that the acting context shows now, after its history policy. Its reply
+    becomes tokens with the context's renderer. These are not the tokens that the model sampled, so there are no
+    log-probabilities, and the trajectories give no samples.
+
+    The API returns a reply without its stop string. It cannot continue a reply: an environment that uses
+    `Turn(prefill=)` or `Turn(continues=True)` raises a `PolicyError`.
+
+    Args:
+        base_url: The base URL, with its path: `https://api.openai.com/v1`. None for the default of the openai package.
+        model: The name of the model.
+        api_key: The key; by default `OPENAI_API_KEY`. A local server mostly accepts any text.
+        temperature: The temperature; None for the server's default. The parameters in `Turn(sampling=...)` take
+            precedence.
+        top_p: As `temperature`.
+        seed: The seed of all requests, for servers that take one.
+        max_tokens: The maximum number of tokens in a reply, in addition to the environment's limits.
+        max_tokens_name: What the server calls that limit: `max_completion_tokens` for OpenAI's reasoning models.
+        price: The price of a million tokens of prompts, and of a million tokens of replies. `usage.price` adds it up.
+        send_reasoning: Whether to send the reasoning of earlier replies as `reasoning_content`.
+        timeout_s: The longest duration of a request, in seconds.
+        max_retries: How often the openai package tries a request again.
+        max_in_flight: The maximum number of requests at the same time, in each event loop.
+        headers: More headers of each request.
+        extra_body: More fields of each request, for servers with fields of their own.
+
+    Raises:
+        MissingPackage: If the openai package is not installed.
+        ConfigError: If an argument is not valid.
+    """
+
+    tokenizer: ClassVar[str] = ANY_TOKENIZER
+    trainable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        base_url: str | None,
+        model: str,
+        *,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        max_tokens_name: str = "max_tokens",
+        price: tuple[float, float] | None = None,
+        send_reasoning: bool = False,
+        timeout_s: float = 600.0,
+        max_retries: int = 10,
+        max_in_flight: int = 64,
+        headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        if max_retries < 0 or max_in_flight < 1 or not timeout_s > 0:
+            raise ConfigError(
+                f"max_retries is {max_retries}, max_in_flight is {max_in_flight} and timeout_s is {timeout_s}; "
+                "expected at least 0, at least 1, and more than 0"
+            )
+        self.model = model
+        self.usage = Usage()
+        self._base_url, self._api_key = base_url, api_key
+        self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        self._max_tokens, self._max_tokens_name = max_tokens, max_tokens_name
+        self._price = price
+        self._send_reasoning = send_reasoning
+        self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
+        self._headers, self._extra_body = dict(headers or {}), dict(extra_body or {})
+        self._open()
+
+    def _open(self) -> None:
+        self._openai = load("openai", "OpenAIChat needs", "pip install 'envsdk[openai]'")
+        self._clients = PerLoop(self._connect, _disconnect)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_openai", "_clients")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"OpenAIChat({self._base_url!r}, {self.model!r})"
+
+    def for_episode(self, env: Env, seed: int | None) -> "ChatEpisode":
+        """Return the policy that plays one episode of an environment, whose contexts it reads."""
+        return ChatEpisode(self, env)
+
+    async def __call__(self, prompt: "NDArray[Any]", **request: Any) -> Action:
+        """Refuse a prompt of tokens: the messages come from the environment.
+
+        Raises:
+            PolicyError: Always.
+        """
+        raise PolicyError(
+            "OpenAIChat takes messages, not tokens: pass it to a rollout, or call policy.for_episode(env, seed), which "
+            "reads the messages of the environment's contexts"
+        )
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        stop: tuple[str, ...] = (),
+        max_tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> "ChatReply":
+        """Return the model's reply to messages.
+
+        Args:
+            messages: The conversation.
+            tools: The tools that the model may call.
+            stop: Strings that end the reply.
+            max_tokens: The maximum number of tokens in the reply.
+            sampling: Sampling parameters, which take precedence over those of the policy.
+
+        Raises:
+            PolicyUnavailable: If the server does not answer.
+            ServerReplyError: If the answer is not a message, or the server refuses the request (`RequestRefused`).
+            UnknownName: If a sampling parameter is unknown.
+        """
+        body = self._body(messages, tools, stop, max_tokens, sampling or {})
+        client, gate = self._clients.get()
+        async with gate:
+            completion = await self._complete(client, body)
+        return self._read(completion)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop. The policy may be used again, with new ones."""
+        await self._clients.aclose()
+
+    def _connect(self) -> tuple[Any, asyncio.Semaphore]:
+        client = self._openai.AsyncOpenAI(
+            base_url=self._base_url,
+            api_key=self._api_key,
+            timeout=self._timeout_s,
+            max_retries=self._max_retries,
+            default_headers=self._headers,
+        )
+        return client, asyncio.Semaphore(self._max_in_flight)
+
+    def _body(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        stop: tuple[str, ...],
+        max_tokens: int | None,
+        sampling: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        for name in sampling:
+            if name not in _PARAMETERS:
+                raise unknown_name("sampling parameter of OpenAIChat", name, _PARAMETERS)
+        limits = [count for count in (max_tokens, self._max_tokens) if count is not None]
+        body = {name: value for name, value in {**self._sampling, **sampling}.items() if value is not None}
+        if limits:
+            body[self._max_tokens_name] = min(limits)
+        if stop:
+            body["stop"] = list(stop)
+        if tools:
+            body["tools"] = [
+                dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools
+            ]
+        sent = chat_messages(messages, with_reasoning=self._send_reasoning)
+        return {"model": self.model, "messages": sent, **body, "extra_body": self._extra_body}
+
+    async def _complete(self, client: Any, body: Mapping[str, Any]) -> Any:
+        openai = self._openai
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        try:
+            # The package's own timeout restarts with each byte.
+            async with asyncio.timeout((self._timeout_s + _MAX_WAIT_S) * (self._max_retries + 1)):
+                return await client.chat.completions.create(**body)
+        except openai.APIStatusError as error:
+            text = f"{self._base_url or 'the OpenAI API'} refused the request with status {error.status_code}: {error}"
+            if error.status_code in (408, 409, 429) or error.status_code >= 500:
+                raise PolicyUnavailable(f"{text}, after {self._max_retries + 1} attempts") from error
+            raise RequestRefused(text, error.status_code) from error
+        except (openai.APIConnectionError, TimeoutError) as error:
+            raise PolicyUnavailable(
+                f"{self._base_url or 'the OpenAI API'} did not answer after {self._max_retries + 1} attempts: "
+                f"{error.__cause__ or error}"
+            ) from error
+        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
+            raise ServerReplyError(f"the answer of {self._base_url} is not a chat completion: {error}") from error
+        finally:
+            self.usage.sent(loop.time() - start)
+
+    def _read(self, completion: Any) -> "ChatReply":
+        where = f"the answer of {self._base_url or 'the OpenAI API'}"
+        choices: Any = getattr(completion, "choices", None)
+        if not choices or choices[0].message is None:
+            raise ServerReplyError(f"{where} has no message: {completion!r:.200}")
+        choice = choices[0]
+        if choice.finish_reason not in (*_COMPLETE, "length"):
+            raise ServerReplyError(
+                f"{where} has the finish reason {choice.finish_reason!r}; expected one of {(*_COMPLETE, 'length')}"
+            )
+        try:
+            message = _message_of(choice.message)
+        except ValidationError as error:
+            raise ServerReplyError(f"{where} is not a message: {what_is_invalid(error)}") from error
+        counts = completion.usage
+        prompt, sampled = (0, 0) if counts is None else (counts.prompt_tokens, counts.completion_tokens)
+        price = None if self._price is None else (prompt * self._price[0] + sampled * self._price[1]) / 1e6
+        self.usage.answered(prompt, sampled, price or 0.0)
+        extra = {"request_id": completion.id, "prompt_tokens": prompt, "sampled_tokens": sampled}
+        return ChatReply(
+            message, choice.finish_reason == "length", extra if price is None else {**extra, "price": price}
+        )
+
+
+class ChatReply:
+    """A reply of a chat model.
+
+    Attributes:
+        message: The message.
+        is_cut: Whether it reached `max_tokens`.
+        extra: The id of the request, the numbers of its tokens, and their price if prices were given.
+    """
+
+    def __init__(self, message: Message, is_cut: bool, extra: Mapping[str, Any]) -> None:
+        self.message = message
+        self.is_cut = is_cut
+        self.extra = extra
+
+
+class ChatEpisode:
+    """An `OpenAIChat` that plays one episode."""
+
+    tokenizer: ClassVar[str] = ANY_TOKENIZER
+    trainable: ClassVar[bool] = False
+
+    def __init__(self, policy: OpenAIChat, env: Env) -> None:
+        self._policy = policy
+        self._env = env
+
+    async def __call__(
+        self,
+        prompt: "NDArray[Any]",
+        *,
+        context: str,
+        max_tokens: int | None,
+        sampling: Mapping[str, Any],
+        **_: Any,
+    ) -> Action:
+        """Return the tokens of the model's reply to the messages of a context.
+
+        Raises:
+            PolicyError: If the environment began the reply itself, which a chat API cannot continue.
+            Exception: See `OpenAIChat.reply`.
+        """
+        agent = self._env.episode.owners[context]
+        _check_whole(agent)
+        shown = agent.context
+        stop = tuple(agent.turn.stop)
+        answer = await self._policy.reply(
+            list(shown.view), shown.tools, stop=stop, max_tokens=max_tokens, sampling=sampling
+        )
+        tokens = _tokens_of(shown.renderer, answer)
+        is_cut = answer.is_cut or (max_tokens is not None and len(tokens) > max_tokens)
+        return Action(tokens[:max_tokens], None, "length" if is_cut else "stop", extra=answer.extra)
+
+
+def chat_messages(messages: Sequence[Message], *, with_reasoning: bool = False) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's chat API takes them: arguments are JSON text, and each call and result has an id.
+
+    Args:
+        messages: The messages. Calls without an id get one; results without one answer the calls in order.
+        with_reasoning: Whether to keep the reasoning, which the API does not define, as `reasoning_content`.
+    """
+    unanswered: list[str] = []
+    sent: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        data = message.to_openai()
+        if not with_reasoning:
+            data.pop("reasoning_content", None)
+        if message.tool_calls:
+            calls = [call.id or f"call_{index}_{number}" for number, call in enumerate(message.tool_calls)]
+            data["tool_calls"] = [_call(call, name) for call, name in zip(data["tool_calls"], calls, strict=True)]
+            unanswered = list(calls)
+        elif message.role == "tool":
+            answered = message.tool_call_id or (unanswered[0] if unanswered else f"call_{index}")
+            data["tool_call_id"] = answered
+            data.pop("name", None)
+            unanswered = [name for name in unanswered if name != answered]
+        sent.append(data)
+    return sent
+
+
+def _call(call: Mapping[str, Any], name: str) -> dict[str, Any]:
+    function = cast("Mapping[str, Any]", call["function"])
+    arguments: Any = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
+
+
+def _message_of(given: Any) -> Message:
+    more = cast("Mapping[str, Any]", given.model_extra or {})
+    reasoning = more.get("reasoning_content") or more.get("reasoning")
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": call.function.arguments},
+        }
+        for call in given.tool_calls or ()
+    ]
+    data = {"role": "assistant", "content": given.content or "", "tool_calls": calls}
+    return Message.from_openai({**data, "reasoning": reasoning} if isinstance(reasoning, str) else data)
+
+
+def _tokens_of(renderer: Renderer, answer: ChatReply) -> "NDArray[Any]":
+    try:
+        tokens = renderer.reply(answer.message)
+    except RenderError as error:
+        raise ServerReplyError(f"the renderer {renderer.name!r} cannot express the model's reply: {error}") from error
+    is_ended = len(tokens) > 0 and int(tokens[-1]) in renderer.stop_token_ids
+    return tokens[:-1] if answer.is_cut and is_ended else tokens
+
+
+def _check_whole(agent: Agent) -> None:
+    if agent.turn.prefill is not None or agent.turn.continuation is not None:
+        raise PolicyError(
+            "the environment began the reply (Turn(prefill=) or Turn(continues=True)), and a chat API cannot continue "
+            "it: use a policy that exchanges tokens, such as VLLM"
+        )
+
+
+async def _disconnect(connection: tuple[Any, asyncio.Semaphore]) -> None:
+    await connection[0].close()
