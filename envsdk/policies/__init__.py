@@ -1,8 +1,22 @@
 """Policies: functions that sample a reply to a prompt."""
 
+from .named import policy_of
+from .openai_chat import OpenAIChat
 from .policy import Policy, PolicyLike
 from .random import RandomPolicy
 from .reply import ReplyPolicy
+from .sglang import SGLang
 from .transformers import TransformersPolicy
+from .vllm import VLLM
 
-__all__ = ["Policy", "PolicyLike", "RandomPolicy", "ReplyPolicy", "TransformersPolicy"]
+__all__ = [
+    "VLLM",
+    "OpenAIChat",
+    "Policy",
+    "PolicyLike",
+    "RandomPolicy",
+    "ReplyPolicy",
+    "SGLang",
+    "TransformersPolicy",
+    "policy_of",
+]

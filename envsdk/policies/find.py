@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+BUILT_IN = ("random", "reference", "null")
+"""The names of the policies that need no model."""
 _REQUEST_FIELDS = tuple(
     name
     for name, parameter in inspect.signature(Policy.__call__).parameters.items()

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "tokenizers", "tiktoken", "openai_harmony"}
-HEAVY |= {"typer", "click", "rich", "fastapi", "starlette", "aiohttp", "httpx"}
+HEAVY |= {"typer", "click", "rich", "fastapi", "starlette", "aiohttp", "httpx", "httpx2", "tenacity", "openai"}
 DEPENDENCIES = {"gymnasium", "numpy", "orjson", "pydantic"}
 
 
