@@ -1,26 +1,45 @@
 """`envsdk rollout`, `show` and `demo`: run episodes, and print them."""
 
 import re
-from collections.abc import Mapping
+import shlex
+import signal
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
 from rich.progress import Progress
 
 from ..authoring.catalog import describe
+from ..episodes.event_loops import run
 from ..errors import ConfigError
 from ..registry import list_envs
-from ..rollouts import rollout_many
-from ..trajectories.records import read_jsonl
+from ..rollouts import Rollouts
+from ..rollouts.stored_run import StoredRun
+from ..rollouts.workers import Executor
+from ..trajectories.records import read_jsonl, write_jsonl
 from ..trajectories.report import Report, conversation, summary, table
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line
-from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from .options import (
+    ENVIRONMENT,
+    NAMED,
+    OPTION,
+    POLICY,
+    POLICY_OPTION,
+    SPECIFICATION,
+    TOKENIZER,
+    environment,
+    options_of,
+    policy_from,
+    specification,
+)
 from .output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
 
 # The history policies of the demo in addition to `keep`. The episodes exceed these budgets.
@@ -33,40 +52,133 @@ _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
 
 def rollout(
     env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
+    policy: Annotated[str, typer.Option(help=POLICY)] = "reference",
+    model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
+    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
-    policy: Annotated[str, typer.Option(help="The policy: reference, null or random.")] = "reference",
-    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first episode. Each further one adds 1.")] = 0,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="The number of tasks: of seeds.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the first task. Each further one adds 1.")] = 0,
+    group_size: Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
+    timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
+    method_timeout: Annotated[float, typer.Option(help="The same for a method of the environment.")] = 60,
+    retries: Annotated[int, typer.Option(min=0, help="How often an episode begins again if the server fails.")] = 2,
+    fail_fast: Annotated[int | None, typer.Option(min=1, help="End after so many failures in a row.")] = None,
+    executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
 ) -> None:
-    """Roll out episodes of an environment, print a report, and write trajectories and samples to a folder."""
-    folder = None if out is None else writable(out)
+    """Roll out episodes of an environment, print a report, and store the run in a folder.
+
+    A run that is interrupted, or killed, continues with --resume.
+    """
+    if resume and out is None:
+        raise ConfigError("--resume continues the run in a folder: name it with --out")
     options = options_of(option or (), NAMED)
     options |= {"renderer": specification(renderer), "tokenizer": tokenizer, "history": specification(history)}
     if tasks is not None:
         options["tasks"] = str(tasks)
-    trajectories = _roll_out(env, policy, range(seed, seed + episodes), concurrency, options)
-    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    found: Any = policy_from(policy, model, policy_option or ())
+    rollouts = Rollouts(
+        environment(env),
+        found,
+        seeds=range(seed, seed + episodes),
+        group_size=group_size,
+        env_options=options,
+        max_concurrency=concurrency,
+        policy_timeout_s=timeout,
+        method_timeout_s=method_timeout,
+        max_retries=retries,
+        fail_fast=fail_fast,
+        executor=cast("Executor | None", executor),
+        n_workers=workers,
+        out=out,
+        resume=resume,
+        compress=compress,
+    )
+    trajectories = played(rollouts, on_one_line(env))
+    is_whole = rollouts.statistics.episodes + rollouts.statistics.resumed == rollouts.statistics.total
+    if out is not None:
+        trajectories = list(StoredRun(out).trajectories())
+    samples = _samples(trajectories)
     report = Report.of(trajectories, samples)
     if as_json:
         print_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
     else:
         print_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
-        for line in summary(report):
+        for line in (*summary(report), *statistics(rollouts)):
             print_text(on_one_line(line))
     print_failures(trajectories)
-    if folder is not None:
-        write(folder, trajectories, samples, quietly=as_json)
-    if len(trajectories) < episodes:
+    if out is not None and is_whole:
+        write_jsonl(out / "samples.jsonl", samples)
+        if not as_json:
+            print_text(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {out}/")
+    if not is_whole:
         raise typer.Exit(130)  # interrupted
     if report.failed == report.episodes:
         raise typer.Exit(1)
+
+
+def played(rollouts: Rollouts, name: str) -> list[Trajectory]:
+    """Run rollouts with a progress bar; return what ended until the run did, or was interrupted (SIGINT, SIGTERM)."""
+    ended: list[Trajectory] = []
+
+    async def play() -> None:
+        task = progress.add_task(escape(name), total=rollouts.statistics.total, completed=rollouts.statistics.resumed)
+        async for trajectory in rollouts:
+            ended.append(trajectory)
+            progress.advance(task)
+
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        try:
+            with _terminating():
+                run(play())
+        except KeyboardInterrupt:
+            done, total = rollouts.statistics.resumed + len(ended), rollouts.statistics.total
+            print_error(f"interrupted after {done} of {total} episodes")
+            if rollouts.folder is not None:
+                command = [argument for argument in sys.argv[1:] if argument != "--resume"]
+                print_error(f"what ended is stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
+    return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
+
+
+@contextmanager
+def _terminating() -> Generator[None]:
+    """Let SIGTERM end a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def statistics(rollouts: Rollouts) -> Iterator[str]:
+    """Yield lines with how the run went: its speed, where it waited, and what went wrong."""
+    done = rollouts.statistics
+    seconds = max(done.elapsed_s, 1e-9)
+    yield f"speed: {done.steps / seconds:,.0f} steps and {done.sampled_tokens / seconds:,.0f} sampled tokens a second"
+    if done.resumed:
+        yield f"resumed: {done.resumed} episodes were stored already"
+    for name, counts in (("failed", done.failures), ("errors", done.errors), ("began again", done.play.retries)):
+        if counts:
+            yield f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+
+
+def _samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
+    """Return the samples of those episodes that can be trained on."""
+    trainable = (one for one in trajectories if any(one.contexts[s.context].is_trainable for s in one.steps))
+    return [sample for trajectory in trainable for sample in trajectory.samples()]
 
 
 def show(
@@ -137,17 +249,7 @@ def _short(env: str) -> str:
 
 
 def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Mapping[str, Any]) -> list[Trajectory]:
-    make_env = maker(env, dict(options))
-    finished: list[Trajectory] = []
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(escape(on_one_line(env)), total=len(seeds))
-
-        def on_end(trajectory: Trajectory) -> None:
-            finished.append(trajectory)
-            progress.advance(task)
-
-        try:
-            return rollout_many(make_env, policy, seeds=seeds, max_concurrency=concurrency, on_end=on_end)
-        except KeyboardInterrupt:
-            print_error(f"interrupted after {len(finished)} of {len(seeds)} episodes")
-            return sorted(finished, key=lambda trajectory: trajectory.seed or 0)
+    rollouts = Rollouts(
+        environment(env), policy, seeds=seeds, group_size=1, env_options=options, max_concurrency=concurrency
+    )
+    return played(rollouts, on_one_line(env))

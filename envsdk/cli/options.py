@@ -9,6 +9,8 @@ from typing import Any
 from ..authoring.env import Env
 from ..authoring.making import find_class, make
 from ..errors import ConfigError
+from ..policies.named import policy_of
+from ..policies.policy import PolicyLike
 from ..specifications import specification as specification
 from ..specifications import value_of
 
@@ -17,6 +19,8 @@ TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""
+POLICY = "reference, null or random; or a model on servers: vllm:URL, sglang:URL or openai:URL."
+POLICY_OPTION = "An argument of the policy, such as temperature=0.7. You may repeat it."
 OPTION = "An option of the environment, as key=value. You may repeat it."
 
 
@@ -52,11 +56,35 @@ def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
     Raises:
         PluginError: If the module or the class cannot be imported.
     """
-    if ":" not in env:
-        return functools.partial(make, env, **options)
-    import_from_here()
-    found = find_class(env)
+    found = environment(env)
+    if isinstance(found, str):
+        return functools.partial(make, found, **options)
     return functools.partial(found, **options) if options else found
+
+
+def environment(env: str) -> str | type[Env]:
+    """Return the id of an environment, or the class that is given as `module:Class`.
+
+    Raises:
+        PluginError: If the module or the class cannot be imported.
+    """
+    if ":" not in env:
+        return env
+    import_from_here()
+    return find_class(env)
+
+
+def policy_from(text: str, model: str | None, pairs: Sequence[str]) -> PolicyLike:
+    """Return the policy that the command line specifies.
+
+    Raises:
+        UnknownName: If there is no such policy.
+        ConfigError: If an option is not valid.
+    """
+    options = options_of(pairs, ("model",))
+    if model is not None:
+        options["model"] = model
+    return policy_of(text, **options)
 
 
 def import_from_here() -> None:

@@ -44,11 +44,15 @@ def _policy(policy: PolicyLike) -> Any:
     if isinstance(policy, Mapping):
         return {role: _policy(one) for role, one in cast("Mapping[str, PolicyLike]", policy).items()}
     specification: Any = getattr(policy, "specification", None)
-    return _path(policy) if specification is None else specification()
+    if specification is not None:
+        return specification()
+    model: Any = getattr(policy, "model", None)
+    return {"class": _path(policy), "model": model} if isinstance(model, str) else _path(policy)
 
 
-def _path(made_by: Any) -> str:
+def _path(value: Any) -> str:
     """Return where a function or class is defined, or the class of an object."""
-    function = getattr(made_by, "func", made_by)  # of a functools.partial
-    named: Any = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
+    function: Any = getattr(value, "func", value)  # of a functools.partial
+    name: Any = getattr(function, "__qualname__", None)
+    owner: Any = function if name is not None else cast("Any", type(function))
+    return f"{owner.__module__}:{owner.__qualname__}"

@@ -1,0 +1,390 @@
+"""Evaluation: environments x models x samples, from a suite file, with run folders that can be scored again."""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..authoring.making import find_class
+from ..errors import ConfigError, RunFolderError, what_is_invalid
+from ..packages import load
+from ..policies.named import policy_of
+from ..trajectories.trajectory import Trajectory
+from ..visible import on_one_line
+from .engine import Rollouts
+from .scores import Comparison, Score, compare, rescored
+from .stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+REPORT = "evaluation.json"
+_MARKDOWN = "evaluation.md"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(_Part):
+    """A model of a suite.
+
+    Attributes:
+        policy: The policy, as on the command line: `vllm:URL`, `sglang:URL`, `openai:URL`, or a built-in one.
+        options: The arguments of the policy, such as `model`, `temperature` and `price`.
+        renderer: The renderer of the model's family, with options: `qwen3:enable_thinking=false`.
+        tokenizer: The model's tokenizer; a policy that exchanges text needs none.
+    """
+
+    policy: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    renderer: str | dict[str, Any] = "qwen3"
+    tokenizer: str | None = None
+
+
+class Environment(_Part):
+    """An environment of a suite.
+
+    Attributes:
+        id: Its id, or `module:Class`.
+        name: Its name in reports; by default the id.
+        options: Its own options, and `history`, `limits` and `tasks`.
+        seeds: How many seeds, from 0; by default the suite's.
+        first_seed: The first of them.
+        success: The reward of a success; by default the largest reward that the environment declares, else 1.
+    """
+
+    id: str
+    name: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    seeds: int | None = Field(default=None, ge=1)
+    first_seed: int = Field(default=0, ge=0)
+    success: float | None = None
+
+
+class Suite(_Part):
+    """What to evaluate: each model in each environment.
+
+    Attributes:
+        name: The suite's name.
+        environments: The environments.
+        models: The models by name.
+        seeds: How many tasks of each environment.
+        samples: How many episodes of each task.
+        rollouts: Further arguments of `Rollouts`, such as `max_concurrency` and `policy_timeout_s`.
+    """
+
+    name: str = "evaluation"
+    environments: list[Environment] = Field(min_length=1)
+    models: dict[str, Model] = Field(min_length=1)
+    seeds: int = Field(default=32, ge=1)
+    samples: int = Field(default=1, ge=1)
+    rollouts: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> "Suite":
+        """Read a suite from a TOML or YAML file.
+
+        Raises:
+            ConfigError: If it cannot be read, or is not a suite; the message names the field.
+        """
+        try:
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".toml":
+                content = tomllib.loads(text)
+            elif file.suffix in (".yaml", ".yml"):
+                yaml = load("yaml", "a suite in YAML needs", "pip install pyyaml")
+                content = _parsed_yaml(yaml, text)
+            else:
+                raise ConfigError(f"{file} is not a suite: expected a file that ends in .toml, .yaml or .yml")
+            return cls.model_validate(content)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"the suite {file} cannot be read: {error}") from error
+        except ValidationError as error:
+            raise ConfigError(f"the suite {file} is not valid: {what_is_invalid(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The score of a model in an environment.
+
+    Attributes:
+        env: The environment's name in the suite.
+        model: The model's name in the suite.
+        score: The score.
+        seconds: How long its episodes took together; None if they were read from a folder.
+        price: What they cost, if the policy knows prices.
+        comparison: How it compares with another run, if there is one.
+    """
+
+    env: str
+    model: str
+    score: Score
+    seconds: float | None = None
+    price: float | None = None
+    comparison: Comparison | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        comparison = None if self.comparison is None else self.comparison.to_dict()
+        own = {"env": self.env, "model": self.model, "seconds": self.seconds, "price": self.price}
+        return {**own, "comparison": comparison, **self.score.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The results of a suite.
+
+    Attributes:
+        name: The suite's name.
+        results: One result for each environment and model.
+    """
+
+    name: str
+    results: tuple[Result, ...]
+
+    def to_json(self) -> str:
+        """Return all figures as JSON."""
+        return json.dumps({"name": self.name, "results": [one.to_dict() for one in self.results]}, indent=2)
+
+    def to_markdown(self) -> str:
+        """Return a table and the details, for a model card."""
+        heads, rows = self._cells()
+        lines = [f"# {self.name}", "", _row(heads), _row(["---"] * len(heads)), *map(_row, rows), ""]
+        for one in self.results:
+            lines += [f"- {_escaped(one.env)}, {_escaped(one.model)}: {_escaped(_details(one.score))}"]
+        return "\n".join(lines) + "\n"
+
+    def table(self) -> "Table":
+        """Return a table for a terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        heads, rows = self._cells()
+        drawn = Table(title=Text(on_one_line(self.name), "italic"), box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+        for number, head in enumerate(heads):
+            drawn.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
+        for row in rows:
+            drawn.add_row(*(Text(on_one_line(cell)) for cell in row))
+        return drawn
+
+    def write(self, folder: Path) -> None:
+        """Write `evaluation.json` and `evaluation.md`."""
+        (folder / REPORT).write_text(self.to_json() + "\n", encoding="utf-8")
+        (folder / _MARKDOWN).write_text(self.to_markdown(), encoding="utf-8")
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        most = max((max(one.score.pass_at, default=1) for one in self.results), default=1)
+        has_comparison = any(one.comparison is not None for one in self.results)
+        has_price = any(one.price is not None for one in self.results)
+        heads = ["environment", "model", "episodes", "failed", "reward", "pass@1"]
+        heads += [f"pass@{most}", f"pass^{most}"] if most > 1 else []
+        heads += ["steps", "tokens", "time"] + ["price"] * has_price + ["difference"] * has_comparison
+        rows: list[list[str]] = []
+        for one in self.results:
+            score = one.score
+            row = [one.env, one.model, str(score.episodes), str(sum(score.failed.values()))]
+            row += [f"{score.reward:.3f} ± {score.reward_error:.3f}", f"{score.success:.3f}"]
+            if most > 1:
+                row += [_number(score.pass_at.get(most)), _number(score.pass_all.get(most))]
+            row += [f"{score.steps:.1f}", f"{score.sampled_tokens:.0f}"]
+            row.append("" if one.seconds is None else f"{one.seconds:.0f} s")
+            row += ["" if one.price is None else f"{one.price:.4f}"] * has_price
+            row += [_compared(one.comparison)] * has_comparison
+            rows.append(row)
+        return heads, rows
+
+
+def evaluate(
+    suite: Suite,
+    out: Path,
+    *,
+    resume: bool = False,
+    against: Path | None = None,
+    on_begin: Callable[[str, str, Rollouts], None] = lambda env, model, rollouts: None,
+) -> Evaluation:
+    """Roll out a suite, one model and environment after another, each into a run folder of its own, and score it.
+
+    Args:
+        suite: What to evaluate.
+        out: A folder, for the run folders and the report.
+        resume: Whether to continue an evaluation that was interrupted.
+        against: The folder of another evaluation, or of a run, to compare with.
+        on_begin: A function that is called with each run before it begins.
+
+    Raises:
+        ConfigError: If something in the suite does not fit the environments or policies.
+        RunFolderError: If a folder holds another run.
+        StorageError: If a folder cannot be written.
+    """
+    results: list[Result] = []
+    for environment in suite.environments:
+        for name, model in suite.models.items():
+            results.append(_evaluated(suite, environment, name, model, out, resume, on_begin))
+    evaluation = Evaluation(suite.name, tuple(results))
+    if against is not None:
+        evaluation = compared(evaluation, dict(runs_of(out)), against)
+    evaluation.write(out)
+    return evaluation
+
+
+def _evaluated(
+    suite: Suite,
+    environment: Environment,
+    name: str,
+    model: Model,
+    out: Path,
+    resume: bool,
+    on_begin: Callable[[str, str, Rollouts], None],
+) -> Result:
+    options: dict[str, Any] = {"renderer": model.renderer, **environment.options}
+    if model.tokenizer is not None:
+        options["tokenizer"] = model.tokenizer
+    policy = policy_of(model.policy, **model.options)
+    label = environment.name or environment.id
+    rollouts = Rollouts(
+        find_class(environment.id) if ":" in environment.id else environment.id,
+        policy,
+        env_options=options,
+        seeds=range(environment.first_seed, environment.first_seed + (environment.seeds or suite.seeds)),
+        group_size=suite.samples,
+        out=out / _folder_name(label) / _folder_name(name),
+        resume=resume,
+        **suite.rollouts,
+    )
+    on_begin(label, name, rollouts)
+    success = environment.success
+    if success is None:
+        highest = rollouts.reward_range[1]
+        success = highest if highest < float("inf") else 1.0
+    rollouts.run()
+    assert rollouts.folder is not None
+    score = Score.of(StoredRun(rollouts.folder.path).trajectories(), success_reward=success)
+    usage: Any = getattr(policy, "usage", None)
+    price = getattr(usage, "price", 0.0)
+    return Result(label, name, score, rollouts.statistics.elapsed_s, price or None)
+
+
+def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
+    """Yield the runs of an evaluation's folder by environment and model; or the run, if it is one run's folder.
+
+    Raises:
+        RunFolderError: If there is none.
+    """
+    if (folder / "run.json").is_file():
+        run = StoredRun(folder)
+        yield (str(run.configuration.get("env", "")), folder.name), run
+        return
+    report = folder / REPORT
+    labels: dict[tuple[str, str], tuple[str, str]] = {}
+    if report.is_file():
+        for one in json.loads(report.read_text(encoding="utf-8"))["results"]:
+            labels[_folder_name(one["env"]), _folder_name(one["model"])] = one["env"], one["model"]
+    found = sorted(file.parent for file in folder.glob("*/*/run.json"))
+    if not found:
+        raise RunFolderError(f"{str(folder)!r} has no run: expected the folder of a run or of an evaluation")
+    for path in found:
+        key = path.parent.name, path.name
+        yield labels.get(key, key), StoredRun(path)
+
+
+def scored(
+    folder: Path, reward: Callable[[Trajectory], Any] | None = None, *, success: float | None = None
+) -> Evaluation:
+    """Score stored runs again, without sampling.
+
+    Args:
+        folder: The folder of a run, or of an evaluation.
+        reward: A function of an episode that returns its reward, its named rewards, or None; see `rescored`. None
+            keeps the stored rewards.
+        success: The reward of a success; 1 by default.
+
+    Raises:
+        RunFolderError: If there is no run, or it is damaged.
+        ConfigError: If the function returns something else.
+    """
+    results: list[Result] = []
+    for (env, model), run in runs_of(folder):
+        trajectories = run.trajectories()
+        if reward is not None:
+            trajectories = (rescored(one, reward) for one in trajectories)
+        results.append(Result(env, model, Score.of(trajectories, success_reward=1.0 if success is None else success)))
+    return Evaluation(folder.name, tuple(results))
+
+
+def compared(evaluation: Evaluation, runs: Mapping[tuple[str, str], StoredRun], against: Path) -> Evaluation:
+    """Return an evaluation with comparisons to another one, or to a run.
+
+    A result is compared with that of the same environment and model; else with the only one of the environment.
+
+    Raises:
+        ConfigError: If no result has a counterpart.
+        RunFolderError: If a run is damaged.
+    """
+    others = dict(runs_of(against))
+    results: list[Result] = []
+    for one in evaluation.results:
+        same_env = [key for key in others if _folder_name(key[0]) == _folder_name(one.env)]
+        key = (one.env, one.model) if (one.env, one.model) in others else same_env[0] if len(same_env) == 1 else None
+        if key is None and len(others) == 1 and len(evaluation.results) == 1:
+            key = next(iter(others))
+        comparison = None
+        if key is not None:
+            comparison = compare(runs[one.env, one.model].trajectories(), others[key].trajectories())
+        results.append(Result(one.env, one.model, one.score, one.seconds, one.price, comparison))
+    if all(one.comparison is None for one in results):
+        names = ", ".join(f"{env} with {model}" for env, model in others)
+        raise ConfigError(f"{str(against)!r} has nothing to compare with: it has {names}")
+    return Evaluation(evaluation.name, tuple(results))
+
+
+def _parsed_yaml(yaml: Any, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the suite is not YAML: {error}") from error
+
+
+def _folder_name(name: str) -> str:
+    """Return a name as that of a folder."""
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "-"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _compared(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}], p {comparison.p_value:.3f}"
+
+
+def _details(score: Score) -> str:
+    parts = [
+        f"ended {_counts(score.stop_reasons)}",
+        f"breaks {_counts(score.breaks) or 'none'}",
+        f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
+    ]
+    if score.rewards:
+        parts.append("rewards " + ", ".join(f"{name} {value:.3f}" for name, value in score.rewards.items()))
+    if score.failed:
+        parts.append(f"failed {_counts(score.failed)}")
+    return "; ".join(parts)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(text: str) -> str:
+    return on_one_line(text).replace("|", "\\|")

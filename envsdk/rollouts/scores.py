@@ -1,0 +1,228 @@
+"""Scores of played episodes: means with standard errors, pass@k and pass^k, and comparisons of two runs."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..trajectories.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a model achieved in an environment. Episodes that failed are counted, and not scored.
+
+    Attributes:
+        episodes: How many episodes there are.
+        failed: How many of them failed, by whose error it was.
+        tasks: How many tasks have an episode that was scored.
+        reward: The mean over tasks of the mean reward of their episodes; NaN if none was scored.
+        reward_error: The standard error of `reward`, over tasks: episodes of one task are not independent. NaN for
+            fewer than two tasks.
+        success: The mean over tasks of the share of episodes whose reward is at least `success_reward`.
+        success_reward: The reward of a success.
+        pass_at: For each k the probability that at least one of k episodes of a task is a success: the unbiased
+            estimate from all n episodes of the task, 1 - C(n - c, k) / C(n, k) for c successes (Chen et al. 2021), as
+            the mean over the tasks with at least k scored episodes.
+        pass_all: For each k the probability that all of k episodes are (pass^k): C(c, k) / C(n, k).
+        rewards: The mean of each named reward, over the episodes that have it.
+        stop_reasons: How many episodes ended for each reason.
+        breaks: How many breaks there are of each reason.
+        steps: The mean number of steps of an episode, and likewise for the next two.
+        observed_tokens: Its observed tokens.
+        sampled_tokens: Its sampled tokens.
+    """
+
+    episodes: int
+    failed: dict[str, int]
+    tasks: int
+    reward: float
+    reward_error: float
+    success: float
+    success_reward: float
+    pass_at: dict[int, float]
+    pass_all: dict[int, float]
+    rewards: dict[str, float]
+    stop_reasons: dict[str, int]
+    breaks: dict[str, int]
+    steps: float
+    observed_tokens: float
+    sampled_tokens: float
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Trajectory], *, success_reward: float = 1.0) -> "Score":
+        """Score episodes. Those with the same `group_id` have the same task.
+
+        Raises:
+            ConfigError: If there is no episode.
+        """
+        failed, reasons, breaks = Counter[str](), Counter[str](), Counter[str]()
+        rewards, named = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+        lengths: list[tuple[int, int, int]] = []
+        count = 0
+        for trajectory in trajectories:
+            count += 1
+            reasons[trajectory.stop_reason] += 1
+            if trajectory.status == "error":
+                failed[trajectory.error_kind or "unknown"] += 1
+                continue
+            rewards[task_of(trajectory)].append(trajectory.reward)
+            breaks.update(break_.reason for break_ in trajectory.breaks)
+            lengths.append((len(trajectory.steps), trajectory.observed_tokens, trajectory.sampled_tokens))
+            for name, value in _named_rewards(trajectory).items():
+                named[name].append(value)
+        if not count:
+            raise ConfigError("there is no episode to score")
+        means = np.array([np.mean(values) for values in rewards.values()])
+        successes = [(len(values), sum(value >= success_reward for value in values)) for values in rewards.values()]
+        steps, observed, sampled = np.mean(lengths, axis=0).tolist() if lengths else (math.nan,) * 3
+        return cls(
+            episodes=count,
+            failed=dict(sorted(failed.items())),
+            tasks=len(means),
+            reward=float(means.mean()) if len(means) else math.nan,
+            reward_error=float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan,
+            success=float(np.mean([c / n for n, c in successes])) if successes else math.nan,
+            success_reward=success_reward,
+            pass_at=_by_k(successes, lambda n, c, k: 1 - math.comb(n - c, k) / math.comb(n, k)),
+            pass_all=_by_k(successes, lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
+            rewards={name: float(np.mean(values)) for name, values in sorted(named.items())},
+            stop_reasons=dict(sorted(reasons.items())),
+            breaks=dict(sorted(breaks.items())),
+            steps=steps,
+            observed_tokens=observed,
+            sampled_tokens=sampled,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the score as JSON; a number that is not known is None."""
+        return _without_nan(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The difference between two runs over the same tasks.
+
+    Attributes:
+        tasks: How many tasks both have scored.
+        difference: The mean over these tasks of the first run's mean reward minus the second's.
+        low: The lower end of its 95 % interval, from a paired bootstrap over tasks.
+        high: The upper end.
+        p_value: The two-sided probability of so large a difference by chance, from the same bootstrap.
+    """
+
+    tasks: int
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        return _without_nan(asdict(self))
+
+
+def compare(
+    first: Iterable[Trajectory], second: Iterable[Trajectory], *, resamples: int = 10_000, seed: int = 0
+) -> Comparison:
+    """Compare the rewards of two runs by a paired bootstrap: tasks are drawn with replacement, with both results.
+
+    Args:
+        first: The episodes of a run.
+        second: Those of another, over the same tasks. Tasks are matched by `group_id`.
+        resamples: How many times to draw.
+        seed: The seed of the draws.
+
+    Raises:
+        ConfigError: If fewer than two tasks are in both.
+    """
+    one, other = _task_means(first), _task_means(second)
+    common = [task for task in one if task in other]
+    if len(common) < 2:
+        raise ConfigError(
+            f"the runs have {len(common)} scored tasks in common ({len(one)} and {len(other)} in all); a comparison "
+            "needs at least two tasks that both have, by `group_id`: the same environment, and the same seeds or tasks"
+        )
+    differences = np.array([one[task] - other[task] for task in common])
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate(
+        [
+            differences[rng.integers(0, len(differences), size=(min(500, resamples - begun), len(differences)))].mean(1)
+            for begun in range(0, resamples, 500)
+        ]
+    )
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    below, above = (1 + np.count_nonzero(drawn <= 0)), (1 + np.count_nonzero(drawn >= 0))
+    p_value = min(1.0, 2 * min(below, above) / (1 + resamples))
+    return Comparison(len(common), float(differences.mean()), low, high, float(p_value))
+
+
+def rescored(trajectory: Trajectory, reward: Callable[[Trajectory], float | Mapping[str, float] | None]) -> Trajectory:
+    """Return a stored episode with other rewards: nothing is sampled again.
+
+    Args:
+        trajectory: The episode, which stays as it is. One that failed is returned unchanged.
+        reward: A function of an episode: its reward, its named rewards, or None if it is not scored.
+
+    Raises:
+        ConfigError: If the function returns something else.
+    """
+    if trajectory.status == "error" or not trajectory.steps:
+        return trajectory
+    named = _checked(reward(trajectory))
+    steps = [replace(step, reward=None, rewards={}) for step in trajectory.steps]
+    if named is not None:
+        steps[-1] = replace(steps[-1], reward=math.fsum(named.values()), rewards=named)
+    logs = {name: replace(log, reward=None) for name, log in trajectory.contexts.items()}
+    return replace(trajectory, steps=steps, contexts=logs)
+
+
+def task_of(trajectory: Trajectory) -> str:
+    """Return what identifies the task of an episode."""
+    return trajectory.id if trajectory.group_id is None else trajectory.group_id
+
+
+def _checked(returned: Any) -> dict[str, float] | None:
+    if returned is None:
+        return None
+    named = cast("Mapping[Any, Any]", returned) if isinstance(returned, Mapping) else {"reward": returned}
+    try:
+        values = {str(name): float(value) for name, value in named.items()}
+    except (TypeError, ValueError):
+        values = {"": math.nan}
+    if not all(map(math.isfinite, values.values())):
+        raise ConfigError(f"the reward function returned {returned!r:.80}; expected a number, numbers by name, or None")
+    return values
+
+
+def _named_rewards(trajectory: Trajectory) -> dict[str, float]:
+    named: dict[str, float] = {}
+    for step in trajectory.steps:
+        for name, value in step.rewards.items():
+            named[name] = named.get(name, 0.0) + value
+    return named
+
+
+def _task_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    rewards = defaultdict[str, list[float]](list)
+    for trajectory in trajectories:
+        if trajectory.status != "error":
+            rewards[task_of(trajectory)].append(trajectory.reward)
+    return {task: float(np.mean(values)) for task, values in rewards.items()}
+
+
+def _by_k(successes: Sequence[tuple[int, int]], estimate: Callable[[int, int, int], float]) -> dict[int, float]:
+    """Return an estimate for each power of two up to the largest number of episodes of a task, and for that number."""
+    most = max((n for n, _ in successes), default=0)
+    ks = sorted({2**power for power in range(most.bit_length())} | ({most} if most else set()))
+    return {k: float(np.mean([estimate(n, c, k) for n, c in successes if n >= k])) for k in ks}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _without_nan(one) for name, one in cast("dict[Any, Any]", value).items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
