@@ -11,6 +11,7 @@ from .authors import init
 from .catalog import list_
 from .checks import check, doctor
 from .episodes import demo, rollout, show
+from .evaluating import eval_
 from .options import specification
 from .output import ErrorHandler, print_error
 from .playing import play
@@ -20,6 +21,7 @@ __all__ = ["app", "main", "specification"]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
+app.command("eval")(eval_)
 for command in (play, rollout, show, replay, init, check, doctor, demo):
     app.command()(command)
 

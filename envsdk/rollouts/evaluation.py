@@ -14,7 +14,7 @@ from ..errors import ConfigError, RunFolderError, what_is_invalid
 from ..packages import load
 from ..policies.named import policy_of
 from ..trajectories.trajectory import Trajectory
-from ..visible import on_one_line
+from ..visible import on_one_line, visible
 from .engine import Rollouts
 from .scores import Comparison, Score, compare, rescored
 from .stored_run import StoredRun
@@ -154,10 +154,14 @@ class Evaluation:
     def to_markdown(self) -> str:
         """Return a table and the details, for a model card."""
         heads, rows = self._cells()
-        lines = [f"# {self.name}", "", _row(heads), _row(["---"] * len(heads)), *map(_row, rows), ""]
-        for one in self.results:
-            lines += [f"- {_escaped(one.env)}, {_escaped(one.model)}: {_escaped(_details(one.score))}"]
+        lines = [f"# {_escaped(self.name)}", "", _row(heads), _row(["---"] * len(heads)), *map(_row, rows), ""]
+        lines += [f"- {_escaped(line)}" for line in self.details()]
         return "\n".join(lines) + "\n"
+
+    def details(self) -> Iterator[str]:
+        """Yield a line for each result with what the table has no room for."""
+        for one in self.results:
+            yield on_one_line(f"{one.env}, {one.model}: {_details(one.score)}")
 
     def table(self) -> "Table":
         """Return a table for a terminal."""
@@ -166,11 +170,13 @@ class Evaluation:
         from rich.text import Text
 
         heads, rows = self._cells()
-        drawn = Table(title=Text(on_one_line(self.name), "italic"), box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+        drawn = Table(
+            title=Text(visible(on_one_line(self.name)), "italic"), box=SIMPLE_HEAD, padding=(0, 1), show_edge=False
+        )
         for number, head in enumerate(heads):
             drawn.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
         for row in rows:
-            drawn.add_row(*(Text(on_one_line(cell)) for cell in row))
+            drawn.add_row(*(Text(visible(on_one_line(cell))) for cell in row))
         return drawn
 
     def write(self, folder: Path) -> None:
@@ -206,7 +212,7 @@ def evaluate(
     *,
     resume: bool = False,
     against: Path | None = None,
-    on_begin: Callable[[str, str, Rollouts], None] = lambda env, model, rollouts: None,
+    on_begin: Callable[[str, str, Rollouts], None] | None = None,
 ) -> Evaluation:
     """Roll out a suite, one model and environment after another, each into a run folder of its own, and score it.
 
@@ -215,7 +221,7 @@ def evaluate(
         out: A folder, for the run folders and the report.
         resume: Whether to continue an evaluation that was interrupted.
         against: The folder of another evaluation, or of a run, to compare with.
-        on_begin: A function that is called with each run before it begins.
+        on_begin: A function that is called with the environment, the model and the run, before each run.
 
     Raises:
         ConfigError: If something in the suite does not fit the environments or policies.
@@ -223,12 +229,15 @@ def evaluate(
         StorageError: If a folder cannot be written.
     """
     results: list[Result] = []
+    runs: dict[tuple[str, str], StoredRun] = {}
     for environment in suite.environments:
         for name, model in suite.models.items():
-            results.append(_evaluated(suite, environment, name, model, out, resume, on_begin))
+            result, run = _evaluated(suite, environment, name, model, out, resume, on_begin)
+            results.append(result)
+            runs[result.env, result.model] = run
     evaluation = Evaluation(suite.name, tuple(results))
     if against is not None:
-        evaluation = compared(evaluation, dict(runs_of(out)), against)
+        evaluation = compared(evaluation, runs, against)
     evaluation.write(out)
     return evaluation
 
@@ -240,8 +249,8 @@ def _evaluated(
     model: Model,
     out: Path,
     resume: bool,
-    on_begin: Callable[[str, str, Rollouts], None],
-) -> Result:
+    on_begin: Callable[[str, str, Rollouts], None] | None,
+) -> tuple[Result, StoredRun]:
     options: dict[str, Any] = {"renderer": model.renderer, **environment.options}
     if model.tokenizer is not None:
         options["tokenizer"] = model.tokenizer
@@ -257,17 +266,19 @@ def _evaluated(
         resume=resume,
         **suite.rollouts,
     )
-    on_begin(label, name, rollouts)
+    if on_begin is not None:
+        on_begin(label, name, rollouts)
     success = environment.success
     if success is None:
         highest = rollouts.reward_range[1]
         success = highest if highest < float("inf") else 1.0
     rollouts.run()
     assert rollouts.folder is not None
-    score = Score.of(StoredRun(rollouts.folder.path).trajectories(), success_reward=success)
+    run = StoredRun(rollouts.folder.path)
+    score = Score.of(run.trajectories(), success_reward=success)
     usage: Any = getattr(policy, "usage", None)
     price = getattr(usage, "price", 0.0)
-    return Result(label, name, score, rollouts.statistics.elapsed_s, price or None)
+    return Result(label, name, score, rollouts.statistics.elapsed_s, price or None), run
 
 
 def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
@@ -387,4 +398,4 @@ def _row(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return on_one_line(text).replace("|", "\\|")
+    return visible(on_one_line(text)).replace("|", "\\|")

@@ -1,0 +1,242 @@
+"""Evaluation: scores with their errors, comparisons, suites, and stored runs that are scored again."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import envsdk
+from envsdk import Env, Message, Trajectory, Turn, errors
+from envsdk.rollouts import Rollouts
+from envsdk.rollouts.evaluation import Evaluation, Suite, evaluate, runs_of, scored
+from envsdk.rollouts.run_folder import RunFolder
+from envsdk.rollouts.scores import Score, compare, rescored
+
+
+class Lucky(Env):
+    """One step, whose reward its name and seed determine."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        if (self.episode.seed or 0) == 3 and self.episode_id.endswith("#1"):
+            raise RuntimeError("broken")
+        won = (len(self.episode_id) + (self.episode.seed or 0)) % 2 == 0
+        return Turn("Done.", reward={"won": float(won), "style": 0.5}, terminated=True)
+
+
+def episodes(rewards: list[list[float | None]]) -> list[Trajectory]:
+    """Episodes with given rewards, by task; None for a failed one."""
+    base = envsdk.rollout("envsdk/MathChat-v0", "reference", seed=0)
+    made = []
+    for task, own in enumerate(rewards):
+        for number, reward in enumerate(own):
+            one = replace(base, id=f"t{task}#{number}", group_id=f"t{task}")
+            if reward is None:
+                one = replace(one, status="error", stop_reason="error", error="Oops: no", error_kind="environment")
+            else:
+                one = rescored(one, lambda _, reward=reward: reward)
+            made.append(one)
+    return made
+
+
+def test_the_mean_is_over_tasks_with_its_standard_error() -> None:
+    score = Score.of(episodes([[1, 1, 0], [0, 0], [1, None]]))
+    means = np.array([2 / 3, 0, 1])
+    assert score.reward == pytest.approx(means.mean())
+    assert score.reward_error == pytest.approx(means.std(ddof=1) / math.sqrt(3))
+    assert (score.episodes, score.tasks, score.failed) == (7, 3, {"environment": 1})
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_pass_at_k_is_what_drawing_k_episodes_gives(outcomes: list[list[bool]]) -> None:
+    successes = [(len(one), sum(one)) for one in outcomes]
+    score = Score.of(PLAIN[successes_key(outcomes)] if successes_key(outcomes) in PLAIN else fake(outcomes))
+    for k in score.pass_at:
+        drawn = [list(itertools.combinations(one, k)) for one in outcomes if len(one) >= k]
+        assert score.pass_at[k] == pytest.approx(np.mean([np.mean([any(d) for d in ds]) for ds in drawn]))
+        assert score.pass_all[k] == pytest.approx(np.mean([np.mean([all(d) for d in ds]) for ds in drawn]))
+    assert score.success == pytest.approx(np.mean([c / n for n, c in successes]))
+
+
+PLAIN: dict[Any, list[Trajectory]] = {}
+
+
+def successes_key(outcomes: list[list[bool]]) -> tuple[tuple[bool, ...], ...]:
+    return tuple(tuple(one) for one in outcomes)
+
+
+def fake(outcomes: list[list[bool]]) -> list[Trajectory]:
+    found = PLAIN[successes_key(outcomes)] = episodes([[float(value) for value in one] for one in outcomes])
+    return found
+
+
+def test_a_run_of_failures_has_no_mean_and_no_zero() -> None:
+    score = Score.of(episodes([[None], [None, None]]))
+    assert math.isnan(score.reward)
+    assert score.to_dict()["reward"] is None
+    assert score.failed == {"environment": 3}
+    with pytest.raises(errors.ConfigError, match="no episode"):
+        Score.of([])
+
+
+def test_a_comparison_is_paired_over_tasks() -> None:
+    rng = np.random.default_rng(0)
+    difficulty = rng.normal(size=200)  # far larger than the difference between the runs
+    first = episodes([[float(d) + 0.1 + 0.1 * float(rng.normal())] for d in difficulty])
+    second = episodes([[float(d) + 0.1 * float(rng.normal())] for d in difficulty])
+    found = compare(first, second)
+    assert found.tasks == 200
+    assert found.low < 0.1 < found.high
+    assert found.high - found.low < 0.08
+    assert found.p_value < 0.001
+    same = compare(second, second)
+    assert (same.difference, same.low, same.high, same.p_value) == (0, 0, 0, 1)
+    assert compare(first, second) == found
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(60):
+        noise = rng.normal(size=(2, 40))
+        one, other = (episodes([[float(value)] for value in values]) for values in noise)
+        found = compare(one, other, resamples=500)
+        covered += found.low <= 0 <= found.high
+    assert 50 <= covered <= 60  # 57 expected
+
+
+def test_runs_without_common_tasks_cannot_be_compared() -> None:
+    first = episodes([[1.0], [0.0]])
+    second = [replace(one, group_id=f"other-{one.group_id}") for one in first]
+    with pytest.raises(errors.ConfigError, match="0 scored tasks in common"):
+        compare(first, second)
+
+
+def test_a_stored_episode_is_scored_again_without_sampling() -> None:
+    (one,) = episodes([[1.0]])
+    again = rescored(one, lambda trajectory: {"length": len(trajectory.steps), "style": 0.25})
+    assert again.reward == len(one.steps) + 0.25
+    assert again.steps[-1].rewards == {"length": len(one.steps), "style": 0.25}
+    assert one.reward == 1.0
+    assert Trajectory.from_json(again.to_json()).reward == again.reward
+    assert [sample.tokens.tolist() for sample in again.samples()] == [s.tokens.tolist() for s in one.samples()]
+    assert not rescored(one, lambda _: None).is_scored("main")
+    with pytest.raises(errors.ConfigError, match="the reward function returned 'good'"):
+        rescored(one, lambda _: "good")  # type: ignore[arg-type, return-value]
+
+
+SUITE = """
+name = "small"
+seeds = 4
+samples = 2
+
+[models.reference]
+policy = "reference"
+
+[models.null]
+policy = "null"
+
+[[environments]]
+id = "envsdk/MathChat-v0"
+name = "math"
+options = { history = "strip" }
+
+[[environments]]
+id = "envsdk/GuessNumber-v0"
+seeds = 2
+"""
+
+
+def test_a_suite_rolls_out_each_model_in_each_environment(tmp_path: Path) -> None:
+    file = tmp_path / "suite.toml"
+    file.write_text(SUITE)
+    out = tmp_path / "out"
+    evaluation = evaluate(Suite.read(file), out)
+    found = {(one.env, one.model): one.score for one in evaluation.results}
+    assert {key: score.episodes for key, score in found.items()} == {
+        ("math", "reference"): 8,
+        ("math", "null"): 8,
+        ("envsdk/GuessNumber-v0", "reference"): 4,
+        ("envsdk/GuessNumber-v0", "null"): 4,
+    }
+    assert found["math", "reference"].reward == 1.0
+    assert found["math", "reference"].pass_all == {1: 1.0, 2: 1.0}
+    assert found["math", "null"].success == 0.0
+    assert json.loads((out / "evaluation.json").read_text())["results"][0]["pass_at"] == {"1": 1.0, "2": 1.0}
+    assert "| math | reference | 8 | 0 | 1.000 ± 0.000 |" in (out / "evaluation.md").read_text()
+    with pytest.raises(errors.RunFolderError):
+        evaluate(Suite.read(file), out)
+    assert evaluate(Suite.read(file), out, resume=True).results[0].score == found["math", "reference"]
+    again = scored(out)
+    assert {one.score.reward for one in again.results if one.model == "reference"} == {1.0}
+    assert dict(runs_of(out)).keys() == found.keys()
+
+
+def test_a_suite_in_yaml_is_the_same(tmp_path: Path) -> None:
+    toml, yaml = tmp_path / "suite.toml", tmp_path / "suite.yaml"
+    toml.write_text(SUITE)
+    yaml.write_text(
+        "name: small\nseeds: 4\nsamples: 2\n"
+        "models: {reference: {policy: reference}, 'null': {policy: 'null'}}\n"
+        "environments:\n- {id: envsdk/MathChat-v0, name: math, options: {history: strip}}\n"
+        "- {id: envsdk/GuessNumber-v0, seeds: 2}\n"
+    )
+    assert Suite.read(yaml) == Suite.read(toml)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "name = ", "cannot be read"),
+        ("a.toml", "seeds = 1", "environments"),
+        ("a.toml", SUITE + "\n[models.x]\npolice = 'null'", "police"),
+        ("a.yaml", "{", "not YAML"),
+        ("a.txt", "", "ends in .toml"),
+    ],
+)
+def test_a_suite_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(errors.ConfigError, match=message):
+        Suite.read(tmp_path / name)
+
+
+def test_an_evaluation_is_compared_with_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "suite.toml"
+    file.write_text(SUITE.replace("samples = 2", "samples = 1"))
+    out, run = tmp_path / "out", tmp_path / "run"
+    Rollouts("envsdk/MathChat-v0", "null", seeds=range(4), group_size=1, out=run).run()
+    evaluate(Suite.read(file), out)
+    evaluation = evaluate(Suite.read(file), tmp_path / "other", against=out)
+    assert {one.comparison.difference for one in evaluation.results if one.comparison} == {0.0}
+    assert sum(one.comparison is not None for one in evaluation.results) == 4
+    assert "+0.000 [+0.000, +0.000]" in evaluation.to_markdown()
+
+
+def test_hostile_names_stay_in_their_cell(tmp_path: Path) -> None:
+    score = Score.of(episodes([[1.0]]))
+    from envsdk.rollouts.evaluation import Result
+
+    evaluation = Evaluation("x\x1b[31m|y", (Result("a|b\n# c", "m\x1b]0;t\x07", score),))
+    lines = evaluation.to_markdown().splitlines()
+    assert "\x1b" not in evaluation.to_markdown()
+    assert sum(line.startswith("#") for line in lines) == 1
+    assert len([line for line in lines if line.startswith("|")]) == 3
+
+
+def test_named_rewards_and_failures_are_reported(tmp_path: Path) -> None:
+    Rollouts(Lucky, "random", seeds=range(6), group_size=2, out=tmp_path).run()
+    (result,) = scored(tmp_path).results
+    assert result.score.rewards["style"] == 0.5
+    assert result.score.failed == {"environment": 1}
+    assert result.score.episodes == len(list(RunFolder.open(tmp_path).trajectories())) == 12
+    better = scored(tmp_path, lambda trajectory: 2.0, success=2.0)
+    assert better.results[0].score.success == 1.0
