@@ -222,9 +222,9 @@ def _name_of(run: StoredRun, trajectory: Trajectory) -> str:
     """Return the id of the environment, or its `module:Class`."""
     if "/" in trajectory.env:
         return trajectory.env
-    configured = run.configuration.get("env")
-    if isinstance(configured, str) and (":" in configured or "/" in configured):
-        return configured
+    for configured in (run.configuration.get("made_by"), run.configuration.get("env")):
+        if isinstance(configured, str) and (":" in configured or "/" in configured):
+            return configured
     raise CannotReplay(
         f"the record of {trajectory.id!r} has the environment {trajectory.env!r}, which is neither an id nor "
         "module:Class. Use replay_run(run, make_env)"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import pytest
+from envsdk_environments.guess_number import GuessNumber
 from toy_policies import in_any_vocabulary
 from typer.testing import CliRunner
 
@@ -16,7 +17,7 @@ from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Turn
 from envsdk.authoring.catalog import describe
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError
-from envsdk.rollouts import RunFolder, StoredRun, replay_run, replay_trajectory, rollout_many
+from envsdk.rollouts import Rollouts, RunFolder, StoredRun, replay_run, replay_trajectory, rollout_many
 from envsdk.trajectories.trajectory import Trajectory
 
 BUILT_IN = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
@@ -329,6 +330,18 @@ def test_another_tokenizer_is_the_only_difference(episode: Trajectory) -> None:
     record = Trajectory.from_json(episode.to_json())
     record.tokenizer = "another"
     assert [one.field for one in replay_trajectory(record, changed())] == ["tokenizer"]
+
+
+def test_an_environment_that_was_made_by_its_class_is_found(tmp_path: Path) -> None:
+    Rollouts(GuessNumber, "reference", seeds=range(2), group_size=2, out=tmp_path / "run").run()
+    results = list(replay_run(StoredRun(tmp_path / "run")))
+    assert [(result.differences, result.refused) for result in results] == [([], None)] * 4
+
+
+def test_an_environment_that_a_function_made_is_refused_in_words(tmp_path: Path) -> None:
+    Rollouts(lambda: Count(), "random", seeds=range(1), group_size=1, out=tmp_path / "run").run()
+    [result] = replay_run(StoredRun(tmp_path / "run"))
+    assert "Use replay_run(run, make_env)" in (result.refused or "")
 
 
 def test_an_environment_that_has_no_id_needs_a_function(episode: Trajectory, tmp_path: Path) -> None:

@@ -607,8 +607,10 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(create: Callable[..., R
 
 KILLED_AGAIN_AND_AGAIN = """
 import asyncio, copy, os, random, signal, sys, time
+import orjson
 from envsdk import Trajectory, get_renderer
 from envsdk.rollouts import RunFolder, StoredRun
+from envsdk.rollouts.journal import read_batches
 
 path, lines, count, kills, compress = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "zst"
 episodes = [Trajectory.from_json(line) for line in open(lines, "rb")]
@@ -648,7 +650,8 @@ for number in range(kills + 1):
         words = reader.read().decode().split()
     _, status = os.waitpid(pid, 0)
     assert number < kills or status == 0, status
-    stored = [trajectory.id for trajectory in StoredRun(path).trajectories()]
+    file = StoredRun(path).path / ("trajectories.jsonl.zst" if compress else "trajectories.jsonl")
+    stored = [orjson.loads(line)["id"] for batch in read_batches(file) for line in batch.lines]
     assert len(set(stored)) == len(stored)
     reported += words
     assert set(reported) <= set(stored), set(reported) - set(stored)
