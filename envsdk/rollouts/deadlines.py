@@ -1,8 +1,10 @@
 """Deadlines for code that may never return: coroutines, and plain functions in a thread or in the event loop."""
 
 import asyncio
+import contextlib
 import contextvars
 import ctypes
+import inspect
 import logging
 import queue
 import threading
@@ -11,9 +13,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from ..episodes.driver import not_cancelled
+from ..episodes.event_loops import run as run_coroutine
 from ..errors import DeadlineExceeded
 
 _log = logging.getLogger(__name__)
+_CANCEL_S = 1.0
+"""How long a coroutine in a thread may take to end when it is cancelled, in seconds."""
 
 
 @contextmanager
@@ -37,6 +43,7 @@ class MethodThread:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._pending = 0
+        self._task: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._serve, name="envsdk-method", daemon=True)
         self._thread.start()
 
@@ -48,7 +55,8 @@ class MethodThread:
     async def call(self, function: Callable[[], Any]) -> Any:
         """Return what a function returns, with a copy of the caller's context variables.
 
-        If the caller is cancelled, the function keeps running (`is_busy`), and what it returns is dropped.
+        If that is an awaitable, it is awaited in an event loop of the thread. If the caller is cancelled, so is the
+        awaitable; but a function that does not return keeps running (`is_busy`), and what it returns is dropped.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -68,7 +76,7 @@ class MethodThread:
         def run() -> None:
             result, error = None, None
             try:
-                result = context.run(function)
+                result = context.run(self._complete, function)
             except BaseException as raised:  # the caller gets it
                 error = raised
             try:
@@ -78,7 +86,34 @@ class MethodThread:
 
         self._pending += 1
         self._calls.put(run)
-        return await future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            task = self._task
+            if task is not None:
+                with contextlib.suppress(RuntimeError):  # its loop has ended
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+                await asyncio.wait({future}, timeout=_CANCEL_S)
+            if not future.done():
+                future.cancel()
+            elif not future.cancelled():
+                future.exception()  # asyncio would log one that nobody takes
+            raise
+
+    def _complete(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the thread; if it returns an awaitable, await that."""
+        result = function()
+        if not inspect.isawaitable(result):
+            return result
+
+        async def awaited() -> Any:
+            self._task = asyncio.current_task()
+            try:
+                return await not_cancelled(result)
+            finally:
+                self._task = None
+
+        return run_coroutine(awaited())
 
     def stop(self) -> None:
         """End the thread once it has returned from its last function."""

@@ -356,7 +356,7 @@ class Player:
         try:
             if getattr(env, "blocking", False):
                 thread = play.seat.thread_of(env)
-                return await self._in_thread(thread, what, lambda: driver.now(driver.call_method(request)))
+                return await self._in_thread(thread, what, partial(driver.call_method, request))
             returned = self._now(what, partial(driver.call_method, request))
             if not inspect.isawaitable(returned):
                 return returned

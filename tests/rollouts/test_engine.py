@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_a_method_that_raises_or_hangs_costs_its_own_episode(
 ) -> None:
     kind = type("Kind", (base,), {"where": where, "blocking": blocking, "hangs": hangs, "made": 0})
     before = threading.active_count()
-    rollouts = Rollouts(kind, answers, seeds=range(3), group_size=1, method_timeout_s=0.2)
+    rollouts = Rollouts(kind, answers, seeds=range(3), group_size=1, method_timeout_s=0.2 if hangs else 60)
     trajectories = rollouts.run()
     assert [one.status for one in trajectories] == ["error"] * 3
     assert {one.error_kind for one in trajectories} == {"environment"}
@@ -416,78 +417,74 @@ def test_a_slow_reader_holds_the_run_up() -> None:
 
 
 class Server:
-    """A policy that samples a token at a time, and can be aborted."""
+    """A policy that samples two tokens and then waits, until it is aborted or told to go on."""
 
     tokenizer = "any"
 
     def __init__(self) -> None:
-        self.aborted = asyncio.Event()
+        self.aborted, self.go_on = asyncio.Event(), asyncio.Event()
         self.running = 0
 
     async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
         self.running += 1
-        tokens: list[int] = []
         try:
-            while len(tokens) < 4:
-                try:
-                    async with asyncio.timeout(0.02):
-                        await self.aborted.wait()
-                    return Action(tokens, [-0.5] * len(tokens), "abort")
-                except TimeoutError:
-                    tokens.append(5)
-            return Action(tokens, [-0.5] * len(tokens))
+            waiting = [asyncio.create_task(event.wait()) for event in (self.aborted, self.go_on)]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            return Action([5, 5], [-0.5, -0.5], "stop" if self.go_on.is_set() else "abort")
         finally:
             self.running -= 1
 
     async def abort(self) -> None:
         self.aborted.set()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         self.aborted.clear()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
-    async def run() -> tuple[list[Trajectory], Server]:
+    async def run() -> list[Trajectory]:
         server = Server()
         rollouts = Rollouts(Counts, server, seeds=range(4), group_size=2)
         rollouts.resume(policy_version=1)
+        playing = asyncio.create_task(rollouts.arun())
+        await until(lambda: server.running == 8)
+        await rollouts.pause()
+        assert server.running == 0
+        await asyncio.sleep(0.05)
+        assert server.running == 0
+        server.go_on.set()
+        rollouts.resume(policy_version=2)
+        return await playing
 
-        async def update() -> None:
-            await asyncio.sleep(0.05)
-            await rollouts.pause()
-            assert server.running == 0
-            await asyncio.sleep(0.05)
-            assert server.running == 0
-            rollouts.resume(policy_version=2)
-
-        updating = asyncio.create_task(update())
-        trajectories = await rollouts.arun()
-        await updating
-        return trajectories, server
-
-    trajectories, _ = asyncio.run(run())
+    trajectories = asyncio.run(run())
     assert {one.status for one in trajectories} == {"terminated"}
-    first = [step.parts for one in trajectories for step in one.steps if len(step.parts) == 2]
-    assert len(first) == 8
-    assert {tuple(part.policy_version for part in parts) for parts in first} == {(1, 2)}
-    sampled = {step.stop - step.action_start for one in trajectories for step in one.steps}
-    assert min(sampled) >= 4
+    for one in trajectories:
+        versions = [[part.policy_version for part in step.parts] for step in one.steps]
+        assert versions == [[1, 2], [2], [2]]
+        assert [step.stop - step.action_start for step in one.steps] == [4, 2, 2]
 
 
 def test_a_pause_without_abort_waits_for_the_replies() -> None:
     async def run() -> list[Trajectory]:
         server = Server()
         rollouts = Rollouts(Counts, server, seeds=range(2), group_size=1)
-
-        async def update() -> None:
-            await asyncio.sleep(0.03)
-            await rollouts.pause(abort=False)
-            assert server.running == 0
-            rollouts.resume()
-
-        updating = asyncio.create_task(update())
-        trajectories = await rollouts.arun()
-        await updating
-        return trajectories
+        playing = asyncio.create_task(rollouts.arun())
+        await until(lambda: server.running == 2)
+        pausing = asyncio.create_task(rollouts.pause(abort=False))
+        await asyncio.sleep(0.05)
+        assert server.running == 2
+        server.go_on.set()
+        await pausing
+        assert server.running == 0
+        rollouts.resume()
+        return await playing
 
     assert {len(step.parts) for one in asyncio.run(run()) for step in one.steps} == {1}
 
@@ -495,25 +492,21 @@ def test_a_pause_without_abort_waits_for_the_replies() -> None:
 @pytest.mark.parametrize("on_stale", ["drop", "keep"])
 def test_stale_episodes_are_dropped_or_kept(on_stale: Any) -> None:
     async def run() -> tuple[Rollouts, list[Trajectory]]:
-        rollouts: Rollouts
+        new = asyncio.Event()
 
         @in_any_vocabulary
         async def policy(prompt: np.ndarray, *, episode_id: str, **_: object) -> Action:
-            await asyncio.sleep(0.02 if episode_id == "Counts/1" else 0.15)
-            return Action([5], [-0.5])
+            if episode_id == "Counts/0":
+                await new.wait()
+            return Action([5], [-0.5], policy_version=1)
 
         rollouts = Rollouts(Counts, policy, seeds=range(2), group_size=1, max_staleness=1, on_stale=on_stale)
         rollouts.resume(policy_version=1)
-
-        async def train() -> None:
-            for version in (2, 3):
-                await asyncio.sleep(0.1)
-                rollouts.resume(policy_version=version)
-
-        training = asyncio.create_task(train())
-        trajectories = await rollouts.arun()
-        await training
-        return rollouts, trajectories
+        playing = asyncio.create_task(rollouts.arun())
+        await until(lambda: rollouts.statistics.episodes == 1)
+        rollouts.resume(policy_version=3)
+        new.set()
+        return rollouts, await playing
 
     rollouts, trajectories = asyncio.run(run())
     assert rollouts.statistics.stale == 1

@@ -1,0 +1,169 @@
+"""Servers and environments that misbehave at random, all at the same time: every episode is accounted for."""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from model_servers import Fault, ModelServer
+
+from envsdk import Env, Message, Trajectory, Turn
+from envsdk.policies import VLLM, client
+from envsdk.rollouts import Rollouts, player
+
+WAYS = ("fine", "raises in start", "raises in respond", "hangs in start", "hangs in respond", "hangs in a thread")
+
+
+def way_of(seed: int | None) -> str:
+    """What goes wrong in the environment of an episode: nothing in nine of ten."""
+    rng = random.Random(seed)
+    return rng.choice(WAYS[1:]) if rng.random() < 0.1 else "fine"
+
+
+class Misbehaves(Env):
+    """Two steps, unless something goes wrong."""
+
+    async def start(self) -> Turn:
+        self.said = 0
+        await self.misbehave("start")
+        return Turn("Go.", max_tokens=8)
+
+    async def respond(self, reply: Message) -> Turn:
+        await self.misbehave("respond")
+        self.said += 1
+        return Turn("More.", max_tokens=8) if self.said < 2 else Turn("Done.", reward=1.0, terminated=True)
+
+    async def misbehave(self, method: str) -> None:
+        way = way_of(self.episode.seed)
+        if way == f"raises in {method}":
+            raise RuntimeError(way)
+        if way == f"hangs in {method}":
+            await asyncio.sleep(1000)
+
+
+class HangsInThread(Misbehaves):
+    blocking = True
+
+    def start(self) -> Turn:  # type: ignore[override]
+        self.said = 0
+        if way_of(self.episode.seed) == "hangs in a thread":
+            time.sleep(3)
+        return Turn("Go.", max_tokens=8)
+
+
+class RandomFaults:
+    """What the server does wrong: something in a share of its responses."""
+
+    def __init__(self, share: float) -> None:
+        self.rng, self.share = random.Random(0), share
+        self.done = Counter[str]()
+
+    def __bool__(self) -> bool:
+        return self.rng.random() < self.share
+
+    def popleft(self) -> Fault:
+        def without(name: str) -> Any:
+            def change(value: Any) -> Any:
+                choice = value["choices"][0]
+                if name == "ids":
+                    choice["token_ids"] = choice["token_ids"][:-1]
+                elif name == "logprobs":
+                    choice["logprobs"] = None
+                else:
+                    choice["token_ids"] = [10**7 for _ in choice["token_ids"]]
+                return value
+
+            return change
+
+        faults = {
+            "429": Fault(429, headers={"Retry-After": "0"}),
+            "500": Fault(500),
+            "503": Fault(503, text=b"<html>"),
+            "refuse": Fault(how="refuse"),
+            "reset": Fault(how="reset"),
+            "short": Fault(how="short"),
+            "truncated": Fault(how="truncated"),
+            "hang": Fault(how="hang"),
+            "slow": Fault(how="slow"),
+            "ids": Fault(change=without("ids")),
+            "logprobs": Fault(change=without("logprobs")),
+            "vocabulary": Fault(change=without("vocabulary")),
+        }
+        name = self.rng.choice(list(faults))
+        self.done[name] += 1
+        return faults[name]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "group_size"), [(60, 4), pytest.param(500, 4, marks=pytest.mark.full, id="2,000 episodes")]
+)
+@pytest.mark.parametrize("kind", [Misbehaves, HangsInThread])
+def test_every_episode_is_accounted_for(
+    kind: type[Env], seeds: int, group_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.005)
+    monkeypatch.setattr(client, "_MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(player, "_GRACE_S", 1.0)
+    threads = set(threading.enumerate())
+
+    async def run() -> tuple[Rollouts, list[Trajectory], set[str]]:
+        policy = VLLM(server.url, timeout_s=0.5, max_retries=1, seed=1, check=False)
+        rollouts = Rollouts(
+            kind,
+            policy,
+            seeds=range(seeds),
+            group_size=group_size,
+            env_options={"tokenizer": "embedded"},
+            max_concurrency=64,
+            method_timeout_s=1.5,
+            max_retries=1,
+            retry_wait_s=0.01,
+        )
+        trajectories = await rollouts.arun()
+        await policy.aclose()
+        await asyncio.sleep(0)
+        left = {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+        return rollouts, trajectories, left
+
+    with ModelServer(stop_logit=9.0) as server:
+        server.faults = faults = RandomFaults(0.12)  # type: ignore[assignment]
+        rollouts, trajectories, left = asyncio.run(run())
+    total = seeds * group_size
+    assert [one.id for one in trajectories] == [job.id for job in rollouts._jobs]
+    statistics = rollouts.statistics
+    assert statistics.episodes == total == len(trajectories)
+    failed = [one for one in trajectories if one.status == "error"]
+    assert statistics.failures == Counter(one.error_kind for one in failed)
+    assert sum(statistics.errors.values()) == len(failed)
+    assert statistics.scored + len(failed) == total
+    assert len(faults.done) == 12  # everything has gone wrong
+    for one in trajectories:
+        way = way_of(one.seed)
+        is_of_env = way != "fine" and (way == "hangs in a thread") == (kind is HangsInThread or False)
+        if one.status == "error":
+            assert one.samples() == []
+            assert one.error_kind is not None
+            assert one.error
+        else:
+            assert one.reward == 1.0
+            for sample in one.samples():
+                sample.validate()
+        if kind is Misbehaves and way not in ("fine", "hangs in a thread"):
+            assert one.error_kind in ("environment", "policy", "infrastructure")
+            assert one.status == "error"
+        if is_of_env and kind is HangsInThread:
+            assert one.error_kind == "environment"
+            assert (one.error or "").startswith("DeadlineExceeded: start() of HangsInThread")
+        if one.error_kind == "policy":
+            assert (one.error or "").startswith("ServerReplyError")
+        if one.error_kind == "infrastructure":
+            assert (one.error or "").startswith("PolicyUnavailable")
+    assert {"environment", "policy"} <= statistics.failures.keys()
+    assert left == set()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert set(threading.enumerate()) - threads == set()
