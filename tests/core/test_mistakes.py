@@ -258,6 +258,11 @@ class NamedReward(Says):
         return Turn(reward={"a": coroutine()}, terminated=True)  # type: ignore[dict-item]
 
 
+class RewardOfText(Says):
+    def respond(self, reply: Message) -> Any:
+        return Turn(reward="1", terminated=True)  # type: ignore[arg-type]
+
+
 class Text(Says):
     def start(self) -> Any:
         return Turn(coroutine())  # type: ignore[arg-type]
@@ -291,6 +296,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is an awaitable"),
     "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
+    "a reward that is a text": (lambda: rollout(RewardOfText()), errors.TurnError, "(a text is not a number)"),
     "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is an awaitable"),
     "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
     "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),
