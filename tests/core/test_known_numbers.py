@@ -227,6 +227,20 @@ def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(t
     assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
 
 
+def test_a_message_is_measured_as_it_stands_between_its_neighbors():
+    measured: list[tuple[int, int]] = []
+
+    class Measures(HistoryPolicy):
+        def view(self, history: History) -> None:
+            for index, message in enumerate(history.messages):
+                measured.append((history.tokens(index), history.measure(index, message)))
+
+    two = Turn([Message(role="tool", content="one"), Message(role="tool", content="two")])
+    Seen([query(), two, END], [says("a"), says("b")], history=Measures())
+    assert len(measured) == 5
+    assert [tokens for tokens, _ in measured] == [length for _, length in measured]
+
+
 def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
     class Note(HistoryPolicy):
         def view(self, history: History) -> Rewrite | None:
