@@ -957,6 +957,14 @@ def test_a_sub_agent_that_cannot_be_closed_stops_no_other() -> None:
     assert closed == ["stuck", "fine"] * 2
 
 
+def test_what_a_sub_agent_was_told_last_is_in_the_messages_of_its_result() -> None:
+    env = Boss([Handoff(Worker(), "sums")])
+    rollout(env, says("I"), seed=1)
+    (result,) = env.results
+    said = ["You work.", "Work on sums.", result.content, "Done."]
+    assert [message.content for message in result.messages] == said
+
+
 def refuses_the_end(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A renderer that compares what it rendered with its template at the end, and finds that they differ."""
     renderer = get_renderer("role_colon")
