@@ -227,6 +227,15 @@ def test_the_vocabulary_size_of_a_models_configuration_is_used(tmp_path: Path) -
     assert load_tokenizer(tmp_path).vocab_size == 4608
 
 
+def test_an_object_without_a_name_takes_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((DATA / "embedded.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"vocab_size": 4608}')
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer(tokenizers.Tokenizer.from_file(str(DATA / "embedded.json"))).vocab_size == 4096
+
+
 def test_the_same_file_is_loaded_once() -> None:
     assert load_tokenizer("embedded") is load_tokenizer("embedded")
 
