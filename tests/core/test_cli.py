@@ -46,6 +46,11 @@ def test_a_rollout_prints_its_figures_for_machines() -> None:
     assert figures["stop_reasons"] == {"terminated": 2}
 
 
+def test_a_rollout_counts_its_breaks_by_their_reasons_each_on_two_short_lines() -> None:
+    printed = run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2)
+    assert re.search(r"10 thinking_ .*\n *stripped *\n", printed), printed
+
+
 def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"secret": 7}\n{"secret": 9}\n')
@@ -95,3 +100,11 @@ def test_show_heads_a_reply_that_went_on_with_each_of_its_steps(tmp_path: Path) 
     run("rollout", "envsdk/SearchInline-v0", "--episodes", 1, "--out", tmp_path)
     shown = run("show", tmp_path / "trajectories.jsonl")
     assert [f"main · assistant · step {n}" in shown for n in (1, 2, 3)] == [True] * 3
+
+
+def test_show_leaves_out_the_named_rewards_and_the_reasoning_that_a_reply_has_not(tmp_path: Path) -> None:
+    run("rollout", "envsdk/GuessNumber-v0", "--episodes", 1, "--out", tmp_path)
+    shown = run("show", tmp_path / "trajectories.jsonl")
+    assert "assistant · step 1 · " in shown
+    assert "()" not in shown
+    assert "<think>" not in shown

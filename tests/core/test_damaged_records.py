@@ -248,6 +248,10 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, True), "contexts.main.tokens: .*at 3 it holds True"),
         (lambda r: r["contexts"]["main"]["tokens"].append(1), "context 'main' has 221 tokens and 220 logprobs"),
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(0, -1), "step 0 has log-probabilities on its obs"),
+        (
+            lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, -1e39),
+            "at .* it holds -1e.39; expected a number",
+        ),
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, 0.5), "contexts.main.logprobs.* is 0.5"),
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, None), "for some tokens of an action"),
         (lambda r: r["contexts"]["main"]["messages"][1].pop("content"), "contexts.main.messages.1: .*see content"),

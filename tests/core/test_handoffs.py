@@ -3,6 +3,7 @@
 import asyncio
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from envsdk import (
     rollout,
     tool,
 )
-from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, TurnError
+from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, RenderError, TurnError
 from envsdk.policies import RandomPolicy
 
 
@@ -954,6 +955,36 @@ def test_a_sub_agent_that_cannot_be_closed_stops_no_other() -> None:
         env.close()
     env.close()
     assert closed == ["stuck", "fine"] * 2
+
+
+def test_what_a_sub_agent_was_told_last_is_in_the_messages_of_its_result() -> None:
+    env = Boss([Handoff(Worker(), "sums")])
+    rollout(env, says("I"), seed=1)
+    (result,) = env.results
+    said = ["You work.", "Work on sums.", result.content, "Done."]
+    assert [message.content for message in result.messages] == said
+
+
+def refuses_the_end(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A renderer that compares what it rendered with its template at the end, and finds that they differ."""
+    renderer = get_renderer("role_colon")
+    monkeypatch.setattr(renderer, "check_episode", Mock(side_effect=RenderError("the template says otherwise")))
+    return renderer
+
+
+def test_an_episode_that_its_template_would_render_differently_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RenderError, match="the template says otherwise"):
+        rollout(Worker(renderer=refuses_the_end(monkeypatch)), says("I"), seed=1)
+
+
+def test_a_sub_agent_that_its_template_would_render_differently_ends_with_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = Boss([Handoff(Worker(renderer=refuses_the_end(monkeypatch)))])
+    trajectory = rollout(env, says("I"), seed=1)
+    assert trajectory.status == "terminated"
+    (result,) = env.results
+    assert (result.stop_reason, result.error) == ("error", "RenderError: the template says otherwise")
 
 
 def test_what_was_cancelled_under_a_sub_agent_is_its_own_failure() -> None:

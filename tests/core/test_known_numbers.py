@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import Field
 
-from envsdk import Action, Break, Env, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
+from envsdk import Action, Break, Env, Handoff, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
 from envsdk.errors import EpisodeError
 from envsdk.history import DROPPED_RESULT, History, Rewrite
 
@@ -225,6 +226,52 @@ def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(t
     seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
     shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
     assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
+
+
+def test_a_message_is_measured_as_it_stands_between_its_neighbors():
+    measured: list[tuple[int, int]] = []
+
+    class Measures(HistoryPolicy):
+        def view(self, history: History) -> None:
+            for index, message in enumerate(history.messages):
+                measured.append((history.tokens(index), history.measure(index, message)))
+
+    two = Turn([Message(role="tool", content="one"), Message(role="tool", content="two")])
+    Seen([query(), two, END], [says("a"), says("b")], history=Measures())
+    assert len(measured) == 5
+    assert [tokens for tokens, _ in measured] == [length for _, length in measured]
+
+
+class Looks(HistoryPolicy):
+    """Notes what is new, how many messages came first, and how many there are."""
+
+    noted: list[tuple[int, int, int]] = Field(default_factory=list)
+
+    def view(self, history: History) -> None:
+        self.noted.append((history.new, history.opening, len(history.messages)))
+
+
+def test_a_policy_knows_what_is_new_though_a_system_message_is_put_before_it():
+    looks = Looks()
+    Seen([Turn("One?"), Turn("Two?", system="Be brief."), END], [says("a"), says("b")], history=looks)
+    assert looks.noted == [(0, 1, 1), (2, 2, 4)]
+
+
+def test_all_of_the_context_that_a_sub_agent_begins_with_came_first():
+    looks = Looks()
+
+    class HandsOver(Scripted):
+        def respond(self, reply: Message) -> Any:
+            return Handoff(Scripted([query(1), END], history=looks), history="full")
+
+        def resume(self, result: Any) -> Turn:
+            return END
+
+    env = HandsOver([query()])
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(Action(env.renderer.reply(says("a"))))
+    assert looks.noted == [(0, 3, 3)]
 
 
 def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():

@@ -386,6 +386,15 @@ def test_a_cut_ends_the_episode_by_whoever_cut_unless_that_was_the_turn(
     assert step.finish_reason == "length"
 
 
+@pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
+def test_what_cut_the_last_reply_is_why_the_episode_ends_unless_that_was_the_turn(play: Play, case: Cut):
+    played = play([first(max_tokens=case.turn), closing()], [cut(20)], max_steps=1, **case.limits)
+    trajectory = played.env.trajectory
+    is_cut_by_turn = case.turn is not None and case.turn <= 20
+    assert trajectory is not None
+    assert trajectory.stop_reason == (STEPS if is_cut_by_turn else case.ends_by)
+
+
 @pytest.mark.parametrize("max_steps", [1, None])
 @pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
 def test_a_cut_ends_nothing_where_it_may_not(play: Play, case: Cut, max_steps: int | None):

@@ -58,6 +58,13 @@ async def async_generator() -> Any:
     yield Turn("Go.")
 
 
+class Later:
+    """What can be awaited, and is no coroutine."""
+
+    def __await__(self) -> Any:
+        return iter(())
+
+
 WRONG = {
     "None": (lambda: None, "None, not a Turn: is a `return` missing"),
     "text": (lambda: "Well.", "the text 'Well.', not a Turn: return Turn('Well.')"),
@@ -114,10 +121,11 @@ def test_what_is_no_turn_names_the_method_the_class_and_the_line(
     assert f"Mistaken.{name}() (test_mistakes.py, line {line}) returned {words}" in str(raised.value)
 
 
+@pytest.mark.parametrize("returned", [coroutine, Later])
 @pytest.mark.parametrize(("base", "name"), METHODS)
-def test_a_forgotten_await_says_so(base: type[Env], name: str) -> None:
+def test_a_forgotten_await_says_so(base: type[Env], name: str, returned: Callable[[], Any]) -> None:
     with pytest.raises(errors.TurnError, match="an `await` is missing"):
-        come_to(name, with_method(base, name, coroutine, is_async=True)())
+        come_to(name, with_method(base, name, returned, is_async=True)())
 
 
 # What a class is.
@@ -250,6 +258,11 @@ class NamedReward(Says):
         return Turn(reward={"a": coroutine()}, terminated=True)  # type: ignore[dict-item]
 
 
+class RewardOfText(Says):
+    def respond(self, reply: Message) -> Any:
+        return Turn(reward="1", terminated=True)  # type: ignore[arg-type]
+
+
 class Text(Says):
     def start(self) -> Any:
         return Turn(coroutine())  # type: ignore[arg-type]
@@ -279,6 +292,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is an awaitable"),
     "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
+    "a reward that is a text": (lambda: rollout(RewardOfText()), errors.TurnError, "(a text is not a number)"),
     "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is an awaitable"),
     "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
     "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),

@@ -173,6 +173,22 @@ def test_a_vocabulary_that_is_spelled_differently_has_the_same_fingerprint() -> 
     assert first.fingerprint == second.fingerprint != HuggingFaceTokenizer("x", without_bytes([0x01])).fingerprint
 
 
+def test_the_fingerprint_tells_normalizers_apart() -> None:
+    normalizers = [None, {"type": "NFC"}, {"type": "NFKC"}]
+    made = [HuggingFaceTokenizer("x", {**without_bytes([0x00]), "normalizer": each}) for each in normalizers]
+    assert len({tokenizer.fingerprint for tokenizer in made}) == 3
+
+
+def test_a_control_token_decodes_to_its_name_though_a_piece_of_text_would_have_spaces_in_it() -> None:
+    written = without_bytes([0x00])
+    written["added_tokens"][0]["content"] = "<\uff5cbegin\u2581of\u2581text\uff5c>"
+    tokenizer = HuggingFaceTokenizer("x", written)
+    assert (
+        tokenizer.decode([tokenizer.token_id("<\uff5cbegin\u2581of\u2581text\uff5c>")])
+        == "<\uff5cbegin\u2581of\u2581text\uff5c>"
+    )
+
+
 def test_no_text_gives_a_control_token(fast: Tokenizer, slow: Tokenizer) -> None:
     ids = set(fast.control_tokens.values())
     for text in [*fast.control_tokens, "".join(fast.control_tokens), " ".join(fast.control_tokens)]:
@@ -209,6 +225,15 @@ def test_the_vocabulary_size_of_a_models_configuration_is_used(tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_bytes((DATA / "embedded.json").read_bytes())
     (tmp_path / "config.json").write_text('{"vocab_size": 4608}')
     assert load_tokenizer(tmp_path).vocab_size == 4608
+
+
+def test_an_object_without_a_name_takes_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((DATA / "embedded.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"vocab_size": 4608}')
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer(tokenizers.Tokenizer.from_file(str(DATA / "embedded.json"))).vocab_size == 4096
 
 
 def test_the_same_file_is_loaded_once() -> None:

@@ -420,6 +420,14 @@ def test_a_split_repeats_the_prompt_of_a_group_in_each_batch():
     assert [batch.tokens_separate for batch in batches] == [10, 10]
 
 
+def test_a_split_repeats_as_few_tokens_as_it_can():
+    group = [
+        record((0, [1, *more], [reply]), id=str(reply)) for more, reply in [([], 2), ([3, 4, 5], 6), ([3, 4, 5], 7)]
+    ]
+    tree = tree_batch(group)
+    assert [batch.tokens.tolist() for batch in tree.split(len(tree) - 1)] == [[1, 2], [1, 3, 4, 5, 6, 7]]
+
+
 def test_a_tree_that_fits_is_one_batch():
     tree = tree_batch(record((0, [1], [2])))
     assert tree.split(2) == [tree]

@@ -363,6 +363,21 @@ def test_respond_gets_a_reply_that_went_on_whole_and_its_last_part_as_new_text(t
     assert [reply.new_text for reply in play.heard] == ["ask.</search>", " So 4."]
 
 
+def test_a_part_of_a_reply_ends_no_episode():
+    env = Says([Turn("Q?"), END], renderer=qwen3(thinking=False))
+    env.reset(seed=0)
+    _, reward, terminated, truncated, _ = env.step(part("a").action())
+    assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+def test_a_reply_that_was_to_go_on_and_never_did_is_no_message_of_the_record():
+    play = Play([Turn("Q?"), goes_on("[1]")], ["a"])
+    trajectory = play.env.fail(RuntimeError("stopped"))
+    assert [message.role for message in trajectory.contexts["main"].messages] == ["user"]
+    assert [step.reply for step in trajectory.steps] == [None]
+    assert Trajectory.from_json(trajectory.to_json()).steps[0].reply is None
+
+
 def test_a_reply_that_goes_on_is_one_message_of_the_record_and_of_each_of_its_steps():
     turns = [Turn("Q?"), goes_on("[1]"), goes_on("[2]"), Turn("And?")]
     play = Play(turns, ["a", "b", "c", "d"])

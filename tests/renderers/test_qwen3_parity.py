@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from itertools import chain
+from itertools import chain, pairwise
 from random import Random
 from typing import Any
 
@@ -119,7 +119,9 @@ def text_of_call(call: ToolCall) -> str:
 
 
 @pytest.mark.parametrize("generation_prompt", [True, False])
-def test_spans_partition_the_tokens(renderer: Renderer, generated: Generated, generation_prompt: bool) -> None:
+def test_spans_partition_the_tokens_and_neighbors_differ(
+    renderer: Renderer, generated: Generated, generation_prompt: bool
+) -> None:
     for messages, tools in generated:
         read = [Message.from_openai(message) for message in messages]
         rendered = renderer.render(read, tools=tools or (), generation_prompt=generation_prompt)
@@ -127,6 +129,7 @@ def test_spans_partition_the_tokens(renderer: Renderer, generated: Generated, ge
         assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
         assert spans[-1].stop == len(rendered.tokens)
         assert all(span.start < span.stop for span in spans)
+        assert all(left[2:] != right[2:] for left, right in pairwise(spans))
 
 
 def test_content_spans_decode_to_the_text_of_each_message(renderer: Renderer, generated: Generated) -> None:
