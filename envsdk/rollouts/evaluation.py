@@ -14,7 +14,7 @@ from ..errors import ConfigError, RunFolderError, what_is_invalid
 from ..packages import load
 from ..policies.named import policy_of
 from ..trajectories.trajectory import Trajectory
-from ..visible import on_one_line, visible
+from ..visible import on_one_line
 from .engine import Rollouts
 from .scores import Comparison, Score, compare, rescored
 from .stored_run import StoredRun
@@ -170,13 +170,13 @@ class Evaluation:
         from rich.text import Text
 
         heads, rows = self._cells()
-        drawn = Table(
-            title=Text(visible(on_one_line(self.name)), "italic"), box=SIMPLE_HEAD, padding=(0, 1), show_edge=False
-        )
+        drawn = Table(title=Text(on_one_line(self.name), "italic"), box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+        cells = [[Text(on_one_line(cell)) for cell in row] for row in rows]
         for number, head in enumerate(heads):
-            drawn.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
-        for row in rows:
-            drawn.add_row(*(Text(visible(on_one_line(cell))) for cell in row))
+            width = max(len(head), *(row[number].cell_len for row in cells))
+            drawn.add_column(head, justify="left" if number < 2 else "right", no_wrap=True, min_width=width)
+        for row in cells:
+            drawn.add_row(*row)
         return drawn
 
     def write(self, folder: Path) -> None:
@@ -398,4 +398,4 @@ def _row(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return visible(on_one_line(text)).replace("|", "\\|")
+    return on_one_line(text).replace("|", "\\|")

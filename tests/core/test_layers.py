@@ -32,6 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "trainers sandbox",
         "rewards adapters testing scaffold",
         "cli",
+        "__main__",
     )
 )
 """From the ground up. What is on one line does not import each other."""

@@ -1,0 +1,146 @@
+"""The command line of runs: servers, groups, interrupts, resuming, evaluation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_servers import ModelServer
+
+from envsdk.rollouts.run_folder import RunFolder
+
+ENVSDK = [sys.executable, "-m", "envsdk"]
+MATH = "envsdk/MathChat-v0"
+
+
+def run(*arguments: Any, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*ENVSDK, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) -> None:
+    with ModelServer(stop_logit=9.0) as server:
+        printed = run(
+            *("rollout", MATH, "--policy", f"vllm:{server.url}", "--model", "toy", "--policy-option", "seed=1"),
+            *("--episodes", 3, "--group-size", 2, "--out", tmp_path / "run"),
+        )
+    assert "sampled tokens a second" in printed.stdout
+    stored = list(RunFolder.open(tmp_path / "run").trajectories())
+    assert sorted(one.id for one in stored) == sorted(f"{MATH}/{s}{n}" for s in range(3) for n in ("", "#1"))
+    samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert len(samples) >= 6
+    run("replay", tmp_path / "run")
+    again = run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run", "--resume", code=2)
+    assert "policy" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "vllm:"], "has no URL"),
+        (["--policy", "vlm:http://x"], "vllm"),
+        (["--policy", "vllm:http://x", "--policy-option", "temprature=1"], "do not fit"),
+        (["--executor", "threads"], "'processes' or 'ray'"),
+        (["--resume"], "--out"),
+        (["--timeout", "0"], "policy_timeout_s is 0"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(arguments: list[str], message: str) -> None:
+    failed = run("rollout", MATH, *arguments, code=2)
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from envsdk import Env, Turn\n"
+        "class Mine(Env):\n"
+        "    def start(self): return Turn('Go.')\n"
+        "    def respond(self, reply): return Turn('Done.', reward=1.0, terminated=True)\n"
+        "    def reference_reply(self): return 'ok'\n"
+    )
+    options = ("--executor", "processes", "--workers", 2, "--episodes", 6, "--out", "run", "--json")
+    printed = run("rollout", "mine:Mine", *options, cwd=tmp_path)
+    assert json.loads(printed.stdout)["mean_reward"] == 1.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    with ModelServer(stop_logit=9.0, token_s=0.05) as server:
+        command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
+        command += ["--episodes", "10", "--group-size", "4", "--concurrency", "4", "--out", str(out)]
+        with subprocess.Popen(
+            [*ENVSDK, *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not (out / "trajectories.jsonl").is_file():
+                time.sleep(0.05)
+            while time.monotonic() < deadline and not (out / "trajectories.jsonl").read_bytes():
+                time.sleep(0.05)
+            os.kill(process.pid, number)
+            _, printed = process.communicate(timeout=60)
+        assert process.returncode == 130, printed
+        assert "interrupted after" in printed
+        (line,) = [line for line in printed.splitlines() if "continue with: envsdk rollout" in line]
+        assert line.endswith("--resume")
+        before = {one.id for one in RunFolder.open(out).trajectories()}
+        assert 0 < len(before) < 40
+        server._model._stop_logit = 20.0  # quickly to the end
+        run(*command, "--resume")
+    stored = [one.id for one in RunFolder.open(out).trajectories()]
+    assert len(stored) == len(set(stored)) == 40
+    assert before <= set(stored)
+
+
+def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
+    options = ("--seeds", 4, "--samples", 2)
+    good = run("eval", MATH, *options, "--out", tmp_path / "good")
+    assert "pass@2" in good.stdout
+    assert "1.000 ± 0.000" in (tmp_path / "good" / "evaluation.md").read_text()
+    bad = run(
+        *("eval", MATH, *options, "--policy", "null", "--out", tmp_path / "bad"),
+        *("--compare", tmp_path / "good", "--json"),
+    )
+    (result,) = json.loads(bad.stdout)["results"]
+    assert result["comparison"]["difference"] == -1.0
+    assert result["pass_all"] == {"1": 0.0, "2": 0.0}
+    again = run("eval", tmp_path / "good", "--json")
+    assert json.loads(again.stdout)["results"][0]["reward"] == 1.0
+
+
+def test_eval_scores_a_stored_run_with_another_reward(tmp_path: Path) -> None:
+    run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run")
+    (tmp_path / "mine.py").write_text("def steps(trajectory):\n    return {'steps': len(trajectory.steps)}\n")
+    printed = run("eval", "run", "--reward", "mine:steps", "--json", cwd=tmp_path)
+    (result,) = json.loads(printed.stdout)["results"]
+    assert result["rewards"] == {"steps": result["steps"]}
+    refused = run("eval", "run", "--reward", "mine:nothing", code=2, cwd=tmp_path)
+    assert "mine:nothing" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_eval_of_a_suite_with_a_server(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "I do not know."}
+
+    with ModelServer("openai") as server:
+        server.chat = answer
+        suite = tmp_path / "small.toml"
+        suite.write_text(
+            f'[models.chat]\npolicy = "openai:{server.url}/v1"\n'
+            'options = { model = "toy", api_key = "x", price = [1.0, 2.0] }\n'
+            f'[[environments]]\nid = "{MATH}"\n'
+        )
+        printed = run("eval", suite, "--out", tmp_path / "out", "--json")
+    (result,) = json.loads(printed.stdout)["results"]
+    assert (result["model"], result["episodes"], result["failed"]) == ("chat", 32, {})
+    assert result["price"] is not None
