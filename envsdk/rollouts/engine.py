@@ -16,7 +16,10 @@ from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .player import Played, Player, PlaySettings
+from .progress import Progress, find_progress
+from .reporting import Reporting
 from .statistics import Statistics
+from .trackers import LogTo, find_tracker
 from .worker import Weights
 from .workers import Executor, WorkerPool, check_sendable
 
@@ -63,9 +66,15 @@ class Rollouts:
             `policy_version` when it ends; None for any number.
         on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
         on_trajectory: A function that is called with each trajectory that is reported; plain or `async def`.
+        progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
+            `auto`: only on a terminal. A rich console: live there.
+        log_to: Where to log the statistics every 10 s and at the end: `trackio` or `trackio:PROJECT/RUN`; `wandb` or
+            `wandb:PROJECT/RUN`; `tensorboard` or `tensorboard:FOLDER`; or a function of the number of episodes that
+            have ended and the values by name. It is called in a thread of its own. docs/rollouts.md lists the names.
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
+        MissingPackage: If the package that `log_to` names is not installed.
         UnknownName: If no environment or policy has that name.
     """
 
@@ -91,6 +100,8 @@ class Rollouts:
         max_staleness: int | None = None,
         on_stale: Literal["drop", "keep"] = "drop",
         on_trajectory: Callable[[Trajectory], Any] | None = None,
+        progress: Progress = False,
+        log_to: LogTo | None = None,
     ) -> None:
         _check_count("group_size", group_size)
         _check_count("max_concurrency", max_concurrency)
@@ -112,6 +123,8 @@ class Rollouts:
         _check_maker(env)
         self.statistics = Statistics()
         """What the run has done so far."""
+        reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
+        self._reporting = Reporting(self.statistics, [one for one in reporters if one is not None])
         self._settings = PlaySettings(
             env=env,
             env_options=dict(env_options or {}),
@@ -254,6 +267,7 @@ class Rollouts:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             self.statistics.ended_at = time.monotonic()
+            await self._reporting.end()
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()
@@ -261,6 +275,7 @@ class Rollouts:
         self.statistics.player = player
         jobs = iter(self._jobs)
         try:
+            await self._reporting.begin()
             if self._is_paused:
                 await player.pause()
             workers = range(min(self._max_concurrency, len(self._jobs)))
