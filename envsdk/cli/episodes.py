@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.markup import escape
-from rich.progress import Progress
 
 from ..authoring.catalog import describe
 from ..episodes.event_loops import run
@@ -73,6 +71,7 @@ def rollout(
     out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
+    log_to: Annotated[str | None, typer.Option(help="Log to trackio, wandb or tensorboard; see the docs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
 ) -> None:
     """Roll out episodes of an environment, print a report, and store the run in a folder.
@@ -102,8 +101,10 @@ def rollout(
         out=out,
         resume=resume,
         compress=compress,
+        progress=errors if errors.is_terminal else not as_json,
+        log_to=log_to,
     )
-    trajectories = played(rollouts, on_one_line(env))
+    trajectories = played(rollouts)
     is_whole = rollouts.statistics.episodes + rollouts.statistics.resumed == rollouts.statistics.total
     if out is not None:
         trajectories = list(StoredRun(out).trajectories())
@@ -126,26 +127,23 @@ def rollout(
         raise typer.Exit(1)
 
 
-def played(rollouts: Rollouts, name: str) -> list[Trajectory]:
-    """Run rollouts with a progress bar; return what ended until the run did, or was interrupted (SIGINT, SIGTERM)."""
+def played(rollouts: Rollouts) -> list[Trajectory]:
+    """Run rollouts; return what ended until the run did, or was interrupted (SIGINT, SIGTERM)."""
     ended: list[Trajectory] = []
 
     async def play() -> None:
-        task = progress.add_task(escape(name), total=rollouts.statistics.total, completed=rollouts.statistics.resumed)
         async for trajectory in rollouts:
             ended.append(trajectory)
-            progress.advance(task)
 
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        try:
-            with _terminating():
-                run(play())
-        except KeyboardInterrupt:
-            done, total = rollouts.statistics.resumed + len(ended), rollouts.statistics.total
-            print_error(f"interrupted after {done} of {total} episodes")
-            if rollouts.folder is not None:
-                command = [argument for argument in sys.argv[1:] if argument != "--resume"]
-                print_error(f"what ended is stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
+    try:
+        with _terminating():
+            run(play())
+    except KeyboardInterrupt:
+        done, total = rollouts.statistics.resumed + len(ended), rollouts.statistics.total
+        print_error(f"interrupted after {done} of {total} episodes")
+        if rollouts.folder is not None:
+            command = [argument for argument in sys.argv[1:] if argument != "--resume"]
+            print_error(f"what ended is stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
     return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
 
 
@@ -250,6 +248,12 @@ def _short(env: str) -> str:
 
 def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Mapping[str, Any]) -> list[Trajectory]:
     rollouts = Rollouts(
-        environment(env), policy, seeds=seeds, group_size=1, env_options=options, max_concurrency=concurrency
+        environment(env),
+        policy,
+        seeds=seeds,
+        group_size=1,
+        env_options=options,
+        max_concurrency=concurrency,
+        progress="auto",
     )
-    return played(rollouts, on_one_line(env))
+    return played(rollouts)

@@ -18,8 +18,11 @@ from ..trajectories.trajectory import Trajectory
 from .configuration import configuration_of
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .player import Played, Player, PlaySettings
+from .progress import Progress, find_progress
+from .reporting import Reporting
 from .run_folder import RunFolder
 from .statistics import Statistics
+from .trackers import LogTo, find_tracker
 from .worker import Weights
 from .workers import Executor, WorkerPool, check_sendable
 
@@ -70,9 +73,15 @@ class Rollouts:
             because of the infrastructure is not stored: resuming the run plays it again.
         resume: Whether to continue the run in that folder: the episodes that it has are not played again.
         compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
+        progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
+            `auto`: only on a terminal. A rich console: live there.
+        log_to: Where to log the statistics every 10 s and at the end: `trackio` or `trackio:PROJECT/RUN`; `wandb` or
+            `wandb:PROJECT/RUN`; `tensorboard` or `tensorboard:FOLDER`; or a function of the number of episodes that
+            have ended and the values by name. It is called in a thread of its own. docs/rollouts.md lists the names.
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
+        MissingPackage: If the package that `log_to` names is not installed.
         UnknownName: If no environment or policy has that name.
         RunFolderError: If the folder is in use, has another configuration, or has a run and `resume` is False.
         StorageError: If the folder cannot be written; also later, while the run goes on. What was stored is kept.
@@ -103,6 +112,8 @@ class Rollouts:
         out: str | Path | None = None,
         resume: bool = False,
         compress: bool = False,
+        progress: Progress = False,
+        log_to: LogTo | None = None,
     ) -> None:
         _check_count("group_size", group_size)
         _check_count("max_concurrency", max_concurrency)
@@ -124,6 +135,8 @@ class Rollouts:
         _check_maker(env)
         self.statistics = Statistics()
         """What the run has done so far."""
+        reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
+        self._reporting = Reporting(self.statistics, [one for one in reporters if one is not None])
         self._settings = PlaySettings(
             env=env,
             env_options=dict(env_options or {}),
@@ -300,6 +313,7 @@ class Rollouts:
             if self.folder is not None:
                 done = self.statistics.resumed + self._stored
                 await asyncio.to_thread(self.folder.close, is_complete=done == self.statistics.total)
+            await self._reporting.end()
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()
@@ -307,6 +321,7 @@ class Rollouts:
         self.statistics.player = player
         jobs = iter(self._jobs)
         try:
+            await self._reporting.begin()
             if self._is_paused:
                 await player.pause()
             workers = range(min(self._max_concurrency, len(self._jobs)))

@@ -392,6 +392,7 @@ class Player:
         """Call the policy, once it may be called, and take a turn in the event loop."""
         try:
             action = await self._sampled(play, call)
+            self._count(action)
         except Exception as error:
             play.policy_error = error
             raise
@@ -400,6 +401,11 @@ class Player:
         await self._turns.take()
         self._waited("turn", now() - since)
         return action
+
+    def _count(self, action: object) -> None:
+        if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
+            self._statistics.steps += action.finish_reason != "abort"  # an aborted reply continues in the same step
+            self._statistics.sampled_tokens += len(action.tokens)
 
     async def _sampled(self, play: "_Play", call: Callable[[], Any]) -> Any:
         while True:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,20 +49,25 @@ class PlayStatistics:
         abandoned: How many methods never returned in time, so that their environment and its worker were replaced.
         waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method` (`async def`, or in a thread);
             `turn` (for the event loop); `pause`.
+        steps: How many steps were answered so far, those of episodes that run and of attempts that failed included.
+        sampled_tokens: How many tokens their answers have.
         lag: How late the event loop ran.
     """
 
     retries: Counter[str] = field(default_factory=Counter[str])
     abandoned: int = 0
     waiting_s: dict[str, float] = field(default_factory=dict[str, float])
+    steps: int = 0
+    sampled_tokens: int = 0
     lag: Lag = field(default_factory=Lag)
 
     def merge(self, other: "PlayStatistics") -> None:
         """Add what happened in another process."""
         self.retries.update(other.retries)
         self.abandoned += other.abandoned
-        for cause, seconds in other.waiting_s.items():
-            self.waiting_s[cause] = self.waiting_s.get(cause, 0.0) + seconds
+        _add(self.waiting_s, other.waiting_s)
+        self.steps += other.steps
+        self.sampled_tokens += other.sampled_tokens
         self.lag.merge(other.lag)
 
 
@@ -86,6 +92,9 @@ class Statistics:
         sampled_tokens: Their sampled tokens.
         rewards: The sum of the rewards of those that did not fail.
         scored: How many did not fail.
+        named_rewards: The sum of each named reward of those that did not fail. They add up to `rewards`.
+        metrics: The sum of each metric over the steps of those that did not fail.
+        breaks: How many breaks were declared, by reason.
         failures: How many failed, by `Trajectory.error_kind`.
         errors: How many failed, by the type of the error.
         stop_reasons: How many ended for each reason.
@@ -102,6 +111,9 @@ class Statistics:
     sampled_tokens: int = 0
     rewards: float = 0.0
     scored: int = 0
+    named_rewards: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    breaks: Counter[str] = field(default_factory=Counter[str])
     failures: Counter[str] = field(default_factory=Counter[str])
     errors: Counter[str] = field(default_factory=Counter[str])
     stop_reasons: Counter[str] = field(default_factory=Counter[str])
@@ -131,9 +143,19 @@ class Statistics:
         self.steps += len(trajectory.steps)
         self.sampled_tokens += trajectory.sampled_tokens
         self.stop_reasons[trajectory.stop_reason] += 1
+        self.breaks.update(break_.reason for break_ in trajectory.breaks)
         if trajectory.status == "error":
             self.failures[trajectory.error_kind or "environment"] += 1
             self.errors[(trajectory.error or "").partition(":")[0]] += 1
         else:
             self.scored += 1
             self.rewards += trajectory.reward
+            for step in trajectory.steps:
+                _add(self.named_rewards, step.rewards)
+                _add(self.metrics, step.metrics)
+
+
+def _add(sums: dict[str, float], numbers: Mapping[str, float]) -> None:
+    """Add named numbers to sums."""
+    for name, number in numbers.items():
+        sums[name] = sums.get(name, 0.0) + number
