@@ -133,7 +133,7 @@ def played(rollouts: Rollouts) -> list[Trajectory]:
 
     async def play() -> None:
         async for trajectory in rollouts:
-            ended.append(trajectory)
+            ended.append(trajectory)  # noqa: PERF401 (an interrupt leaves what has ended)
 
     try:
         with _terminating():
