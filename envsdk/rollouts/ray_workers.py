@@ -172,4 +172,4 @@ class RayHost:
                     "a Ray worker could not begin. Every node needs what the environment and the policy import; see "
                     f"runtime_env in ray.init(). {error}"
                 ) from error
-            raise WorkerLost(f"a Ray worker ended: {error}") from error
+            raise WorkerLost(f"a Ray worker ended: {' '.join(str(error).split()):.300}") from error
