@@ -26,7 +26,7 @@ def test_episodes_are_the_same_on_two_nodes(env: str, compared: Counter[str]) ->
     there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="ray")
     assert [one.to_json() for one in there.run()] == [one.to_json() for one in here]
     assert there.statistics.episodes == 12
-    assert len(there._player._known) == 2  # a worker for each CPU
+    assert len(there._player._known) == 2, "a worker for each CPU"
     assert not ray.is_initialized()  # what the run started, it ended
     compared["trajectories"] += 12
     compared["tokens"] += sum(one.sampled_tokens for one in here)
@@ -193,7 +193,7 @@ def test_the_event_loop_is_free_while_ray_starts_and_answers() -> None:
 
     lag_s = asyncio.run(run())
     print(f"the event loop was late by at most {lag_s:.3f} s")
-    assert lag_s < 1.0
+    assert lag_s < 2.0  # 0.4 s on a busy machine
 
 
 def test_a_run_that_is_left_early_ends_its_actors() -> None:
