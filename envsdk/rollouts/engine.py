@@ -64,7 +64,7 @@ class Rollouts:
         executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
             play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
             and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.
-        n_workers: How many worker processes; None for one for each core of this machine.
+        n_workers: How many worker processes; None for one for each core of this machine, or each CPU of the cluster.
         max_staleness: How many versions of the weights may lie between the oldest token of an episode and
             `policy_version` when it ends; None for any number.
         on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
@@ -336,7 +336,8 @@ class Rollouts:
             return player
         self._first.close()
         weights = Weights(self._policy_version)
-        return WorkerPool(self._executor, self._settings, self._n_workers, self._max_concurrency, weights)
+        at_once = max(1, min(self._max_concurrency, len(self._jobs)))  # so that few episodes, too, go to all workers
+        return WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
 
     async def _work(
         self, player: Player | WorkerPool, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore

@@ -27,9 +27,12 @@ from ..errors import (
     ConfigError,
     DeadlineExceeded,
     EpisodeError,
+    MissingPackage,
+    PluginError,
     PolicyError,
     PolicyUnavailable,
     TokenizerMismatch,
+    UnknownName,
     WorkerLost,
 )
 from ..limits import StopReason
@@ -177,6 +180,7 @@ class Player:
 
         Raises:
             ConfigError: If the policy and the environment do not fit, which holds for every job.
+            UnknownName, PluginError, MissingPackage: If this process lacks what the environment is made of.
             WorkerLost: If too many methods hang.
         """
         attempt = 0
@@ -258,6 +262,8 @@ class Player:
 
     def _kind_of(self, error: Exception, play: "_Play | None") -> ErrorKind | None:
         """Return whose error it is; None if it holds for every episode."""
+        if play is None and isinstance(error, (UnknownName, PluginError, MissingPackage)):
+            return None
         blamed = play is not None and error is play.policy_error
         if isinstance(error, (TokenizerMismatch, _SharedEnvironment)) or (blamed and isinstance(error, ConfigError)):
             return None

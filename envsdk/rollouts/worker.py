@@ -8,12 +8,14 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..episodes.recording import describe_error
 from ..errors import EnvsdkError
 from .jobs import Job
 from .player import Played, Player, PlaySettings
@@ -22,6 +24,7 @@ from .statistics import PlayStatistics
 _log = logging.getLogger(__name__)
 _WAIT_S = 0.1
 """How long a worker waits for a result before it answers without one, in seconds."""
+_NO_JOB = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,14 @@ class Report:
         error: What ends the whole run, or None.
         statistics: All that happened in the worker so far.
         stalled_s: How long its event loop has not run, in seconds.
+        weights: What it knows of the weights. A pause is known once no call of the policy is running.
     """
 
     played: Sequence[tuple[int, Played]] = ()
     error: BaseException | None = None
     statistics: PlayStatistics = field(default_factory=PlayStatistics)
     stalled_s: float = 0.0
+    weights: Weights = field(default_factory=Weights)
 
 
 class Worker:
@@ -68,7 +73,8 @@ class Worker:
 
     def __init__(self, settings: PlaySettings, weights: Weights) -> None:
         self._settings = settings
-        self._weights = Weights()
+        self._wanted = self._weights = Weights()
+        self._changing: asyncio.Task[None] | None = None
         self._ended: queue.SimpleQueue[tuple[int, Played | BaseException]] = queue.SimpleQueue()
         self._beat = time.monotonic()
         self._loop = asyncio.new_event_loop()
@@ -78,7 +84,7 @@ class Worker:
 
     def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
         """Take jobs, and return those that ended since the last call; wait a moment if there are none."""
-        if weights != self._weights:
+        if weights != self._wanted:
             self._change(weights)
         for job in jobs:
             asyncio.run_coroutine_threadsafe(self._play(job), self._loop)
@@ -93,7 +99,7 @@ class Worker:
                 item = self._ended.get_nowait()
         except queue.Empty:
             pass
-        return Report(ended, None, self._player.statistics, time.monotonic() - self._beat)
+        return Report(ended, None, self._player.statistics, time.monotonic() - self._beat, self._weights)
 
     def end(self) -> PlayStatistics:
         """Close the environments and the policy; return all that happened in the worker."""
@@ -116,13 +122,23 @@ class Worker:
             self._ended.put((job.index, error))
 
     def _change(self, weights: Weights) -> None:
-        asyncio.run_coroutine_threadsafe(self._changed(weights), self._loop).result()
+        """Begin to change the weights. A pause may take as long as a call of the policy, and `exchange` answers."""
+        self._wanted = weights
+        self._loop.call_soon_threadsafe(self._begin_change, weights)
+
+    def _begin_change(self, weights: Weights) -> None:
+        if self._changing is not None:
+            self._changing.cancel()  # a pause that is not over is not needed any more
+        self._changing = asyncio.create_task(self._changed(weights))
 
     async def _changed(self, weights: Weights) -> None:
-        if weights.is_paused and not self._weights.is_paused:
-            await self._player.pause(abort=weights.abort)
-        if not weights.is_paused:
-            self._player.resume(weights.policy_version)
+        try:
+            if weights.is_paused:
+                await self._player.pause(abort=weights.abort)
+            else:
+                self._player.resume(weights.policy_version)
+        except Exception as error:  # from the policy's own abort()
+            self._ended.put((_NO_JOB, error))
         self._weights = weights
 
     async def _close(self) -> None:
@@ -133,11 +149,12 @@ class Worker:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return an exception that can be sent to another process."""
+    """Return an exception that can be sent to another process, with a note that names this one."""
+    error.add_note(f"This happened in a worker: process {os.getpid()} on {socket.gethostname()}.")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return EnvsdkError(f"{type(error).__name__}: {error}")
+        return EnvsdkError(describe_error(error))
     return error
 
 

@@ -5,7 +5,6 @@ carry the calls.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import multiprocessing
@@ -20,10 +19,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ..episodes.concurrent import run_all
 from ..errors import ConfigError, WorkerLost
-from ..packages import load
 from . import worker
 from .jobs import Job
 from .player import Played, PlaySettings, failed_before_it_began
+from .ray_workers import RayHosts, load_ray
 from .statistics import PlayStatistics
 from .worker import Report, Weights
 
@@ -38,6 +37,10 @@ _ANSWER_S = 30.0
 class _Host(Protocol):
     """A process that has a worker."""
 
+    async def begin(self) -> None:
+        """Wait until there is a place for the process; raise `WorkerLost` if it has ended."""
+        ...
+
     async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
         """Call the worker; raise `WorkerLost` if the process has ended."""
         ...
@@ -51,12 +54,31 @@ class _Host(Protocol):
         ...
 
 
+class _Hosts(Protocol):
+    """What processes are made with."""
+
+    async def connect(self) -> int:
+        """Prepare to make processes; return for how many there are cores."""
+        ...
+
+    def new(self, settings: PlaySettings, weights: Weights) -> _Host:
+        """Make a process that has a worker."""
+        ...
+
+    async def disconnect(self) -> None:
+        """Undo what `connect` did."""
+        ...
+
+
 class _ProcessHost:
     """A process on this machine."""
 
     def __init__(self, settings: PlaySettings, weights: Weights) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks in any state
         self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=worker.begin, initargs=(settings, weights))
+
+    async def begin(self) -> None:
+        pass  # it starts with the first exchange
 
     async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
         try:
@@ -79,38 +101,20 @@ class _ProcessHost:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _RayHost:
-    """An actor of a Ray cluster."""
+class _ProcessHosts:
+    """Makes processes on this machine."""
 
-    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
-        self._ray: Any = load("ray", "executor='ray' needs", "pip install 'envsdk[ray]'")
-        if not self._ray.is_initialized():
-            self._ray.init(ignore_reinit_error=True)
-        self._actor = self._ray.remote(worker.Worker).remote(settings, weights)
+    async def connect(self) -> int:
+        return os.cpu_count() or 1
 
-    async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
-        return await self._answer(self._actor.exchange.remote(jobs, weights))
+    def new(self, settings: PlaySettings, weights: Weights) -> _ProcessHost:
+        return _ProcessHost(settings, weights)
 
-    async def end(self) -> PlayStatistics:
-        try:
-            return await self._answer(self._actor.end.remote())
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._actor, no_restart=True)
-
-    async def _answer(self, reference: Any) -> Any:
-        try:
-            return await reference
-        except self._ray.exceptions.RayTaskError as error:  # the worker's own code raised it
-            raise error.cause from error
-        except self._ray.exceptions.RayError as error:
-            raise WorkerLost(f"a Ray worker ended: {error}") from error
+    async def disconnect(self) -> None:
+        pass
 
 
-_HOSTS: dict[str, Callable[[PlaySettings, Weights], _Host]] = {"processes": _ProcessHost, "ray": _RayHost}
+_HOSTS: dict[Executor, Callable[[], _Hosts]] = {"processes": _ProcessHosts, "ray": RayHosts}
 
 
 @dataclass(eq=False)
@@ -133,7 +137,7 @@ class WorkerPool:
     Args:
         executor: Where the workers run.
         settings: How to play.
-        n_workers: How many processes; None for one for each core.
+        n_workers: How many processes; None for one for each core of the machine, or of the cluster.
         max_concurrency: How many episodes run at the same time, in all of them together.
         weights: What is known of the weights.
     """
@@ -141,20 +145,19 @@ class WorkerPool:
     def __init__(
         self, executor: Executor, settings: PlaySettings, n_workers: int | None, max_concurrency: int, weights: Weights
     ) -> None:
-        self._make_host = _HOSTS[executor]
+        self._hosts = _HOSTS[executor]()
         self._settings = settings
-        count = min(n_workers or os.cpu_count() or 1, max_concurrency)
-        self._capacity = math.ceil(max_concurrency / count)
+        self._capacity = 0
         self._waiting: deque[_Assignment] = deque()
         self._changed = asyncio.Event()
         self._weights = weights
-        self._known: list[PlayStatistics] = [PlayStatistics() for _ in range(count)]
-        self._informed: list[Weights] = [weights] * count
+        self._known: list[PlayStatistics] = []
+        self._informed: list[Weights | None] = []  # None: it has not begun
         self._all_informed = asyncio.Event()
         self._lost = PlayStatistics()
-        self._is_closing = False
+        self._closing = asyncio.Event()
         self._open: set[_Assignment] = set()
-        self._serving = asyncio.create_task(self._serve_all(count))
+        self._serving = asyncio.create_task(self._serve_all(n_workers, max_concurrency))
         self._serving.add_done_callback(self._end_open)
 
     @property
@@ -182,6 +185,7 @@ class WorkerPool:
         for assignment in self._open:
             if not assignment.played.done():
                 assignment.played.set_exception(error or WorkerLost("the workers have ended"))
+        self._all_informed.set()
 
     async def pause(self, *, abort: bool = True) -> None:
         """See `Player.pause`."""
@@ -195,7 +199,7 @@ class WorkerPool:
 
     async def aclose(self) -> None:
         """End the workers."""
-        self._is_closing = True
+        self._closing.set()
         self._changed.set()
         if not self._serving.done():
             _, left = await asyncio.wait({self._serving}, timeout=_ANSWER_S)
@@ -206,37 +210,78 @@ class WorkerPool:
     async def _inform(self, weights: Weights) -> None:
         self._weights = weights
         self._changed.set()
-        while any(informed != weights for informed in self._informed) and not self._serving.done():
+        while any(informed not in (None, weights) for informed in self._informed) and not self._serving.done():
             self._all_informed.clear()
             await self._all_informed.wait()
 
-    async def _serve_all(self, count: int) -> None:
-        await run_all(self._serve(number) for number in range(count))
+    def _set_informed(self, number: int, weights: Weights | None) -> None:
+        self._informed[number] = weights
+        self._all_informed.set()
+
+    async def _serve_all(self, n_workers: int | None, max_concurrency: int) -> None:
+        try:
+            n_cores = await self._hosts.connect()
+            count = min(n_workers or n_cores, max_concurrency)
+            self._capacity = math.ceil(max_concurrency / count)
+            self._known = [PlayStatistics() for _ in range(count)]
+            self._informed = [None] * count
+            await run_all(self._serve(number) for number in range(count))
+        finally:
+            await self._hosts.disconnect()
 
     async def _serve(self, number: int) -> None:
         """Keep one worker busy, and replace it when it ends."""
         running: dict[int, _Assignment] = {}
-        while not self._is_closing:
-            self._informed[number] = self._weights
-            host = self._make_host(self._settings, self._weights)
+        failed_starts = 0
+        while not self._closing.is_set():
+            weights = self._weights
+            host = self._hosts.new(self._settings, weights)
             try:
+                if not await self._begins(host):
+                    host.kill()
+                    return
+                self._set_informed(number, weights)
+                failed_starts = 0
                 await self._use(number, host, running)
                 self._known[number] = await host.end()
             except WorkerLost as error:
                 host.kill()
-                self._lost.merge(self._known[number])
-                self._known[number] = PlayStatistics()
-                self._lost.abandoned += 1
-                _log.warning("%s; its %d episodes begin again", error, len(running))
-                self._take_back(running, error)
+                if self._informed[number] is None:
+                    failed_starts += 1
+                    if failed_starts > self._settings.max_retries:
+                        raise
+                self._lose(number, running, error)
             except BaseException:
                 host.kill()
                 raise
 
+    async def _begins(self, host: _Host) -> bool:
+        """Wait until a worker begins; return False if the run ends first."""
+        begun = asyncio.ensure_future(host.begin())
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            done, _ = await asyncio.wait({begun, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if begun in done:
+                begun.result()
+            return begun in done
+        finally:
+            begun.cancel()
+            closing.cancel()
+            await asyncio.gather(begun, closing, return_exceptions=True)
+
+    def _lose(self, number: int, running: dict[int, _Assignment], error: WorkerLost) -> None:
+        """Count a worker that ended, and take its episodes back."""
+        self._lost.merge(self._known[number])
+        self._known[number] = PlayStatistics()
+        self._lost.abandoned += 1
+        _log.warning("%s; its %d episodes begin again", error, len(running))
+        self._take_back(running, error)
+        self._set_informed(number, None)
+
     async def _use(self, number: int, host: _Host, running: dict[int, _Assignment]) -> None:
         limit = math.inf if self._settings.method_timeout_s is None else self._settings.method_timeout_s + _ANSWER_S
         answer_s: float | None = max(_START_S, limit) if limit < math.inf else None
-        while running or not self._is_closing:
+        while running or not self._closing.is_set():
             jobs = self._take(running)
             if not running and self._weights == self._informed[number]:
                 self._changed.clear()
@@ -249,10 +294,9 @@ class WorkerPool:
             except TimeoutError as error:
                 raise WorkerLost(f"a worker has not answered for {answer_s:g} s") from error
             answer_s = limit if limit < math.inf else None
-            self._informed[number] = weights
-            self._all_informed.set()
             if report.error is not None:
                 raise report.error
+            self._set_informed(number, report.weights)
             self._known[number] = report.statistics
             for index, played in report.played:
                 assignment = running.pop(index)
@@ -260,7 +304,7 @@ class WorkerPool:
                     assignment.played.set_result(played)
             if report.stalled_s > limit:
                 raise WorkerLost(f"the event loop of a worker has been blocked for {report.stalled_s:.0f} s")
-            if self._is_closing:
+            if self._closing.is_set():
                 return
 
     def _take(self, running: dict[int, _Assignment]) -> list[Job]:
@@ -301,13 +345,13 @@ def check_sendable(settings: PlaySettings, executor: Executor) -> None:
     """Check that worker processes can be told how to play.
 
     Raises:
-        ConfigError: If something cannot be pickled. Ray can send more than pickle, and raises its own errors.
+        ConfigError: If something cannot be pickled. Ray can send more than pickle.
+        MissingPackage: If `executor="ray"`, and Ray is not installed.
     """
-    if executor == "ray":
-        return
+    dumps: Callable[[object], bytes] = load_ray().cloudpickle.dumps if executor == "ray" else pickle.dumps
     for what in ("env", "env_options", "policy"):
         try:
-            pickle.dumps(getattr(settings, what))
+            dumps(getattr(settings, what))
         except Exception as error:  # pickle and the objects themselves may raise anything
             raise ConfigError(
                 f"the argument {what} cannot be sent to worker processes ({type(error).__name__}: {error}). Use an id, "

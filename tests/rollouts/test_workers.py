@@ -1,63 +1,14 @@
 """Workers in processes: the same episodes as in one process, whatever happens to the workers."""
 
 import asyncio
-import os
-import signal
-import time
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from worker_environments import Answers, Counts, Kills, NoTokenizer, Stalls
 
-from envsdk import Action, Env, Message, Turn, errors
+from envsdk import errors
 from envsdk.rollouts import Rollouts
-
-
-class Counts(Env):
-    """Three steps. It may end its process, or block it, once or each time."""
-
-    def start(self) -> Turn:
-        self.said = 0
-        return Turn("Go.")
-
-    def respond(self, reply: Message) -> Turn:
-        self.said += 1
-        return Turn("More.", reward=0.0) if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
-
-
-class Kills(Counts):
-    """Ends its process in the episode of seed 3: each time, or once if there is a file to mark that."""
-
-    def __init__(self, mark: str = "", **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
-        self.mark = mark
-
-    def respond(self, reply: Message) -> Turn:
-        if self.episode.seed == 3 and not (self.mark and Path(self.mark).exists()):
-            if self.mark:
-                Path(self.mark).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().respond(reply)
-
-
-class Stalls(Counts):
-    def respond(self, reply: Message) -> Turn:
-        if self.episode.seed == 3:
-            time.sleep(1000)  # a call into C that cannot be interrupted
-        return super().respond(reply)
-
-
-class Answers:
-    """A policy that takes a moment, and tells the version of its weights."""
-
-    tokenizer = "any"
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
-
-    async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
-        await asyncio.sleep(self.seconds)
-        return Action([5], [-0.5])
 
 
 @pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0"])
@@ -125,6 +76,36 @@ def test_weights_reach_the_workers() -> None:
     assert 2 in asyncio.run(run())
 
 
+def test_a_pause_that_waits_for_long_replies_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
+
+    async def run() -> Rollouts:
+        rollouts = Rollouts(
+            Counts,
+            Answers(4.0),
+            seeds=range(2),
+            group_size=1,
+            executor="processes",
+            n_workers=1,
+            method_timeout_s=1.0,
+        )
+        running = asyncio.create_task(rollouts.arun())
+        while not rollouts.statistics.play.lag.buckets:  # until the worker has begun
+            await asyncio.sleep(0.1)
+        await rollouts.pause(abort=False)
+        rollouts.resume()
+        await running
+        return rollouts
+
+    assert asyncio.run(run()).statistics.play.abandoned == 0
+
+
+def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(errors.MissingPackage, match=r"executor='ray' needs ray.* pip install 'envsdk\[ray\]'"):
+        Rollouts(Counts, Answers(), seeds=range(3), executor="ray")
+
+
 def test_what_cannot_be_sent_is_refused_before_anything_runs() -> None:
     class Local(Counts):
         pass
@@ -138,7 +119,3 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs() -> None:
 def test_an_error_that_holds_for_all_episodes_ends_the_run() -> None:
     with pytest.raises(errors.TokenizerMismatch):
         Rollouts(Counts, NoTokenizer(), seeds=range(3), executor="processes", n_workers=1).run()
-
-
-class NoTokenizer(Answers):
-    tokenizer = None  # type: ignore[assignment]
