@@ -310,10 +310,12 @@ class Rollouts:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             self.statistics.ended_at = time.monotonic()
-            if self.folder is not None:
-                done = self.statistics.resumed + self._stored
-                await asyncio.to_thread(self.folder.close, is_complete=done == self.statistics.total)
-            await self._reporting.end()
+            try:
+                if self.folder is not None:
+                    done = self.statistics.resumed + self._stored
+                    await asyncio.to_thread(self.folder.close, is_complete=done == self.statistics.total)
+            finally:
+                await self._reporting.end()
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()

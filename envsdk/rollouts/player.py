@@ -551,7 +551,9 @@ class _Play:
         try:
             done, _ = await asyncio.wait({task, self.given_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not task.done():
+            if task.done():
+                _drop_result(task)  # if the run ends meanwhile; otherwise it is taken below
+            else:
                 await self._end(task)
             if not self.given_up.done():
                 self.given_up.cancel()

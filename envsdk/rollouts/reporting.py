@@ -34,7 +34,7 @@ class Reporter(Protocol):
 
     @property
     def end_s(self) -> float:
-        """How long the last `update` and `end` may take together, in seconds."""
+        """How long the last `update` may take, in seconds, and `end` after it."""
         ...
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ LogTo: TypeAlias = str | Callable[[int, Mapping[str, float]], Any]
 EVERY_S = 10.0
 """The time between two entries in a tracker's log, in seconds."""
 _END_S = 60.0
-"""How long a tracker may take for its last entry, and to finish, in seconds."""
+"""How long a tracker may take for its last entry, in seconds, and to finish after it."""
 _PROJECT = "envsdk"
 
 

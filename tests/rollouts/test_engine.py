@@ -330,12 +330,14 @@ def test_a_policy_that_hangs_is_an_infrastructure_error() -> None:
     assert rollouts.statistics.play.retries == {"DeadlineExceeded": 1}
 
 
-def test_a_policy_of_another_vocabulary_ends_the_run() -> None:
+def test_a_policy_of_another_vocabulary_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
     async def policy(prompt: np.ndarray, **_: object) -> Action:
         return Action([5], [-0.5])
 
     with pytest.raises(errors.TokenizerMismatch):
         Rollouts(Counts, policy, seeds=range(3)).run()
+    gc.collect()
+    assert "never retrieved" not in caplog.text  # the other episodes fail in the same way
 
 
 def test_fail_fast_ends_the_run_with_the_first_traceback(caplog: pytest.LogCaptureFixture) -> None:
