@@ -66,7 +66,6 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
     done = rollouts.statistics
     assert done.failures == {}
     lag = done.play.lag
-    where = "in one process" if executor is None else "in two processes"
     name = f"Calculator, {many:,} episodes at the same time, " + ("one process" if executor is None else "2 processes")
     fewer = few.statistics.steps / few.statistics.elapsed_s
     target = None if executor is None else 2500

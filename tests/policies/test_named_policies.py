@@ -1,5 +1,7 @@
 """Policies as texts, as the command line takes them."""
 
+from typing import Any
+
 import pytest
 
 from envsdk.errors import ConfigError, UnknownName
@@ -13,7 +15,7 @@ def test_a_built_in_policy_is_its_name(name):
 
 @pytest.mark.parametrize(("kind", "policy"), [("vllm", VLLM), ("sglang", SGLang), ("openai", OpenAIChat)])
 def test_a_policy_on_a_server_is_its_kind_and_url(kind, policy):
-    found = policy_of(f"{kind}:http://localhost:8000/v1", model="m")
+    found: Any = policy_of(f"{kind}:http://localhost:8000/v1", model="m")
     assert isinstance(found, policy) and found.model == "m"
 
 
