@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import math
+import threading
 import traceback
 import weakref
 from collections import deque
@@ -166,9 +167,7 @@ class Player:
         seconds = settings.method_timeout_s
         self._watchdog = None if seconds is None else Watchdog(seconds)
         self._housekeeping = asyncio.create_task(self._keep_house())
-        self._collection = gc.get_threshold()
-        young, middle, old = self._collection
-        gc.set_threshold(young, middle, old * _FULL_COLLECTION)
+        _rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -224,7 +223,7 @@ class Player:
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
-        gc.set_threshold(*self._collection)
+        _rare_collections.end()
         self._housekeeping.cancel()
         await asyncio.gather(self._housekeeping, return_exceptions=True)
         for seat in self._seats:
@@ -285,7 +284,7 @@ class Player:
                 "(with timeouts of their own), or run with executor='processes', where envsdk ends the process"
             )
         if not self._is_blocking:
-            await self._turns.take()
+            await self.take_turn()
             seat = _Seat(self._new(self._now("making the environment", self.settings.make_env)))
             self._is_blocking = seat.env.blocking
             return seat
@@ -385,7 +384,10 @@ class Player:
         wait = _Wait(task, play, what, since + (math.inf if seconds is None else seconds))
         self._waits.add(wait)
         try:
-            return await awaitable
+            value = await awaitable
+            if wait.is_late:  # it was ready, although it was cancelled
+                task.uncancel()
+            return value
         except asyncio.CancelledError as error:
             if wait.is_late and task.uncancel() == 0:
                 raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
@@ -402,11 +404,15 @@ class Player:
         except Exception as error:
             play.policy_error = error
             raise
+        await self.take_turn()
+        return action
+
+    async def take_turn(self) -> None:
+        """Wait until the event loop has time for a step."""
         now = asyncio.get_running_loop().time
         since = now()
         await self._turns.take()
         self._waited("turn", now() - since)
-        return action
 
     def _count(self, action: object) -> None:
         if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
@@ -481,6 +487,33 @@ class _Wait:
         elif not self.play.given_up.done():
             text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
             self.play.given_up.set_exception(DeadlineExceeded(text))
+
+
+class _RareCollections:
+    """Makes full garbage collections rare while a player of this process runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._players = 0
+        self._before = gc.get_threshold()
+
+    def begin(self) -> None:
+        """Note that a player begins."""
+        with self._lock:
+            self._players += 1
+            if self._players == 1:
+                young, middle, old = self._before = gc.get_threshold()
+                gc.set_threshold(young, middle, old * _FULL_COLLECTION)
+
+    def end(self) -> None:
+        """Note that a player has ended."""
+        with self._lock:
+            self._players -= 1
+            if not self._players:
+                gc.set_threshold(*self._before)
+
+
+_rare_collections = _RareCollections()
 
 
 class _Turns:
@@ -578,6 +611,7 @@ class _Play:
         driver = driver_of(env)
         assert isinstance(driver, EnvDriver)
         policy = find_policy(player.settings.policy, env, job.seed)
+        await player.take_turn()
         driver.begin(job.seed, job.options)
         try:
             first = await driver.drive_async(env.episode.begin(), None, partial(player.call_method, self))
