@@ -32,6 +32,7 @@ from ..errors import (
     PluginError,
     PolicyError,
     PolicyUnavailable,
+    ServerMismatch,
     TokenizerMismatch,
     UnknownName,
     WorkerLost,
@@ -264,7 +265,7 @@ class Player:
         if play is None and isinstance(error, (UnknownName, PluginError, MissingPackage)):
             return None
         blamed = play is not None and error is play.policy_error
-        if isinstance(error, (TokenizerMismatch, _SharedEnvironment)) or (blamed and isinstance(error, ConfigError)):
+        if isinstance(error, (TokenizerMismatch, ServerMismatch, _SharedEnvironment)):
             return None
         if isinstance(error, WorkerLost):
             return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"

@@ -75,7 +75,7 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    with ModelServer(stop_logit=9.0, token_s=0.05) as server:
+    with ModelServer(stop_logit=9.0, token_s=0.5) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
         command += ["--episodes", "10", "--group-size", "4", "--concurrency", "4", "--out", str(out)]
         with subprocess.Popen(
@@ -94,7 +94,7 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
         assert line.endswith("--resume")
         before = {one.id for one in RunFolder.open(out).trajectories()}
         assert 0 < len(before) < 40
-        server._model._stop_logit = 20.0  # quickly to the end
+        server.token_s = 0.0  # quickly to the end
         run(*command, "--resume")
     stored = [one.id for one in RunFolder.open(out).trajectories()]
     assert len(stored) == len(set(stored)) == 40
