@@ -21,7 +21,12 @@ import tiktoken
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("envsdk", "renderers", "environments", "examples", "scripts")
 PRIVATE = re.compile(r"_[a-z]\w*")
-OF_PYTHON = {"_base_executable", "_exit", "_processes", *(name for name in dir(namedtuple("_", ())) if PRIVATE.fullmatch(name))}
+OF_PYTHON = {
+    "_base_executable",
+    "_exit",
+    "_processes",
+    *(name for name in dir(namedtuple("_", ())) if PRIVATE.fullmatch(name)),
+}
 """Those of the standard library, which `requires-python` bounds."""
 
 
