@@ -667,7 +667,7 @@ def test_after_kill_9_at_random_moments_nothing_is_lost_and_nothing_is_there_twi
 ) -> None:
     lines = tmp_path / "lines"
     lines.write_bytes(b"".join(one.to_json() + b"\n" for one in episodes))
-    count, kills = (4000, 30) if is_full else (600, 30)
+    count, kills = (4000, 30) if is_full else (150, 8)
     arguments = [tmp_path / "run", lines, str(count), str(kills), "zst" if compress else "plain"]
     script = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, *map(str, arguments)]
     played = subprocess.run(script, capture_output=True, text=True)
