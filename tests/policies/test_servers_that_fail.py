@@ -350,6 +350,17 @@ def test_a_pickled_policy_samples_the_same_replies():
     assert copy.usage.requests and policy.usage.requests
 
 
+def test_requests_to_new_weights_share_no_cached_prefix_with_those_to_the_old_ones():
+    with ModelServer() as server:
+        policy = VLLM(server.url, check=False)
+        ask(policy)
+        policy.use_weights(3)
+        ask(policy)
+        ask(pickle.loads(pickle.dumps(policy)))
+        bodies = [body for _, body, _ in server.requests[-3:]]
+    assert [body.get("cache_salt") for body in bodies] == [None, "weights-3", "weights-3"]
+
+
 def test_priority_and_the_request_id_are_sent():
     with ModelServer() as server:
         ask(VLLM(server.url, priority=-3, check=False))

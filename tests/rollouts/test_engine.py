@@ -423,12 +423,13 @@ class Server:
     def __init__(self) -> None:
         self.aborted = asyncio.Event()
         self.running = 0
+        self.versions: list[int] = []
 
     async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
         self.running += 1
         tokens: list[int] = []
         try:
-            while len(tokens) < 4:
+            while len(tokens) < 20:
                 try:
                     async with asyncio.timeout(0.02):
                         await self.aborted.wait()
@@ -444,14 +445,21 @@ class Server:
         await asyncio.sleep(0)
         self.aborted.clear()
 
+    def use_weights(self, version: int) -> None:
+        self.versions.append(version)
 
-def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
+
+@pytest.mark.parametrize("is_by_role", [False, True])
+def test_a_pause_aborts_replies_that_continue_with_the_new_weights(is_by_role: bool) -> None:
     async def run() -> tuple[list[Trajectory], Server]:
         server = Server()
-        rollouts = Rollouts(Counts, server, seeds=range(4), group_size=2)
+        policy = {"main": server} if is_by_role else server
+        rollouts = Rollouts(Counts, policy, seeds=range(4), group_size=2)
         rollouts.resume(policy_version=1)
 
         async def update() -> None:
+            while server.running < 8:
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
             await rollouts.pause()
             assert server.running == 0
@@ -464,13 +472,14 @@ def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
         await updating
         return trajectories, server
 
-    trajectories, _ = asyncio.run(run())
+    trajectories, server = asyncio.run(run())
+    assert server.versions == [1, 2]
     assert {one.status for one in trajectories} == {"terminated"}
     first = [step.parts for one in trajectories for step in one.steps if len(step.parts) == 2]
     assert len(first) == 8
     assert {tuple(part.policy_version for part in parts) for parts in first} == {(1, 2)}
     sampled = {step.stop - step.action_start for one in trajectories for step in one.steps}
-    assert min(sampled) >= 4
+    assert min(sampled) >= 20
 
 
 def test_a_pause_without_abort_waits_for_the_replies() -> None:
