@@ -115,7 +115,8 @@ class ServedPolicy(ABC):
         self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
         self._priority = priority
         self._checks = check
-        self._weights_version: int | None = None
+        self._name_of_run = uuid.uuid4().hex  # another run may have had the same versions of other weights
+        self._cache_key: str | None = None
         self._open()
 
     def _open(self) -> None:
@@ -220,7 +221,7 @@ class ServedPolicy(ABC):
             stop=stop,
             seed=self._seed_of(episode_id, context, len(prompt)),
             priority=self._priority,
-            cache_key=None if self._weights_version is None else f"weights-{self._weights_version}",
+            cache_key=self._cache_key,
         )
         tokenizer = self._own_tokenizer() if renderer is None else renderer.tokenizer
 
@@ -278,7 +279,7 @@ class ServedPolicy(ABC):
         Args:
             version: The version of the new weights.
         """
-        self._weights_version = version
+        self._cache_key = f"{self._name_of_run}-{version}"
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. The policy may be used again, with new ones."""
