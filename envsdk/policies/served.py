@@ -115,6 +115,8 @@ class ServedPolicy(ABC):
         self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
         self._priority = priority
         self._checks = check
+        self._name_of_run = uuid.uuid4().hex  # another run may have had the same versions of other weights
+        self._cache_key: str | None = None
         self._open()
 
     def _open(self) -> None:
@@ -219,6 +221,7 @@ class ServedPolicy(ABC):
             stop=stop,
             seed=self._seed_of(episode_id, context, len(prompt)),
             priority=self._priority,
+            cache_key=self._cache_key,
         )
         tokenizer = self._own_tokenizer() if renderer is None else renderer.tokenizer
 
@@ -266,6 +269,17 @@ class ServedPolicy(ABC):
                 await asyncio.sleep(_ABORT_AGAIN_S / 20)
                 with self._lock:
                     left = {one: server for one, server in self._in_flight.items() if one in left}
+
+    def use_weights(self, version: int) -> None:
+        """Let the next requests read no prefix from a server's cache that other weights computed.
+
+        vLLM keeps its prefix cache when weights are updated, so later tokens would depend on the old weights, too.
+        SGLang empties its cache. `Rollouts.resume(policy_version=...)` calls this method.
+
+        Args:
+            version: The version of the new weights.
+        """
+        self._cache_key = f"{self._name_of_run}-{version}"
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. The policy may be used again, with new ones."""

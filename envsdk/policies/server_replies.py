@@ -42,6 +42,8 @@ class ServerRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     priority: int | None = None
+    cache_key: str | None = None
+    """What requests have to share to read each other's prefixes in the server's cache; None for no restriction."""
     top_logprobs: int = 0
     """How many of the most likely tokens to return at each position, with their log-probabilities."""
 

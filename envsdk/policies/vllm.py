@@ -108,6 +108,8 @@ class VLLM(ServedPolicy):
             body["model"] = self.model
         if request.priority is not None:
             body["priority"] = request.priority
+        if request.cache_key is not None:
+            body["cache_salt"] = request.cache_key
         return body
 
 

@@ -202,14 +202,14 @@ class Player:
             abort: Whether to abort those that are running, if the policy can; the replies continue after `resume`.
         """
         self._may_sample.clear()
-        end: Any = getattr(self.settings.policy, "abort", None)
+        aborts = self._methods_of_policies("abort") if abort else []
         while self._in_flight:
-            if abort and end is not None:
+            for end in aborts:
                 ended = end()
                 if inspect.isawaitable(ended):
                     await ended
             with contextlib.suppress(TimeoutError):  # a call that began just before may not have reached the server
-                async with asyncio.timeout(1.0 if abort and end is not None else None):
+                async with asyncio.timeout(1.0 if aborts else None):
                     await self._no_call.wait()
 
     def resume(self, policy_version: int | None = None) -> None:
@@ -220,7 +220,15 @@ class Player:
         """
         if policy_version is not None:
             self.policy_version = policy_version
+            for use_weights in self._methods_of_policies("use_weights"):
+                use_weights(policy_version)
         self._may_sample.set()
+
+    def _methods_of_policies(self, name: str) -> list[Callable[..., Any]]:
+        """Return a method of the policy, or of the policy of each role, where it has one."""
+        policy: Any = self.settings.policy
+        policies: list[Any] = list(policy.values()) if isinstance(policy, Mapping) else [policy]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return [method for one in policies if (method := getattr(one, name, None)) is not None]
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""

@@ -350,6 +350,22 @@ def test_a_pickled_policy_samples_the_same_replies():
     assert copy.usage.requests and policy.usage.requests
 
 
+def test_requests_to_new_weights_share_no_cached_prefix_with_those_to_the_old_ones():
+    with ModelServer() as server:
+        first, second = VLLM(server.url, check=False), VLLM(server.url, check=False)
+        ask(first)
+        for policy in (first, second):
+            policy.use_weights(3)
+            ask(policy)
+        ask(pickle.loads(pickle.dumps(first)))
+        first.use_weights(4)
+        ask(first)
+        salts = [body.get("cache_salt") for _, body, _ in server.requests[-5:]]
+    assert salts[0] is None
+    assert salts[1] == salts[3]  # in another process
+    assert len({*salts}) == 4
+
+
 def test_priority_and_the_request_id_are_sent():
     with ModelServer() as server:
         ask(VLLM(server.url, priority=-3, check=False))

@@ -426,6 +426,7 @@ class Server:
     def __init__(self) -> None:
         self.aborted, self.go_on = asyncio.Event(), asyncio.Event()
         self.running = 0
+        self.versions: list[int] = []
 
     async def __call__(self, prompt: np.ndarray, **_: object) -> Action:
         self.running += 1
@@ -443,6 +444,9 @@ class Server:
         await asyncio.sleep(0.01)
         self.aborted.clear()
 
+    def use_weights(self, version: int) -> None:
+        self.versions.append(version)
+
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
@@ -450,10 +454,12 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
+@pytest.mark.parametrize("is_by_role", [False, True])
+def test_a_pause_aborts_replies_that_continue_with_the_new_weights(is_by_role: bool) -> None:
     async def run() -> list[Trajectory]:
         server = Server()
-        rollouts = Rollouts(Counts, server, seeds=range(4), group_size=2)
+        policy = {"main": server} if is_by_role else server
+        rollouts = Rollouts(Counts, policy, seeds=range(4), group_size=2)
         rollouts.resume(policy_version=1)
         playing = asyncio.create_task(rollouts.arun())
         await until(lambda: server.running == 8)
@@ -463,7 +469,9 @@ def test_a_pause_aborts_replies_that_continue_with_the_new_weights() -> None:
         assert server.running == 0
         server.go_on.set()
         rollouts.resume(policy_version=2)
-        return await playing
+        trajectories = await playing
+        assert server.versions == [1, 2]
+        return trajectories
 
     trajectories = asyncio.run(run())
     assert {one.status for one in trajectories} == {"terminated"}
