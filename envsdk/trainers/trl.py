@@ -16,20 +16,20 @@ import inspect
 import json
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..authoring.env import Env
-from ..episodes.event_loops import run
 from ..errors import ConfigError, EpisodeError
 from ..policies.policy import PolicyLike
 from ..policies.transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts.many import arollout_many
+from ..rollouts.engine import Rollouts
+from ..rollouts.options import Deadlines, check_deadlines
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -232,6 +232,7 @@ class RolloutFunc:
         on_break: What to do with a rollout of several samples; see `OnBreak`.
         max_concurrency: The number of episodes of an environment that run concurrently.
         max_failed_batches: The number of consecutive batches in which all episodes fail after which training ends.
+        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`.
 
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
@@ -248,6 +249,7 @@ class RolloutFunc:
         on_break: OnBreak = "raise",
         max_concurrency: int = 16,
         max_failed_batches: int = 4,
+        **deadlines: Unpack[Deadlines],
     ) -> None:
         if min(max_concurrency, max_failed_batches) < 1:
             raise ConfigError(
@@ -256,7 +258,7 @@ class RolloutFunc:
             )
         self.make_env, self.policy = make_env, policy
         self.on_break: OnBreak = check_on_break(on_break)
-        self.max_concurrency = max_concurrency
+        self.max_concurrency, self._deadlines = max_concurrency, check_deadlines(deadlines)
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
         self._calls = 0
@@ -296,17 +298,19 @@ class RolloutFunc:
         return batch
 
     def _run(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        return run(self._arun(episodes, policy))
-
-    async def _arun(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        trajectories: dict[int, Trajectory] = {}
+        """Return the trajectories in the order of the episodes, which run one environment after another."""
+        trajectories: dict[str, Iterator[Trajectory]] = {}
         for env_id in dict.fromkeys(name for name, _ in episodes):
-            indices = [index for index, (name, _) in enumerate(episodes) if name == env_id]
-            seeds = [episodes[index][1] for index in indices]
-            make_env = partial(self.make_env, env_id)
-            found = await arollout_many(make_env, policy, seeds=seeds, max_concurrency=self.max_concurrency)
-            trajectories.update(zip(indices, found, strict=True))
-        return [trajectories[index] for index in range(len(episodes))]
+            rollouts = Rollouts(
+                partial(self.make_env, env_id),
+                policy,
+                seeds=[seed for name, seed in episodes if name == env_id],
+                group_size=1,
+                max_concurrency=self.max_concurrency,
+                **self._deadlines,
+            )
+            trajectories[env_id] = iter(rollouts.run())
+        return [next(trajectories[env_id]) for env_id, _ in episodes]
 
     def _tokenizer_of(self, trainer: Any) -> Tokenizer:
         """Return the trainer's tokenizer, which is loaded once. A multimodal processor has it as an attribute."""

@@ -355,7 +355,7 @@ def install_trl(monkeypatch: pytest.MonkeyPatch, version: str, **homes: Any) -> 
 def a_row_of(worker: RolloutWorker) -> Any:
     trajectory = play("envsdk/GuessNumber-v0")
     samples = [replace(sample, advantage=0.5) for sample in trajectory.samples()]
-    return worker._rows([trajectory], samples, 0, 0)[0]
+    return worker._rows([trajectory], samples, 0)[0]
 
 
 @pytest.fixture
