@@ -40,7 +40,7 @@ from .capability import Capability
 from .checks import check_samples, guard_policy
 from .packages import load
 from .rows import advantages, logprobs
-from .trl import raise_if_all_failed, read_prompt
+from .trl import deadlines_for, raise_if_all_failed, read_prompt
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,8 @@ class RolloutWorker:
         max_groups: The number of groups that run concurrently.
         max_failed_groups: The number of consecutive groups in which all episodes fail after which the worker ends.
         queue_maxsize: The number of rows that may wait for the trainer. If the queue is full, the groups wait.
-        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`.
+        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`. By
+            default, the replies of a `TransformersPolicy` have no deadline.
 
     Attributes:
         policy: The policy.
@@ -313,7 +314,7 @@ class RolloutWorker:
             seeds=[seed],
             group_size=self._num_generations,
             max_concurrency=self._num_generations,
-            **self._deadlines,
+            **deadlines_for(self.policy, self._deadlines),
         )
         self._running.add(rollouts)
         try:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from ..authoring.env import Env
 from ..contexts.protocol import Action
-from ..errors import ConfigError, EpisodeError, InvalidSample
+from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -262,9 +262,12 @@ class _Server:
         """Generate a reply. A server that receives new weights aborts replies, so an empty reply is requested again."""
         while True:
             begin = time.perf_counter()
-            output = await self._manager.generate(
-                request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
-            )
+            try:
+                output = await self._manager.generate(
+                    request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+                )
+            except load("ray.exceptions", "verl").RayActorError as error:
+                raise PolicyUnavailable(f"verl's server has ended: {error}") from error
             self.metrics["generate_sequences"] += time.perf_counter() - begin
             if len(output.token_ids) or _UNFINISHED.get(output.stop_reason) != "abort":
                 return output

@@ -116,7 +116,8 @@ class Config(dict[str, Any]):
 
 
 def play_verl(model: Model, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch, **deadlines: Any) -> Outcomes:
-    monkeypatch.setattr(verl, "load", lambda *_: SimpleNamespace(AgentLoopOutput=SimpleNamespace))
+    module = SimpleNamespace(AgentLoopOutput=SimpleNamespace, RayActorError=InterruptedError)
+    monkeypatch.setattr(verl, "load", lambda *_: module)
 
     async def generate(*, prompt_ids: list[int], **_: Any) -> Any:
         tokens = await model.reply(prompt_ids)
