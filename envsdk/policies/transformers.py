@@ -111,7 +111,7 @@ class TransformersPolicy:
         self._sampling = Sampling(temperature, top_k, top_p)
         self._max_tokens = max_tokens
         self._policy_version = policy_version
-        self._refreshed = 0
+        self._refreshed = self._aborted = 0
         self._cache = KVCache(model, cache, max_cache_bytes)
 
     @property
@@ -144,6 +144,10 @@ class TransformersPolicy:
         self._policy_version = following if policy_version is None else policy_version
         self._refreshed += 1
         self._cache.clear()
+
+    def abort(self) -> None:
+        """End the replies that are being sampled, each with what was sampled so far and the finish reason `abort`."""
+        self._aborted += 1
 
     def forget(self, episode_id: str) -> None:
         """Drop the cache entries of an episode. Otherwise they stay until the cache is full."""
@@ -199,7 +203,7 @@ class TransformersPolicy:
     async def _sample(
         self, reply: "_Reply", new: list[int], computed: Computed, sampling: Sampling, rng: np.random.Generator
     ) -> None:
-        refreshed = self._refreshed
+        begun = self._refreshed, self._aborted
         while reply.has_room:
             token, logprob = draw(self._logits(new, computed), sampling, rng.random())
             piece = self._tokenizer.token_bytes(np.array([token], dtype=np.int32))[0] if self._tokenizer else b""
@@ -207,7 +211,7 @@ class TransformersPolicy:
                 return
             new = [token]
             await asyncio.sleep(0)
-            if self._refreshed != refreshed:
+            if (self._refreshed, self._aborted) != begun:
                 reply.finish_reason = "abort"
                 return
         reply.finish_reason = "length"

@@ -19,22 +19,30 @@ _loaded: "weakref.WeakKeyDictionary[Any, tuple[object, Tokenizer]]" = weakref.We
 
 
 class PolicyWrapper:
-    """A function that wraps a policy and declares the same tokenizer.
+    """A policy that calls a function with another policy, and is like that one in everything else.
 
     Args:
-        function: The function. It is called instead of the policy.
+        function: The function. It is called with the wrapped policy, the prompt and the request.
         policy: The wrapped policy.
         tokenizer: The tokenizer to declare if the policy declares none.
     """
 
     def __init__(self, function: Any, policy: Any, tokenizer: Any = None) -> None:
-        self._function = function
+        self._function, self._policy = function, policy
         declared = getattr(policy, "tokenizer", None)
         self.tokenizer = tokenizer if declared is None else declared
+        self.trainable = getattr(policy, "trainable", True)
+        if hasattr(policy, "abort"):
+            self.abort = policy.abort
+        if hasattr(policy, "for_episode"):
+            self.for_episode = self._for_episode
 
-    def __call__(self, *args: Any, **request: Any) -> Any:
+    def __call__(self, prompt: Any, **request: Any) -> Any:
         """Call the function."""
-        return self._function(*args, **request)
+        return self._function(self._policy, prompt, **request)
+
+    def _for_episode(self, env: Any, seed: int | None) -> "PolicyWrapper":
+        return PolicyWrapper(self._function, self._policy.for_episode(env, seed), self.tokenizer)
 
 
 def check_tokenizer(policy: object, renderer: Renderer) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from typing import Any, cast
+from typing import Any
 
 from ..errors import EpisodeError
 
@@ -27,26 +27,26 @@ class Background:
         self._thread.start()
 
     def _run(self) -> None:
+        error: BaseException = EpisodeError("the coroutine returned before stop() was called")
         try:
             self._loop.run_until_complete(self._task)
-        except BaseException as error:
-            self.error = None if self._is_stopped else _first(error)
-        else:
-            self.error = None if self._is_stopped else EpisodeError("the coroutine returned before stop() was called")
+        except BaseException as raised:
+            error = raised
+        self.error = None if self._is_stopped else error
 
-    def call(self, function: Callable[[], object], timeout_s: float) -> None:
-        """Run a function in the coroutine's event loop, and wait for it. If the coroutine has ended, run it here.
+    def call(self, function: Callable[[], Coroutine[Any, Any, object]], timeout_s: float) -> None:
+        """Run another coroutine in the same event loop, and wait for it. Do nothing if the first one has ended.
 
         Args:
-            function: The function.
-            timeout_s: The time to wait, in seconds, for the coroutine to yield to the event loop.
+            function: Makes the coroutine.
+            timeout_s: The time to wait, in seconds.
 
         Raises:
-            EpisodeError: If the coroutine did not yield in time: something in it hangs, or blocks without `await`.
+            EpisodeError: If it did not end in time: it waits for something that hangs, or something blocks the loop.
         """
 
         async def called() -> None:
-            function()
+            await function()
 
         waiting = called()
         future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
@@ -55,8 +55,8 @@ class Background:
             if waited_s >= timeout_s:
                 future.cancel()
                 raise EpisodeError(
-                    f"the rollouts did not yield to their event loop for {timeout_s:g} s: an environment or the policy "
-                    "hangs, or blocks without `await`"
+                    f"the rollouts did not pause for {timeout_s:g} s: the policy hangs, or an environment blocks "
+                    "without `await`"
                 )
             wait([future], timeout=1)
             waited_s += 1
@@ -64,7 +64,6 @@ class Background:
             future.result()
         else:
             waiting.close()
-            function()
 
     def stop(self, timeout_s: float) -> bool:
         """Cancel the coroutine. Return whether it ended within `timeout_s` seconds."""
@@ -76,9 +75,3 @@ class Background:
             return False
         self._loop.close()
         return True
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error

@@ -17,6 +17,7 @@ from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
 from .configuration import configuration_of
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
+from .options import check_count, check_seconds
 from .player import Played, Player, PlaySettings
 from .progress import Progress, find_progress
 from .reporting import Reporting
@@ -115,17 +116,17 @@ class Rollouts:
         progress: Progress = False,
         log_to: LogTo | None = None,
     ) -> None:
-        _check_count("group_size", group_size)
-        _check_count("max_concurrency", max_concurrency)
-        _check_count("max_threads", max_threads)
-        _check_count("max_retries", max_retries, 0)
-        _check_count("fail_fast", fail_fast)
-        _check_count("n_workers", n_workers)
-        _check_count("max_staleness", max_staleness, 0)
-        _check_seconds("policy_timeout_s", policy_timeout_s)
-        _check_seconds("method_timeout_s", method_timeout_s)
-        _check_seconds("episode_timeout_s", episode_timeout_s)
-        _check_seconds("retry_wait_s", retry_wait_s)
+        check_count("group_size", group_size)
+        check_count("max_concurrency", max_concurrency)
+        check_count("max_threads", max_threads)
+        check_count("max_retries", max_retries, 0)
+        check_count("fail_fast", fail_fast)
+        check_count("n_workers", n_workers)
+        check_count("max_staleness", max_staleness, 0)
+        check_seconds("policy_timeout_s", policy_timeout_s)
+        check_seconds("method_timeout_s", method_timeout_s)
+        check_seconds("episode_timeout_s", episode_timeout_s)
+        check_seconds("retry_wait_s", retry_wait_s)
         if executor not in (None, "processes", "ray"):
             raise ConfigError(f"executor is {executor!r:.80}; expected None, 'processes' or 'ray'")
         if on_stale not in ("drop", "keep"):
@@ -393,13 +394,3 @@ def _check_maker(env: object) -> None:
             f"Rollouts() got {given}; expected a way to make an environment for each concurrent episode: an id, a "
             "class, or a function, with its arguments in env_options"
         )
-
-
-def _check_count(name: str, value: object, least: int = 1) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least {least}")
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0):
-        raise ConfigError(f"{name} is {value!r:.80}; expected a number of seconds above 0, or None")

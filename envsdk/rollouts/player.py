@@ -109,10 +109,12 @@ class Played:
     Attributes:
         trajectory: Its episode, finished or failed.
         traceback: The traceback of what failed; an empty string if nothing did.
+        error: What failed; None if nothing did, or if it was in another process.
     """
 
     trajectory: Trajectory
     traceback: str = ""
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -175,8 +177,12 @@ class Player:
         """What happened so far."""
         return self._statistics
 
-    async def play(self, job: Job) -> Played:
+    async def play(self, job: Job, policy: PolicyLike | None = None) -> Played:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
+
+        Args:
+            job: The episode.
+            policy: Its policy; None for that of the settings.
 
         Raises:
             ConfigError: If the policy and the environment do not fit, which holds for every job.
@@ -185,7 +191,7 @@ class Player:
         """
         attempt = 0
         while True:
-            played = await self._attempt(job)
+            played = await self._attempt(job, self.settings.policy if policy is None else policy)
             trajectory = played.trajectory
             if trajectory.error_kind != "infrastructure" or attempt == self.settings.max_retries:
                 return played
@@ -243,10 +249,10 @@ class Player:
 
     # One attempt.
 
-    async def _attempt(self, job: Job) -> Played:
+    async def _attempt(self, job: Job, policy: PolicyLike) -> Played:
         play: _Play | None = None
         try:
-            play = _Play(self, await self._take_seat(), job)
+            play = _Play(self, await self._take_seat(), job, policy)
             try:
                 return Played(await play.result())
             finally:
@@ -257,7 +263,7 @@ class Player:
                 raise
             self._log_failure(job, error, kind)
             trajectory = _failed(None if play is None else play.seat.env, job, error, kind)
-            return Played(trajectory, "".join(traceback.format_exception(error)))
+            return Played(trajectory, "".join(traceback.format_exception(error)), error)
 
     def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
         """Log a line for each failure, and the traceback of the first of its kind."""
@@ -465,7 +471,7 @@ class Player:
         """Measure the lag of the event loop, and end what takes too long."""
         now = asyncio.get_running_loop().time
         limits = (self.settings.policy_timeout_s, self.settings.method_timeout_s)
-        pause = min(1.0, *(seconds / 4 for seconds in limits if seconds is not None))
+        pause = min([1.0, *(seconds / 4 for seconds in limits if seconds is not None)])
         look_at = 0.0
         while True:
             due = now() + _LAG_PAUSE_S
@@ -572,7 +578,7 @@ class _Turns:
 class _Play:
     """One attempt to play a job."""
 
-    def __init__(self, player: Player, seat: _Seat, job: Job) -> None:
+    def __init__(self, player: Player, seat: _Seat, job: Job, policy: PolicyLike) -> None:
         self.seat = seat
         self.given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets an error if a coroutine of the episode does not end when it is cancelled."""
@@ -580,6 +586,7 @@ class _Play:
         """What the policy raised."""
         self._player = player
         self._job = job
+        self._policy = policy
 
     async def result(self) -> Trajectory:
         """Play the episode and return its trajectory.
@@ -619,7 +626,7 @@ class _Play:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
         assert isinstance(driver, EnvDriver)
-        policy = find_policy(player.settings.policy, env, job.seed)
+        policy = find_policy(self._policy, env, job.seed)
         await player.take_turn()
         driver.begin(job.seed, job.options)
         try:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..episodes.recording import describe_error
@@ -117,7 +117,8 @@ class Worker:
 
     async def _play(self, job: Job) -> None:
         try:
-            self._ended.put((job.index, await self._player.play(job)))
+            played = await self._player.play(job)
+            self._ended.put((job.index, replace(played, error=None)))  # not every error can be sent
         except BaseException as error:  # it ends the run, or the worker is closed
             self._ended.put((job.index, error))
 

@@ -193,13 +193,13 @@ def roll_out(env: Env, policy: str, seed: int) -> Trajectory:
     """
     sample_reply, count = find_policy(policy, env, seed), 0
 
-    async def sample(*arguments: Any, **options: Any) -> Action:
+    async def sample(reply: Any, prompt: Any, **request: Any) -> Action:
         nonlocal count
         count += 1
         if count > MAX_REPLIES:
             raise NoEnd(MAX_REPLIES)
         await asyncio.sleep(0)  # let concurrent sub-agents run
-        return sample_reply(*arguments, **options)
+        return reply(prompt, **request)
 
     return run(arollout(env, PolicyWrapper(sample, sample_reply), seed=seed))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..diagnostics.inputs import valid_samples
-from ..errors import ConfigError, InvalidSample
+from ..errors import ConfigError, InvalidSample, PolicyError
 from ..policies.vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories.samples import Sample
@@ -80,6 +80,8 @@ def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> No
 def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokenizer | None" = None) -> "PolicyLike":
     """Wrap a policy so that it calls `check_sampling` for each request. A built-in policy name is returned as it is.
 
+    A request that is refused is a `PolicyError`, which fails its episode and not the run.
+
     Args:
         policy: The policy, or a mapping with one for each role.
         temperature: The trainer's temperature.
@@ -91,9 +93,12 @@ def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "To
     if isinstance(policy, str):
         return policy
 
-    def sample(prompt: Any, *, sampling: Mapping[str, Any], **request: Any) -> Any:
-        check_sampling(sampling, temperature)
-        return policy(prompt, sampling=sampling, **request)
+    def sample(inner: Any, prompt: Any, *, sampling: Mapping[str, Any], **request: Any) -> Any:
+        try:
+            check_sampling(sampling, temperature)
+        except ConfigError as error:  # of this episode's environment, and not of the policy
+            raise PolicyError(str(error)) from error
+        return inner(prompt, sampling=sampling, **request)
 
     return PolicyWrapper(sample, policy, tokenizer)
 

@@ -13,15 +13,21 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, Unpack
+from uuid import uuid4
 
 import numpy as np
 
 from ..authoring.env import Env
+from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
+from ..episodes.agent import Agent
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyError
 from ..messages import ToolSchema
-from ..policies.vocabularies import check_tokenizer
+from ..rollouts.jobs import Job
+from ..rollouts.options import Deadlines, check_deadlines
+from ..rollouts.player import PlaySettings
+from ..rollouts.shared import play_one
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -84,7 +90,13 @@ def to_response(sample: Sample, start: int, *, temperature: float | None = None)
     )
 
 
-def make_scheduler(make_env: Callable[[], Env], *, name: str = "envsdk", on_break: OnBreak = "raise") -> type[Any]:
+def make_scheduler(
+    make_env: Callable[[], Env],
+    *,
+    name: str = "envsdk",
+    on_break: OnBreak = "raise",
+    **deadlines: Unpack[Deadlines],
+) -> type[Any]:
     """Make a scheduler class for `--multi_turn_scheduler`, and register it. Call this in an `--external_plugins` file.
 
     The task of an episode is the `data_dict` of the request, which holds the columns of the dataset besides the
@@ -97,17 +109,19 @@ def make_scheduler(make_env: Callable[[], Env], *, name: str = "envsdk", on_brea
         make_env: A function that makes a new environment. The limits of the environment end the episode.
         name: The name of the scheduler in ms-swift's registry.
         on_break: What to do with a rollout of several samples; see `OnBreak`.
+        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`.
 
     Returns:
-        The class. Its `run` raises the errors of the environment; `SingleSampleOnly` if the rollout has several samples
-        and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the environment; and
-        `EpisodeError` if the episode ended without a reply or without a reward.
+        The class. Its `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has
+        several samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the
+        environment; and `EpisodeError` if the episode ended without a reply or without a reward.
 
     Raises:
-        ConfigError: If `on_break` is invalid.
+        ConfigError: If `on_break` or a deadline is invalid.
         MissingPackage: If ms-swift is not installed.
     """
     check_on_break(on_break)
+    settings = PlaySettings(make_env, {}, "random", **check_deadlines(deadlines))
     module: Any = load("swift.rollout.multi_turn", "ms_swift")
     base: Any = module.MultiTurnScheduler
 
@@ -116,17 +130,9 @@ def make_scheduler(make_env: Callable[[], Env], *, name: str = "envsdk", on_brea
 
         async def run(self, infer_request: Any, request_config: Any, **kwargs: Any) -> Any:
             """Run one episode; see `make_scheduler`."""
-            env = make_env()
-            limit = env.limits.max_steps
-            if self.max_turns and (limit is None or limit > self.max_turns):
-                raise ConfigError(
-                    f"max_turns is {self.max_turns}, but the environment has max_steps={limit}, and only the limits of "
-                    f"the environment end an episode: make it with limits=Limits(max_steps={self.max_turns})"
-                )
-            try:
-                return await _Rollout(self, env, infer_request, request_config, kwargs).run(on_break)
-            finally:
-                env.close()
+            rollout = _Rollout(self, infer_request, request_config, kwargs)
+            trajectory = await play_one(settings, _job_of(infer_request.data_dict, name), rollout)
+            return rollout.output(trajectory, on_break)
 
     module.multi_turns[name] = EnvsdkScheduler
     return EnvsdkScheduler
@@ -149,40 +155,46 @@ class _Opening:
 
 
 class _Rollout:
-    """One episode whose replies the scheduler's engine samples."""
+    """One episode whose replies the scheduler's engine samples: its policy, and what ms-swift gets of it."""
 
-    def __init__(self, scheduler: Any, env: Env, request: Any, config: Any, kwargs: dict[str, Any]) -> None:
-        self._scheduler, self._env, self._request, self._kwargs = scheduler, env, request, kwargs
+    def __init__(self, scheduler: Any, request: Any, config: Any, kwargs: dict[str, Any]) -> None:
+        self.tokenizer: Any = getattr(scheduler, "tokenizer", None)
+        self._scheduler, self._request, self._kwargs = scheduler, request, kwargs
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
+
+    def for_episode(self, env: Env, seed: int | None) -> Self:
+        """Begin the episode, or begin it again."""
+        limit, max_turns = env.limits.max_steps, self._scheduler.max_turns
+        if max_turns and (limit is None or limit > max_turns):
+            raise ConfigError(
+                f"max_turns is {max_turns}, but the environment has max_steps={limit}, and only the limits of the "
+                f"environment end an episode: make it with limits=Limits(max_steps={max_turns})"
+            )
+        self._env = env
         self._openings: dict[str, _Opening] = {}  # the current opening of each context
         self._first: _Opening | None = None
         self._responses: dict[str, Any] = {}  # the last response of each context
         self._media: dict[str, Any] = {}
+        return self
 
-    async def run(self, on_break: OnBreak) -> Any:
-        seed, options = _reset_of(self._request.data_dict)
-        _, info = await self._env.areset(seed=seed, options=options)
-        while True:
-            self._media |= {kind: list(info[kind]) for kind in MEDIA if kind in info}
-            if self._env.trajectory is not None:
-                return self._output(self._env.trajectory, on_break)
-            *_, info = await self._env.astep(await self._sample(self._env.prompt(), info))
-
-    async def _sample(self, prompt: "NDArray[np.int32]", info: dict[str, Any]) -> Action:
+    async def __call__(self, prompt: "NDArray[np.int32]", *, context: str, **request: Any) -> Action:
         """Sample a reply with the engine, and check that the engine renders this prompt."""
-        check_tokenizer(self._scheduler, self._env.episode.agent.context.renderer)
-        opening = self._openings.get(info["context"])
+        self._episode = self._env.episode
+        agent = self._episode.owners[context]
+        self._take_media(agent)
+        opening = self._openings.get(context)
         if opening is None or not opening.begins(prompt):
-            opening = self._open(prompt)
+            opening = self._open(agent.context, prompt)
             sent = opening.messages
         else:
             sent = [*opening.messages, {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}]
         fields = copy.deepcopy({"messages": sent, "tools": opening.tools, **self._media})  # engines change them
-        request = dataclasses.replace(self._request, **fields)
-        response = await self._scheduler.infer_engine.infer_async(request, self._request_config(info), **self._kwargs)
+        response = await self._scheduler.infer_engine.infer_async(
+            dataclasses.replace(self._request, **fields), self._request_config(request), **self._kwargs
+        )
         _check_prompt(prompt, response.prompt_token_ids)
-        self._openings[info["context"]], self._responses[info["context"]] = opening, response
+        self._openings[context], self._responses[context] = opening, response
         self._first = self._first or opening
         choice = response.choices[0]
         content: list[dict[str, Any]] = choice.logprobs["content"] if choice.logprobs else []
@@ -190,27 +202,32 @@ class _Rollout:
         finish_reason: FinishReason = choice.finish_reason if choice.finish_reason in ("length", "abort") else "stop"
         return Action(choice.token_ids or (), logprobs, finish_reason, self._temperature)
 
-    def _open(self, prompt: "NDArray[np.int32]") -> _Opening:
-        context = self._env.episode.agent.context
+    def _take_media(self, agent: Agent) -> None:
+        info = agent.turn.info
+        self._media |= {kind: list(info[kind]) for kind in MEDIA if kind in info}
+
+    def _open(self, context: Context, prompt: "NDArray[np.int32]") -> _Opening:
         prefix, _ = self._scheduler.get_response_token_data(self._request, SimpleNamespace(token_ids=[]))
         messages, tools = [message.to_openai() for message in context.view], list(context.tools) or None
         return _Opening(messages, tools, prompt[: len(prompt) - len(prefix)], prefix)
 
-    def _request_config(self, info: dict[str, Any]) -> Any:
+    def _request_config(self, request: dict[str, Any]) -> Any:
         """Return the configuration of the request with the options that the environment requests."""
-        check_sampling(info["sampling"], self._temperature)
-        limits = [limit for limit in (info["max_tokens"], self._config.max_tokens or None) if limit is not None]
-        stop = [*self._config.stop, *info["stop"]]
-        requested = {**info["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
+        check_sampling(request["sampling"], self._temperature)
+        limits = [limit for limit in (request["max_tokens"], self._config.max_tokens or None) if limit is not None]
+        stop = [*self._config.stop, *request["stop"]]
+        requested = {**request["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
         return dataclasses.replace(self._config, **requested)
 
-    def _output(self, trajectory: Trajectory, on_break: OnBreak) -> Any:
+    def output(self, trajectory: Trajectory, on_break: OnBreak) -> Any:
+        """Return the record of the finished episode."""
         main, opening = next(iter(trajectory.contexts)), self._first
         if opening is None or not trajectory.is_scored(main):
             what = "no reply" if opening is None else "no reward in any turn"
             raise EpisodeError(
                 f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one"
             )
+        self._take_media(self._episode.root)  # of the last turn
         single = single_sample(trajectory, CAPABILITY.trainer, on_break)
         if single.sample is None:  # ms-swift needs a record, so return the first reply with mask 0
             first = trajectory.steps[0]
@@ -235,8 +252,8 @@ class _Rollout:
         )
 
 
-def _reset_of(row: Mapping[str, Any] | None) -> tuple[int | None, dict[str, Any]]:
-    """Return the seed and the reset options of a row's episode, which are the same for all rollouts of the row."""
+def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:
+    """Return the episode of a row. Its seed and its task are the same for all rollouts of the row."""
     task = dict(row or {})
     if not task:
         raise ConfigError(
@@ -248,9 +265,10 @@ def _reset_of(row: Mapping[str, Any] | None) -> tuple[int | None, dict[str, Any]
         text = json.dumps(task, sort_keys=True, default=repr)
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
     try:
-        return operator.index(seed), {"task": task} if task else {}
+        number = operator.index(seed)
     except TypeError as error:
         raise ConfigError(f"the column 'seed' has {seed!r:.80}; expected an integer") from error
+    return Job(0, name, uuid4().hex, f"{name}/{number}", number, {"task": task} if task else {})
 
 
 def _infos(trajectory: Trajectory) -> dict[str, Any]:

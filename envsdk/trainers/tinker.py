@@ -4,22 +4,26 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..authoring.env import Env
 from ..authoring.making import make
 from ..contexts.protocol import Action
-from ..errors import ConfigError, EpisodeError, InvalidSample
+from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..limits import StopReason
 from ..policies.vocabularies import check_tokenizer
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CAPABILITY = Capability("tinker", several_samples=True, loss_weight="Left out: its losses are sums over tokens.")
 
@@ -118,6 +122,48 @@ def with_logprobs(trajectory: Trajectory | None, rollout: Any, *, temperature: f
     return replace(trajectory, contexts=logs, steps=steps)
 
 
+class CompleterPolicy:
+    """A policy that samples with a `TokenCompleter` of the cookbook, for `Rollouts` and your own loop.
+
+    Args:
+        completer: The completer, such as `TinkerTokenCompleter(sampling_client, max_tokens=1024)`.
+        tokenizer: What `load_tokenizer` takes: the tokenizer of its model.
+        temperature: The temperature at which the completer samples; by default, `completer.temperature`, or 1 if it has
+            no such attribute.
+    """
+
+    def __init__(self, completer: Any, tokenizer: Any, *, temperature: float | None = None) -> None:
+        self.tokenizer = load_tokenizer(tokenizer)
+        self._completer = completer
+        self._temperature = float(getattr(completer, "temperature", 1.0) if temperature is None else temperature)
+
+    async def __call__(
+        self,
+        prompt: "NDArray[np.int32]",
+        *,
+        stop_token_ids: Sequence[int],
+        stop: Sequence[str],
+        max_tokens: int | None,
+        sampling: Mapping[str, Any],
+        **_: Any,
+    ) -> Action:
+        """Sample a reply; see `Policy`.
+
+        Raises:
+            ConfigError: If the environment requests sampling options, which a completer does not take.
+            PolicyUnavailable: If tinker's servers do not answer.
+        """
+        check_sampling(sampling, self._temperature)
+        tinker = load("tinker", "tinker")
+        model_input = tinker.ModelInput.from_ints(prompt.tolist())
+        stops = _stops(stop_token_ids, stop, self.tokenizer)
+        try:
+            reply = await self._completer(model_input, stops, max_tokens=max_tokens)
+        except (tinker.APIConnectionError, tinker.InternalServerError, tinker.RateLimitError) as error:
+            raise PolicyUnavailable(f"tinker's servers do not answer: {error}") from error
+        return Action(reply.tokens, reply.maybe_logprobs, reply.stop_reason, self._temperature)
+
+
 class CookbookEnv(_EnvBase):
     """An `Env` of the cookbook that runs one episode of an environment. Each observation is the full next prompt.
 
@@ -183,16 +229,8 @@ class CookbookEnv(_EnvBase):
         return load("tinker", "tinker").ModelInput.from_ints(self.env.prompt().tolist())
 
     def _stop(self, info: Mapping[str, Any]) -> list[int] | list[str]:
-        """Return the stop token ids; or, if the environment requests stop strings, these and the texts of the ids.
-
-        The cookbook accepts either ids or strings.
-        """
         check_sampling(info["sampling"], None)  # the cookbook's loop cannot pass sampling options to a policy
-        ids = list(info["stop_token_ids"])
-        if not info["stop"]:
-            return ids
-        tokenizer = self.env.episode.agent.context.renderer.tokenizer
-        return [*(piece.decode() for piece in tokenizer.token_bytes(np.array(ids, dtype=np.int32))), *info["stop"]]
+        return _stops(info["stop_token_ids"], info["stop"], self.env.episode.agent.context.renderer.tokenizer)
 
 
 @dataclass
@@ -266,6 +304,16 @@ class CookbookEnvGroupBuilder(_GroupBase):
     def logging_tags(self) -> list[str]:
         """Return the id of the environment, or the name of the function that makes it."""
         return [self.env if isinstance(self.env, str) else getattr(self.env, "__name__", type(self.env).__name__)]
+
+
+def _stops(ids: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer) -> list[int] | list[str]:
+    """Return the stop token ids; or, if the environment requests stop strings, these and the texts of the ids.
+
+    The cookbook accepts either ids or strings.
+    """
+    if not texts:
+        return list(ids)
+    return [*(piece.decode() for piece in tokenizer.token_bytes(np.array(ids, dtype=np.int32))), *texts]
 
 
 def _metrics(info: Mapping[str, Any]) -> dict[str, float]:

@@ -16,20 +16,20 @@ import inspect
 import json
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..authoring.env import Env
-from ..episodes.event_loops import run
 from ..errors import ConfigError, EpisodeError
 from ..policies.policy import PolicyLike
 from ..policies.transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts.many import arollout_many
+from ..rollouts.engine import Rollouts
+from ..rollouts.options import Deadlines, check_deadlines
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -221,6 +221,11 @@ def scored(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def deadlines_for(policy: object, deadlines: Deadlines) -> Deadlines:
+    """Return the deadlines of a policy. By default, a model in this process has none: its replies delay each other."""
+    return {"policy_timeout_s": None, **deadlines} if isinstance(policy, TransformersPolicy) else deadlines
+
+
 class RolloutFunc:
     """A `rollout_func` for GRPOTrainer that runs the episodes that the prompts name.
 
@@ -232,6 +237,8 @@ class RolloutFunc:
         on_break: What to do with a rollout of several samples; see `OnBreak`.
         max_concurrency: The number of episodes of an environment that run concurrently.
         max_failed_batches: The number of consecutive batches in which all episodes fail after which training ends.
+        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`. By
+            default, the replies of a `TransformersPolicy` have no deadline.
 
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
@@ -248,6 +255,7 @@ class RolloutFunc:
         on_break: OnBreak = "raise",
         max_concurrency: int = 16,
         max_failed_batches: int = 4,
+        **deadlines: Unpack[Deadlines],
     ) -> None:
         if min(max_concurrency, max_failed_batches) < 1:
             raise ConfigError(
@@ -256,7 +264,7 @@ class RolloutFunc:
             )
         self.make_env, self.policy = make_env, policy
         self.on_break: OnBreak = check_on_break(on_break)
-        self.max_concurrency = max_concurrency
+        self.max_concurrency, self._deadlines = max_concurrency, check_deadlines(deadlines)
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
         self._calls = 0
@@ -274,12 +282,10 @@ class RolloutFunc:
         episodes = [read_prompt(prompt) for prompt in prompts]
         if self.policy is not None:
             tokenizer = None if isinstance(self.policy, str) else self._tokenizer_of(trainer)
-            policy = guard_policy(self.policy, trainer.temperature, tokenizer)
-            self.trajectories = self._run(episodes, policy)
+            self.trajectories = self._run(episodes, self.policy, trainer.temperature, tokenizer)
         else:
             with _evaluation_mode(trainer) as model:
-                policy = guard_policy(self._policy_of(trainer, model), trainer.temperature)
-                self.trajectories = self._run(episodes, policy)
+                self.trajectories = self._run(episodes, self._policy_of(trainer, model), trainer.temperature)
         has_failed = bool(episodes) and all(trajectory.status == "error" for trajectory in self.trajectories)
         self._failed_batches = self._failed_batches + 1 if has_failed else 0
         if self._failed_batches >= self._max_failed_batches:
@@ -295,18 +301,26 @@ class RolloutFunc:
             _check_reward_functions(getattr(trainer, "reward_funcs", ()))
         return batch
 
-    def _run(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        return run(self._arun(episodes, policy))
-
-    async def _arun(self, episodes: Sequence[tuple[str, int]], policy: PolicyLike) -> list[Trajectory]:
-        trajectories: dict[int, Trajectory] = {}
+    def _run(
+        self,
+        episodes: Sequence[tuple[str, int]],
+        policy: PolicyLike,
+        temperature: float,
+        tokenizer: Tokenizer | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the order of the episodes, which run one environment after another."""
+        trajectories: dict[str, Iterator[Trajectory]] = {}
         for env_id in dict.fromkeys(name for name, _ in episodes):
-            indices = [index for index, (name, _) in enumerate(episodes) if name == env_id]
-            seeds = [episodes[index][1] for index in indices]
-            make_env = partial(self.make_env, env_id)
-            found = await arollout_many(make_env, policy, seeds=seeds, max_concurrency=self.max_concurrency)
-            trajectories.update(zip(indices, found, strict=True))
-        return [trajectories[index] for index in range(len(episodes))]
+            rollouts = Rollouts(
+                partial(self.make_env, env_id),
+                guard_policy(policy, temperature, tokenizer),
+                seeds=[seed for name, seed in episodes if name == env_id],
+                group_size=1,
+                max_concurrency=self.max_concurrency,
+                **deadlines_for(policy, self._deadlines),
+            )
+            trajectories[env_id] = iter(rollouts.run())
+        return [next(trajectories[env_id]) for env_id, _ in episodes]
 
     def _tokenizer_of(self, trainer: Any) -> Tokenizer:
         """Return the trainer's tokenizer, which is loaded once. A multimodal processor has it as an attribute."""

@@ -18,27 +18,29 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..authoring.env import Env
 from ..credit import Baseline, group_advantages
 from ..credit.baselines import get_baseline
+from ..episodes.concurrent import run_all
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..policies.transformers import TransformersPolicy
 from ..policies.vocabularies import PolicyWrapper
 from ..rollouts.background import Background
-from ..rollouts.many import arollout_many
+from ..rollouts.engine import Rollouts
+from ..rollouts.options import Deadlines, check_deadlines
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_samples, check_sampling
+from .checks import check_samples, guard_policy
 from .packages import load
 from .rows import advantages, logprobs
-from .trl import raise_if_all_failed, read_prompt
+from .trl import deadlines_for, raise_if_all_failed, read_prompt
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +155,8 @@ class RolloutWorker:
         max_groups: The number of groups that run concurrently.
         max_failed_groups: The number of consecutive groups in which all episodes fail after which the worker ends.
         queue_maxsize: The number of rows that may wait for the trainer. If the queue is full, the groups wait.
+        **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`. By
+            default, the replies of a `TransformersPolicy` have no deadline.
 
     Attributes:
         policy: The policy.
@@ -175,6 +179,7 @@ class RolloutWorker:
         max_groups: int = 4,
         max_failed_groups: int = 4,
         queue_maxsize: int = 256,
+        **deadlines: Unpack[Deadlines],
     ) -> None:
         for name, value in (
             ("num_generations", num_generations),
@@ -202,8 +207,10 @@ class RolloutWorker:
         self._make_env, self._temperature = make_env, temperature
         self._num_generations, self._max_groups = num_generations, max_groups
         self._max_failed_groups, self._failed_groups = max_failed_groups, 0
+        self._deadlines = check_deadlines(deadlines)
         self._group_ids = itertools.count()
-        self._version = 0
+        self._version, self._is_paused = 0, False
+        self._running: set[Rollouts] = set()
         self._background: Background | None = None
         self._alive_at = 0.0
 
@@ -224,9 +231,38 @@ class RolloutWorker:
 
     def update_model_version(self, model_version: int) -> None:
         """Set the version of the weights that the policy has from now on."""
-        self._version = model_version
-        if isinstance(self.policy, TransformersPolicy) and self.policy.policy_version != model_version:
-            self.call(partial(self.policy.refresh, model_version))
+        policy = self.policy
+        if isinstance(policy, TransformersPolicy) and policy.policy_version != model_version:
+            self.pause()
+            policy.refresh(model_version)
+        self.resume(model_version)
+
+    def pause(self) -> None:
+        """Before an update of the weights: let no reply begin, and wait until none is being sampled.
+
+        Replies that are being sampled end, if the policy can abort them, and continue after `resume`.
+
+        Raises:
+            EpisodeError: If they do not end within 600 seconds.
+        """
+        self._is_paused = True
+        self._call(lambda: run_all(rollouts.pause() for rollouts in self._running))
+
+    def resume(self, policy_version: int | None = None) -> None:
+        """After an update of the weights: let replies begin again.
+
+        Args:
+            policy_version: The version of the new weights, for a policy that does not report it in its actions.
+        """
+        self._is_paused = False
+        self._version = self._version if policy_version is None else policy_version
+
+        async def resume_all() -> None:
+            self._alive_at = time.monotonic()
+            for rollouts in self._running:
+                rollouts.resume(policy_version)
+
+        self._call(resume_all)
 
     def check_health(self, stale_after_s: float) -> None:
         """Check that the rollouts run and that the policy replies.
@@ -246,33 +282,18 @@ class RolloutWorker:
         if age_s > stale_after_s:
             raise EpisodeError(f"the last reply was {age_s:.0f} s ago; expected one within {stale_after_s:.0f} s")
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Run a function while no policy and no environment runs, and wait for its end.
-
-        Raises:
-            EpisodeError: If the policy and the environments do not pause within 600 seconds.
-        """
-        if self._background is None:
-            function()
-        else:
+    def _call(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        if self._background is not None:
             self._background.call(function, _CALL_S)
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._max_groups):
-                tasks.create_task(self._run_groups())
+        await run_all(self._run_groups() for _ in range(self._max_groups))
 
     async def _run_groups(self) -> None:
         for group_id in self._group_ids:
-            version, (env_id, seed) = self._version, self._episodes[group_id % len(self._episodes)]
-            trajectories = await arollout_many(
-                partial(self._make_env, env_id),
-                PolicyWrapper(partial(self._sample, group_id), self.policy),
-                seeds=[seed] * self._num_generations,
-                max_concurrency=self._num_generations,
-            )
+            trajectories = await self._play(group_id)
             comparable, incomparable = _comparable(trajectories, self._baseline)
-            rows = self._rows(trajectories, group_advantages(comparable, self._baseline), group_id, version)
+            rows = self._rows(trajectories, group_advantages(comparable, self._baseline), group_id)
             for row in rows:
                 while self.rollout_buffer.full():
                     self._alive_at = time.monotonic()
@@ -284,23 +305,40 @@ class RolloutWorker:
             )
             self._count_failures(trajectories)
 
-    async def _sample(self, group_id: int, prompt: Any, *, episode_id: str, **request: Any) -> Any:
+    async def _play(self, group_id: int) -> list[Trajectory]:
+        """Play the episodes of a group."""
+        env_id, seed = self._episodes[group_id % len(self._episodes)]
+        rollouts = Rollouts(
+            partial(self._make_env, env_id),
+            PolicyWrapper(partial(self._sample, group_id), guard_policy(self.policy, self._temperature)),
+            seeds=[seed],
+            group_size=self._num_generations,
+            max_concurrency=self._num_generations,
+            **deadlines_for(self.policy, self._deadlines),
+        )
+        self._running.add(rollouts)
+        try:
+            rollouts.resume(self._version)
+            if self._is_paused:
+                await rollouts.pause()
+            return await rollouts.arun()
+        finally:
+            self._running.discard(rollouts)
+
+    async def _sample(self, group_id: int, policy: Any, prompt: Any, *, episode_id: str, **request: Any) -> Any:
         """Call the policy. Its episode id includes the group, because caches and seeds depend on the episode id."""
-        check_sampling(request["sampling"], self._temperature)
-        action = self.policy(prompt, episode_id=f"{episode_id}@{group_id}", **request)
+        action = policy(prompt, episode_id=f"{episode_id}@{group_id}", **request)
         if inspect.isawaitable(action):
             action = await action
         self._alive_at = time.monotonic()
         return action
 
-    def _rows(
-        self, trajectories: Sequence[Trajectory], samples: Sequence[Sample], group_id: int, version: int
-    ) -> list[Any]:
+    def _rows(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample], group_id: int) -> list[Any]:
         rollout_sample = _rollout_sample()
         contexts = {trajectory.id: trajectory.contexts for trajectory in trajectories}
         rows: list[Any] = []
         for sample in samples:
-            fields = to_fields(sample, group_id=group_id, model_version=version, temperature=self._temperature)
+            fields = to_fields(sample, group_id=group_id, temperature=self._temperature)
             messages = [message.to_openai() for message in contexts[sample.trajectory_id][sample.context].messages]
             first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
             rows.append(rollout_sample(prompt=messages[:first], completion=messages[first:], **fields))
@@ -346,7 +384,7 @@ class LocalWeights:
         self._worker, self._policy = worker, worker.policy
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Copy the parameters by name.
+        """Copy the parameters by name. The trainer calls it between `pause` and `resume`.
 
         Args:
             iterator: Pairs of a name and a tensor.
@@ -354,10 +392,7 @@ class LocalWeights:
         Raises:
             ConfigError: If the policy's model does not have a parameter of that name.
         """
-        self._worker.call(partial(self._load, dict(iterator)))
-
-    def _load(self, weights: dict[str, Any]) -> None:
-        unknown = self._policy.model.load_state_dict(weights, strict=False).unexpected_keys
+        unknown = self._policy.model.load_state_dict(dict(iterator), strict=False).unexpected_keys
         if unknown:
             raise ConfigError(
                 f"the policy's model has no parameters {unknown[:3]}; expected a model of the same architecture as the "
@@ -369,10 +404,12 @@ class LocalWeights:
         """Do nothing, because there is nothing to prepare."""
 
     def pause(self) -> None:
-        """Do nothing, because no policy runs while weights are copied."""
+        """Pause the worker; see `RolloutWorker.pause`."""
+        self._worker.pause()
 
     def resume(self) -> None:
-        """Do nothing; see `pause`."""
+        """Resume the worker; see `RolloutWorker.resume`."""
+        self._worker.resume()
 
     def destroy(self) -> None:
         """Do nothing, because there is nothing to release."""

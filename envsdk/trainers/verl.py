@@ -6,16 +6,19 @@ import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Self, cast
 from uuid import uuid4
 
-from ..authoring.making import make
+from ..authoring.env import Env
 from ..contexts.protocol import Action
-from ..errors import ConfigError, EpisodeError, InvalidSample
+from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts import arollout
+from ..rollouts.jobs import Job
+from ..rollouts.options import Deadlines, check_deadlines
+from ..rollouts.player import PlaySettings
+from ..rollouts.shared import play_one
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
@@ -32,7 +35,7 @@ CAPABILITY = Capability(
 _UNFINISHED: Mapping[str | None, Any] = {"abort": "abort", "aborted": "abort", "length": "length"}
 """The finish reasons of unfinished replies, by the stop reasons of verl's servers. For any other stop reason, the
 length of the reply shows whether it was cut."""
-_MAX_EMPTY_ABORTS, _ABORT_WAIT_S = 600, 0.1
+_ABORT_WAIT_S = 0.1
 _GLOBAL_STEPS: Mapping[str, Any] = {"min_global_steps": min, "max_global_steps": max}
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
@@ -151,7 +154,8 @@ class EnvAgentLoop(_LoopBase):
         env_options: The options of the environment. By default, the renderer is `auto`. The tokenizer is verl's.
         on_break: What to do with a rollout of several samples if the trainer takes one, which all trainers except V1
             do; see `OnBreak`.
-        **others: The keyword arguments of verl's base class.
+        **others: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`, see `Rollouts`; and the
+            keyword arguments of verl's base class.
     """
 
     def __init__(
@@ -163,22 +167,25 @@ class EnvAgentLoop(_LoopBase):
         **others: Any,
     ) -> None:
         load(_AGENT_LOOP, "verl")
+        deadlines = {name: others.pop(name) for name in Deadlines.__annotations__ if name in others}
         base: Any = super()
         base.__init__(*args, **others)
+        self._deadlines = check_deadlines(deadlines)
         self._env = env
         self._on_break: OnBreak = check_on_break(on_break)
         self._options: dict[str, Any] = {"renderer": "auto", **json.loads(_json(env_options or {}))}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Run the episode of a row. Return a list of `AgentLoopOutput` for the V1 trainer, and one for the others."""
-        seed, options = _reset_of(row)
+        """Run the episode of a row. Return a list of `AgentLoopOutput` for the V1 trainer, and one for the others.
+
+        Raises:
+            Exception: What failed in the episode. The V1 trainer then leaves out the group of the row.
+        """
+        job = _job_of(row, self._env)
         renderer = _renderer(_json(self._options["renderer"]), self.tokenizer)
         server = _Server(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
-        env = make(self._env, **{**self._options, "renderer": renderer})
-        try:
-            trajectory = await arollout(env, server, seed=seed, options=options)
-        finally:
-            env.close()
+        settings = PlaySettings(self._env, {**self._options, "renderer": renderer}, "random", **self._deadlines)
+        trajectory = await play_one(settings, job, server)
         # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
         is_v1 = "session_id" in row and bool(self.config.get("trainer", {}).get("use_v1", False))
         outputs = self._outputs(trajectory, server.temperature, takes_several=is_v1)
@@ -209,11 +216,15 @@ class _Server:
     def __init__(self, manager: Any, sampling_params: Mapping[str, Any], config: Any, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.metrics = {"generate_sequences": 0.0}
-        self._manager, self._params, self._config = manager, sampling_params, config
         self.temperature = float(sampling_params["temperature"])
+        self._manager, self._params, self._config = manager, sampling_params, config
+
+    def for_episode(self, env: Env, seed: int | None) -> Self:
+        """Begin an episode; one that begins again may get another server."""
         self._request_id = uuid4().hex
         self._segments: dict[str, tuple[int, int]] = {}
         """For each context, the position of the first trained token of its segment, and the length of the segment."""
+        return self
 
     async def __call__(
         self,
@@ -249,20 +260,22 @@ class _Server:
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
         """Generate a reply. A server that receives new weights aborts replies, so an empty reply is requested again."""
-        for _ in range(_MAX_EMPTY_ABORTS):
+        while True:
             begin = time.perf_counter()
-            output = await self._manager.generate(
-                request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
-            )
+            try:
+                output = await self._manager.generate(
+                    request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+                )
+            except load("ray.exceptions", "verl").RayActorError as error:
+                raise PolicyUnavailable(f"verl's server has ended: {error}") from error
             self.metrics["generate_sequences"] += time.perf_counter() - begin
             if len(output.token_ids) or _UNFINISHED.get(output.stop_reason) != "abort":
                 return output
             await asyncio.sleep(_ABORT_WAIT_S)
-        raise EpisodeError(f"the server aborted {_MAX_EMPTY_ABORTS} replies in a row before their first token")
 
 
-def _reset_of(row: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """Return the seed and the reset options of a row's episode."""
+def _job_of(row: Mapping[str, Any], env: str) -> Job:
+    """Return the episode of a row."""
     extra_info: Mapping[str, Any] = row.get("extra_info") or {}
     found = {name: extra_info[name] for name in ("task", "seed", "index") if extra_info.get(name) is not None}
     if not found:
@@ -270,13 +283,14 @@ def _reset_of(row: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
             f"the extra_info of a row is {extra_info!r:.80}, which does not specify the task; expected a 'task', a "
             "'seed' or an 'index'"
         )
-    options = {"episode_id": uuid4().hex, "group_id": row.get("uid")}
+    name = uuid4().hex
     seed = found.get("seed", found.get("index"))
     try:
         number = None if seed is None else operator.index(seed)
     except TypeError as error:
         raise ConfigError(f"the seed in a row's extra_info is {seed!r:.80}; expected an integer") from error
-    return number, options | ({"task": found["task"]} if "task" in found else {})
+    task = {"task": found["task"]} if "task" in found else {}
+    return Job(0, env, name, row.get("uid") or name, number, task)
 
 
 @lru_cache(maxsize=8)

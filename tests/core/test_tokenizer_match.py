@@ -194,6 +194,27 @@ def test_a_trainers_guard_declares_what_its_policy_declares() -> None:
         envsdk.rollout(env, guard_policy({"main": Plain(another())}, 1.0), seed=0)
 
 
+def test_a_trainers_guard_leaves_the_rest_of_its_policy_as_it_is() -> None:
+    class Chats(Plain):
+        """Exchanges text, and knows the environment."""
+
+        trainable = False
+
+        def for_episode(self, env: Env, seed: int | None) -> Any:
+            self.env = env
+            return self
+
+        def abort(self) -> None: ...
+
+    env, policy = Once(tokenizer="embedded"), Chats("embedded")
+    guarded: Any = guard_policy(policy, 1.0)
+    trajectory = envsdk.rollout(env, guarded, seed=0)
+    assert policy.env is env
+    assert [log.is_trainable for log in trajectory.contexts.values()] == [False]
+    assert guarded.abort == policy.abort
+    assert not hasattr(guard_policy(Plain("embedded"), 1.0), "abort")
+
+
 # Where an episode's failure is data, this one is not.
 
 

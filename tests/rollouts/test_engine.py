@@ -388,6 +388,19 @@ def test_a_run_that_is_left_early_leaves_no_task_and_no_thread() -> None:
     assert threading.active_count() <= before
 
 
+def test_runs_side_by_side_leave_the_garbage_collector_as_it_was() -> None:
+    threshold = gc.get_threshold()
+
+    async def run(seeds: range) -> None:
+        await Rollouts(Counts, answers, seeds=seeds, group_size=1).arun()
+
+    async def run_all() -> None:
+        await asyncio.gather(*(run(range(1 + number % 5)) for number in range(20)))
+
+    asyncio.run(run_all())
+    assert gc.get_threshold() == threshold
+
+
 def test_an_object_runs_once() -> None:
     rollouts = Rollouts(Counts, answers, seeds=range(2), group_size=1)
     rollouts.run()
@@ -525,6 +538,17 @@ def test_stale_episodes_are_dropped_or_kept(on_stale: Any) -> None:
 
 
 # Statistics.
+
+
+def test_the_lag_is_measured_where_nothing_has_a_deadline() -> None:
+    @in_any_vocabulary
+    async def slow(prompt: np.ndarray, **_: object) -> Action:
+        await asyncio.sleep(0.05)
+        return Action([5], [-0.5])
+
+    rollouts = Rollouts(Counts, slow, seeds=[0], group_size=1, policy_timeout_s=None, method_timeout_s=None)
+    rollouts.run()
+    assert rollouts.statistics.play.lag.buckets.total() > 2
 
 
 def test_statistics_count_what_happened() -> None:

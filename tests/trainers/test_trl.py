@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -355,7 +356,7 @@ def install_trl(monkeypatch: pytest.MonkeyPatch, version: str, **homes: Any) -> 
 def a_row_of(worker: RolloutWorker) -> Any:
     trajectory = play("envsdk/GuessNumber-v0")
     samples = [replace(sample, advantage=0.5) for sample in trajectory.samples()]
-    return worker._rows([trajectory], samples, 0, 0)[0]
+    return worker._rows([trajectory], samples, 0)[0]
 
 
 @pytest.fixture
@@ -384,3 +385,74 @@ def test_without_trl_the_page_is_named(monkeypatch: pytest.MonkeyPatch, worker: 
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(MissingPackage, match=r"see docs/trainers/trl\.md"):
         a_row_of(worker)
+
+
+class Pausable:
+    """A policy that samples a token at a time, and can be aborted."""
+
+    tokenizer = "any"
+
+    def __init__(self) -> None:
+        self.running, self.aborts, self.begun = 0, 0, 0
+
+    async def __call__(self, prompt: Any, *, stop_token_ids: tuple[int, ...], **_: Any) -> Action:
+        self.running, self.begun, aborts = self.running + 1, self.begun + 1, self.aborts
+        try:
+            for count in range(4):
+                await asyncio.sleep(0.01)
+                if self.aborts != aborts:
+                    return Action([5] * count, [-0.5] * count, "abort")
+            return Action([5, 5, 5, stop_token_ids[0]], [-0.5] * 4)
+        finally:
+            self.running -= 1
+
+    def abort(self) -> None:
+        self.aborts += 1
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def versions_of(worker: RolloutWorker) -> list[int]:
+    return [row.model_version for row in list(worker.rollout_buffer.queue)]
+
+
+def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
+    policy = Pausable()
+    rows = [{"prompt": prompt_of("envsdk/GuessNumber-v0", seed)} for seed in range(10_000)]
+    worker = RolloutWorker(make_env, rows, policy, num_generations=2, max_groups=2, queue_maxsize=10_000)
+    worker.start()
+    try:
+        wait_until(lambda: 0 in versions_of(worker))
+        for version in (1, 2, 3):
+            worker.pause()
+            assert policy.running == 0
+            begun = policy.begun
+            time.sleep(0.1)
+            assert policy.begun == begun
+            worker.update_model_version(version)
+            wait_until(lambda version=version: version in versions_of(worker))
+            worker.check_health(60)
+    finally:
+        worker.stop()
+    assert set(versions_of(worker)) == {0, 1, 2, 3}
+
+
+def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
+    policy = Pausable()
+    worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v0", 0)}], policy)
+    worker.pause()
+    worker.start()
+    try:
+        time.sleep(0.3)
+        assert policy.begun == 0
+        worker.resume(7)
+        wait_until(lambda: policy.begun > 0)
+    finally:
+        worker.stop()

@@ -321,6 +321,29 @@ def test_a_reply_under_way_at_a_refresh_goes_on_with_the_new_weights():
     assert sum(len(sample.policy_version) for sample in trajectory.samples()) == len(versions) + 1
 
 
+def test_replies_are_aborted_at_a_pause_of_the_engine_and_continue_after_it():
+    policy = TransformersPolicy(model_of("qwen3"), max_tokens=12, temperature=0.7)
+    options = {"tokenizer": "embedded"}
+    engine = rollouts.Rollouts(Quiz, policy, seeds=range(2), group_size=1, env_options=options)
+
+    async def run() -> list[Trajectory]:
+        playing = asyncio.ensure_future(engine.arun())
+        while policy.statistics.computed < 70 and not playing.done():
+            await asyncio.sleep(0)
+        await engine.pause()
+        sampled = policy.statistics.sampled
+        await asyncio.sleep(0.05)
+        assert policy.statistics.sampled == sampled
+        policy.refresh()
+        engine.resume(policy_version=2)
+        return await playing
+
+    trajectories = asyncio.run(run())
+    assert {one.status for one in trajectories} == {"terminated"}
+    parts = [[part.policy_version for part in step.parts] for one in trajectories for step in one.steps]
+    assert [None, 2] in parts
+
+
 # What is sampled.
 
 

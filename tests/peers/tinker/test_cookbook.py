@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tinker
@@ -22,7 +23,8 @@ import envsdk
 from envsdk import Action, Env, Limits, Message, Trajectory, Turn
 from envsdk.errors import ConfigError, EpisodeError, InvalidSample
 from envsdk.policies import RandomPolicy, ReplyPolicy
-from envsdk.trainers.tinker import CookbookEnv, CookbookEnvGroupBuilder, to_datums, with_logprobs
+from envsdk.rollouts import Rollouts
+from envsdk.trainers.tinker import CompleterPolicy, CookbookEnv, CookbookEnvGroupBuilder, to_datums, with_logprobs
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "trainers" / "tinker.md"
 Reply = tuple[str | None, str]  # reasoning, content
@@ -286,6 +288,58 @@ def test_the_episodes_of_a_group_share_its_id_and_have_their_own() -> None:
     episodes = [one for one in asyncio.run(play()) if one is not None]
     assert {one.group_id for one in episodes} == {"envsdk/GuessNumber-v0/3"}
     assert len({one.id for one in episodes}) == 4
+
+
+# The engine, with a completer of the cookbook.
+
+
+class Faulty(Completer):
+    """Hangs, or raises, at its first call."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        super().__init__(None, RandomPolicy(envsdk.load_tokenizer("embedded").vocab_size))
+        self.fault, self.calls = fault, 0
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        self.calls += 1
+        if self.calls == 1:
+            if self.fault is None:
+                await asyncio.sleep(1000)
+            else:
+                raise self.fault
+        return await super().__call__(*args, **options)
+
+
+def test_the_engine_gives_the_cookbooks_datums() -> None:
+    env = Talk(history="strip", limits=Limits(end_on_cut=False))
+    size = env.renderer.tokenizer.vocab_size
+    _, rollout = roll(env, RandomPolicy(size))
+    policy = CompleterPolicy(Completer(None, RandomPolicy(size)), "embedded")
+    made = {"history": "strip", "limits": Limits(end_on_cut=False)}
+    [trajectory] = Rollouts(Talk, policy, seeds=[0], group_size=1, env_options=made).run()
+    assert [content(datum) for datum in ours(trajectory)] == [content(datum) for datum in theirs(rollout)]
+
+
+def test_a_completer_that_hangs_costs_its_own_episode() -> None:
+    policy = CompleterPolicy(Faulty(), "embedded")
+    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, policy_timeout_s=0.3, max_retries=0)
+    assert Counter(episode.error_kind for episode in rollouts.run()) == {"infrastructure": 1, None: 3}
+
+
+def test_an_episode_begins_again_if_tinkers_servers_fail() -> None:
+    fault = tinker.APIConnectionError(request=httpx.Request("POST", "https://example.org"))
+    policy = CompleterPolicy(Faulty(fault), "embedded")
+    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, retry_wait_s=0.01)
+    assert [episode.seed for episode in rollouts.run() if episode.status != "error"] == [3] * 4
+    assert rollouts.statistics.play.retries == {"PolicyUnavailable": 1}
+
+
+def test_the_temperature_is_the_completers() -> None:
+    completer = random_completer()
+    completer.temperature = 0.7  # type: ignore[attr-defined]
+    [trajectory] = Rollouts(Talk, CompleterPolicy(completer, "embedded"), seeds=[0], group_size=1).run()
+    with pytest.raises(InvalidSample, match=r"sampled at temperature 0.7, but the trainer's is 1"):
+        ours(trajectory)
 
 
 class Closing(Talk):

@@ -60,9 +60,9 @@ class Remembering(RolloutWorker):
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in list(self.groups.values()) for trajectory in group]
 
-    def _rows(self, trajectories: Any, samples: Any, group_id: int, version: int) -> list[Any]:
+    def _rows(self, trajectories: Any, samples: Any, group_id: int) -> list[Any]:
         self.groups[group_id] = list(trajectories)
-        self.made[group_id] = super()._rows(trajectories, samples, group_id, version)
+        self.made[group_id] = super()._rows(trajectories, samples, group_id)
         return self.made[group_id]
 
     def update_model_version(self, model_version: int) -> None:
@@ -159,7 +159,8 @@ def test_at_the_first_step_the_ratio_is_one_across_every_kind_of_break(
 ) -> None:
     worker = worker_of(list(REASONS), max_groups=3)
     play(worker, lambda: min(broken_episodes(worker.trajectories)[reason] for reason in REASONS.values()) >= 10)
-    worker.call(lambda: None)  # what has been played is in the queue then
+    worker.pause()
+    worker.resume()  # what has been played is in the queue then
     trajectories, rows = worker.trajectories, worker.rollout_buffer.qsize()
     trainer = trainer_of(worker, rows, max_steps=1)
     trainer.train()

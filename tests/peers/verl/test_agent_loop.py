@@ -19,10 +19,11 @@ from tensordict import TensorDict
 from trainers.episodes import delegated, stripped
 
 from envsdk import Env, Message, Turn, register_env
-from envsdk.errors import ConfigError, SingleSampleOnly
+from envsdk.errors import ConfigError, DeadlineExceeded, SingleSampleOnly
 
 with warnings.catch_warnings():  # of ray, and of engines that are not installed
     warnings.simplefilter("ignore")
+    import ray
     import verl
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, AgentLoopWorker
     from verl.protocol import DataProto
@@ -73,7 +74,13 @@ class LongStart(Talk):
         return Turn("word " * (PROMPT_LENGTH + 20))
 
 
-for kind in (Talk, Hot, Unscored, Wordy, LongStart):
+class Hangs(Talk):
+    async def respond(self, reply: Message) -> Turn:
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+
+for kind in (Talk, Hot, Unscored, Wordy, LongStart, Hangs):
     register_env(f"verl_tests/{kind.__name__}-v0", kind)
 
 
@@ -147,8 +154,8 @@ class Workplace:
         self.model, self.folder = model, folder
 
     def worker(self, kind: Any, env: str, texts: Sequence[str], *, v1: bool, parts: int = 1, **options: Any) -> Any:
-        on_break = options.pop("on_break", "raise")
-        loop = {"_target_": "envsdk.trainers.verl.EnvAgentLoop", "name": "tried", "env": env, "on_break": on_break}
+        loop = {"_target_": "envsdk.trainers.verl.EnvAgentLoop", "name": "tried", "env": env}
+        loop |= {"on_break": options.pop("on_break", "raise"), **options.pop("deadlines", {})}
         loops = self.folder / "loops.yaml"
         loops.write_text(yaml.safe_dump([{**loop, "env_options": {"renderer": "qwen3", **options}}]))
         rollout = {**LENGTHS, "name": "vllm", "calculate_log_probs": True, "temperature": 0.7}
@@ -380,6 +387,33 @@ def test_a_row_that_does_not_say_its_task_is_refused(workplace: Workplace, monke
     worker = workplace.worker(WORKER_V1, "verl_tests/Talk-v0", ["a<|im_end|>"], v1=True)
     with pytest.raises(ConfigError, match="'seed'"):
         run_v1(worker, monkeypatch)
+
+
+def test_the_file_of_the_loop_sets_deadlines(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"v1": True, "deadlines": {"method_timeout_s": 0.3}}
+    worker = workplace.worker(WORKER_V1, "verl_tests/Hangs-v0", ["a<|im_end|>"], **options)
+    with pytest.raises(DeadlineExceeded, match=r"respond\(\) of verl_tests/Hangs-v0 took longer than 0.3 s"):
+        run_v1(worker, monkeypatch, seed=1)
+
+
+def test_an_episode_begins_again_if_its_server_ends(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ends(Server):
+        has_ended = False
+
+        async def generate(self, request_id: str, **request: Any) -> TokenOutput:
+            if len(self.asked[request_id]) == 1 and not self.has_ended:
+                self.has_ended = True
+                raise ray.exceptions.ActorDiedError
+            return await super().generate(request_id, **request)
+
+    texts = [f"{THINKS}a<|im_end|>"]
+    worker = workplace.worker(WORKER_V1, "verl_tests/Talk-v0", texts, v1=True)
+    worker.llm_client = Ends(worker.tokenizer, texts)
+    put = run_v1(worker, monkeypatch, seed=1)
+    first, second = worker.llm_client.asked.values()
+    assert first[0] == second[0]
+    assert len(second) == 3
+    assert put["fields"][0]["loss_mask"].sum() == sum(len(tokens) for _, _, tokens in second)
 
 
 @pytest.mark.parametrize("trajectory", [delegated(), stripped()])
