@@ -138,7 +138,8 @@ class TiktokenTokenizer(_Named):
     """
 
     def __init__(self, name: str, encoding: "tiktoken.Encoding", *, nfc: bool, vocab_size: int | None = None) -> None:
-        control_tokens = {n: encoding.encode_single_token(n) for n in encoding.special_tokens_set}
+        ids = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}
+        control_tokens = dict(sorted(ids.items(), key=lambda item: item[1]))
         super().__init__(name, control_tokens, encoding.max_token_value + 1, vocab_size)
         self._encoding = encoding
         self._nfc = nfc
