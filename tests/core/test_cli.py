@@ -25,7 +25,18 @@ def run(*arguments: object) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run(
-        "rollout", "envsdk/MathChat-v0", "--history", "compact:every=2", "--episodes", 3, "--seed", 5, "--out", tmp_path
+        "rollout",
+        "envsdk/MathChat-v0",
+        "--history",
+        "compact:every=2",
+        "--episodes",
+        3,
+        "--seed",
+        5,
+        "--concurrency",
+        1,
+        "--out",
+        tmp_path,
     )
     return tmp_path
 
