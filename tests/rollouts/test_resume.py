@@ -18,7 +18,7 @@ from envsdk.rollouts import Rollouts
 @pytest.mark.parametrize(
     ("tasks", "kills", "executor"),
     [
-        (16, 3, ""),
+        (10, 2, ""),
         pytest.param(40, 2, "processes", marks=pytest.mark.full),
         pytest.param(500, 30, "", marks=pytest.mark.full),
     ],

@@ -106,7 +106,9 @@ def test_what_was_appended_is_read_back(
     assert {"python", "envsdk", "numpy", "tokenizers"} <= run.description.versions.keys()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "harmony", "fixed_base"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(name, marks=pytest.mark.full) for name in ("qwen3", "harmony")), "fixed_base"]
+)
 def test_a_run_is_decoded_without_the_environment_and_without_a_hub(family: str, tmp_path: Path) -> None:
     options = real_models.FAMILIES[family]()
     with contextlib.closing(envsdk.make("envsdk/GuessNumber-v0", **options)) as env:

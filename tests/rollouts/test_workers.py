@@ -11,7 +11,7 @@ from envsdk import errors
 from envsdk.rollouts import Rollouts
 
 
-@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0"])
+@pytest.mark.parametrize("env", [pytest.param("envsdk/Calculator-v0", marks=pytest.mark.full), "envsdk/Delegate-v0"])
 def test_episodes_are_the_same_in_four_processes(env: str) -> None:
     here = Rollouts(env, "random", seeds=range(6), group_size=2).run()
     there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="processes", n_workers=4)
@@ -41,6 +41,7 @@ def test_an_episode_that_ends_its_process_each_time_fails_alone() -> None:
     assert (trajectories[3].error or "").startswith("WorkerLost")
 
 
+@pytest.mark.full
 def test_a_worker_whose_event_loop_is_blocked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
     rollouts = Rollouts(
@@ -56,6 +57,7 @@ def test_a_worker_whose_event_loop_is_blocked_is_replaced(monkeypatch: pytest.Mo
     assert [one.error_kind for one in rollouts.run()] == [None, None, None, "infrastructure", None]
 
 
+@pytest.mark.full
 def test_weights_reach_the_workers() -> None:
     async def run() -> set[int | None]:
         rollouts = Rollouts(
@@ -76,6 +78,7 @@ def test_weights_reach_the_workers() -> None:
     assert 2 in asyncio.run(run())
 
 
+@pytest.mark.full
 def test_a_pause_that_waits_for_long_replies_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
 
