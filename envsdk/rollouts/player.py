@@ -59,8 +59,10 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
 _LAG_PAUSE_S = 0.02
+_RARER = 5
+"""How many times rarer garbage collections are while episodes are played: most of what a step makes is soon gone."""
 _FULL_COLLECTION = 50
-"""How many times rarer full garbage collections are: with a thousand episodes in memory, one takes a second."""
+"""The same for full collections: with a thousand episodes in memory, one takes a second."""
 _TURN_S = 0.01
 """How long the steps in one iteration of the event loop should take together, in seconds."""
 
@@ -518,7 +520,7 @@ class _RareCollections:
             self._players += 1
             if self._players == 1:
                 young, middle, old = self._before = gc.get_threshold()
-                gc.set_threshold(young, middle, old * _FULL_COLLECTION)
+                gc.set_threshold(young * _RARER, middle, old * _FULL_COLLECTION // _RARER)
 
     def end(self) -> None:
         """Note that a player has ended."""

@@ -61,7 +61,7 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
     play("envsdk/Calculator-v0", 50, 50)  # tokenizers and actions
     few, base = play("envsdk/Calculator-v0", 200, 50, executor=executor, n_workers=2)
     rollouts, most = benchmark.pedantic(
-        lambda: play("envsdk/Calculator-v0", 3 * many, many, executor=executor, n_workers=2), rounds=1
+        lambda: play("envsdk/Calculator-v0", 4 * many, many, executor=executor, n_workers=2), rounds=1
     )
     done = rollouts.statistics
     assert done.failures == {}
