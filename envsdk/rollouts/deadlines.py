@@ -9,8 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from ..episodes.driver import not_cancelled
@@ -20,17 +19,6 @@ from ..errors import DeadlineExceeded
 _log = logging.getLogger(__name__)
 _CANCEL_S = 1.0
 """How long a coroutine in a thread may take to end when it is cancelled, in seconds."""
-
-
-@contextmanager
-def deadline_errors(clock: asyncio.Timeout, what: str, seconds: float | None) -> Generator[None]:
-    """Raise `DeadlineExceeded` where a timeout expired; a `TimeoutError` of the code itself stays as it is."""
-    try:
-        yield
-    except TimeoutError as error:
-        if clock.expired():
-            raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
-        raise
 
 
 class MethodThread:
@@ -51,6 +39,21 @@ class MethodThread:
     def is_busy(self) -> bool:
         """Whether a function has not returned."""
         return self._pending > 0
+
+    async def call_within(self, seconds: float | None, what: str, function: Callable[[], Any]) -> Any:
+        """As `call`, with a deadline; `what` describes the call in its error.
+
+        Raises:
+            DeadlineExceeded: If it took longer. A `TimeoutError` of the function itself stays as it is.
+        """
+        clock = asyncio.timeout(seconds)
+        try:
+            async with clock:
+                return await self.call(function)
+        except TimeoutError as error:
+            if clock.expired():
+                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+            raise
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Return what a function returns, with a copy of the caller's context variables.

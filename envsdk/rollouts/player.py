@@ -41,7 +41,7 @@ from ..limits import StopReason
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
-from .deadlines import MethodThread, Watchdog, deadline_errors
+from .deadlines import MethodThread, Watchdog
 from .jobs import Job
 from .runner import EpisodeRunner
 from .simple import check_is_env
@@ -364,10 +364,7 @@ class Player:
         since = now()
         try:
             async with self._threads:
-                clock = asyncio.timeout(seconds)
-                with deadline_errors(clock, what, seconds):
-                    async with clock:
-                        return await thread.call(function)
+                return await thread.call_within(seconds, what, function)
         finally:
             self._waited("method", now() - since)
 

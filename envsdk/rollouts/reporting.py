@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from ..errors import ConfigError
-from .deadlines import MethodThread, deadline_errors
+from .deadlines import MethodThread
 from .scalars import Rates, scalars
 from .statistics import Statistics
 
@@ -166,10 +166,7 @@ class _Channel:
                     _log.warning("%s failed; the run continues: %s", self.reporter.name, error, exc_info=error)
 
     async def _call(self, function: Callable[[], None], what: str, seconds: float | None) -> None:
-        clock = asyncio.timeout(seconds)
-        with deadline_errors(clock, f"{what} of {self.reporter.name}", seconds):
-            async with clock:
-                await self._thread.call(partial(_contained, function))
+        await self._thread.call_within(seconds, f"{what} of {self.reporter.name}", partial(_contained, function))
 
 
 def _contained(function: Callable[[], None]) -> None:
