@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from ..errors import PluginError
 from ..registry import make_registered
@@ -35,13 +35,24 @@ def find_class(name: str) -> type[Env]:
     Raises:
         PluginError: If it cannot be imported, or is not a subclass of `Env`.
     """
-    module, _, path = name.partition(":")
-    try:
-        found: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(
-            f"{name!r} cannot be imported: {error}. Expected an id, or a class as module:Class"
-        ) from error
+    found = imported(name, "an id, or a class as module:Class")
     if not isinstance(found, type) or not issubclass(found, Env):
         raise PluginError(f"{name!r} is {found!r:.80}; expected a subclass of envsdk.Env")
     return found
+
+
+def imported(path: str, expected: str) -> Any:
+    """Return what a module contains, given as `module:name`.
+
+    Args:
+        path: The module and the name.
+        expected: What a user may give, for the error.
+
+    Raises:
+        PluginError: If it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return functools.reduce(getattr, name.split("."), cast("Any", importlib.import_module(module)))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(f"{path!r} cannot be imported: {error}. Expected {expected}") from error

@@ -1,18 +1,27 @@
 """`envsdk eval`: score models in environments, compare runs, and score stored runs again."""
 
-import functools
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..authoring.making import imported
 from ..errors import ConfigError, PluginError
 from ..rollouts import Rollouts
 from ..rollouts.evaluation import Environment, Evaluation, Model, Suite, compared, evaluate, runs_of, scored
 from ..trajectories.trajectory import Trajectory
-from .options import ENVIRONMENT, OPTION, POLICY, POLICY_OPTION, TOKENIZER, import_from_here, options_of, specification
+from .options import (
+    ENVIRONMENT,
+    OPTION,
+    POLICY,
+    POLICY_OPTION,
+    TOKENIZER,
+    import_from_here,
+    options_of,
+    policy_options,
+    specification,
+)
 from .output import print_error, print_table, print_text
 
 SUITE = f"A suite (TOML or YAML), the folder of a stored run or evaluation, or an environment. {ENVIRONMENT}"
@@ -58,12 +67,14 @@ def eval_(
     if stored.suffix in (".toml", ".yaml", ".yml"):
         suite = Suite.read(stored)
     else:
-        options = options_of(policy_option or (), ("model",)) | ({} if model is None else {"model": model})
+        options = policy_options(model, policy_option or ())
         environment = Environment(id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success)
         one = Model(policy=policy, options=options, renderer=specification(renderer), tokenizer=tokenizer)
         name = model or policy
-        suite = Suite(name=what, environments=[environment], models={name: one}, seeds=seeds, samples=samples)
-        suite = suite.model_copy(update={"rollouts": {"max_concurrency": concurrency}})
+        rollouts = {"max_concurrency": concurrency}
+        suite = Suite(
+            name=what, environments=[environment], models={name: one}, seeds=seeds, samples=samples, rollouts=rollouts
+        )
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:
         evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else _announce)
@@ -96,11 +107,7 @@ def _function(path: str) -> Callable[[Trajectory], Any]:
     Raises:
         PluginError: If it cannot be imported.
     """
-    module, _, name = path.partition(":")
-    try:
-        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(f"{path!r} cannot be imported: {error}. Expected a function as module:function") from error
+    found = imported(path, "a function as module:function")
     if not callable(found):
         raise PluginError(f"{path!r} is {found!r:.80}; expected a function of a trajectory")
     return found

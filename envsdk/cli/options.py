@@ -81,10 +81,16 @@ def policy_from(text: str, model: str | None, pairs: Sequence[str]) -> PolicyLik
         UnknownName: If there is no such policy.
         ConfigError: If an option is not valid.
     """
-    options = options_of(pairs, ("model",))
-    if model is not None:
-        options["model"] = model
-    return policy_of(text, **options)
+    return policy_of(text, **policy_options(model, pairs))
+
+
+def policy_options(model: str | None, pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of the policy that the command line specifies.
+
+    Raises:
+        ConfigError: If a string is not a pair, or a key appears twice.
+    """
+    return options_of(pairs, ("model",)) | ({} if model is None else {"model": model})
 
 
 def import_from_here() -> None:
