@@ -4,7 +4,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -65,7 +65,7 @@ def rollout(
     timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
     method_timeout: Annotated[float, typer.Option(help="The same for a method of the environment.")] = 60,
     retries: Annotated[int, typer.Option(min=0, help="How often an episode begins again if the server fails.")] = 2,
-    fail_fast: Annotated[int | None, typer.Option(min=1, help="End after so many failures in a row.")] = None,
+    fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
     out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
@@ -108,7 +108,7 @@ def rollout(
     is_whole = rollouts.statistics.episodes + rollouts.statistics.resumed == rollouts.statistics.total
     if out is not None:
         trajectories = list(StoredRun(out).trajectories())
-    samples = _samples(trajectories)
+    samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
     report = Report.of(trajectories, samples)
     if as_json:
         print_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
@@ -171,12 +171,6 @@ def statistics(rollouts: Rollouts) -> Iterator[str]:
     for name, counts in (("failed", done.failures), ("errors", done.errors), ("began again", done.play.retries)):
         if counts:
             yield f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-
-
-def _samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """Return the samples of those episodes that can be trained on."""
-    trainable = (one for one in trajectories if any(one.contexts[s.context].is_trainable for s in one.steps))
-    return [sample for trajectory in trainable for sample in trajectory.samples()]
 
 
 def show(

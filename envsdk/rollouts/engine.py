@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -59,7 +59,7 @@ class Rollouts:
         episode_timeout_s: The same for an episode; an error of the environment.
         max_retries: How many times an episode begins again, with the same seed, after an infrastructure error.
         retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
-        fail_fast: Raise `RunFailed` after so many episodes in a row that failed in the environment's code.
+        fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
         max_threads: How many blocking methods may run at the same time. More than 16 may delay the event loop, if they
             compute rather than wait.
         executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
@@ -167,9 +167,7 @@ class Rollouts:
         else:
             self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
         self._stored_jobs: list[Job] = []
-        self._sizes: dict[str, int] = defaultdict(int)
-        for job in self._jobs:
-            self._sizes[job.group_id] += 1
+        self._sizes = Counter(job.group_id for job in self._jobs)
         self.statistics.total = len(self._jobs)
         self.folder: RunFolder | None = None
         """The run folder, which is open until the run ends."""
@@ -219,7 +217,7 @@ class Rollouts:
 
         In a run that is resumed, these are the groups of which an episode was missing, with the stored ones.
         """
-        ended: dict[str, int] = defaultdict(int)
+        ended = Counter[str]()
         found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
         for job, trajectory in self._stored_of_open_groups():
             ended[job.group_id] += 1

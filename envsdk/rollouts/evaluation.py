@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -347,7 +347,7 @@ def compared(evaluation: Evaluation, runs: Mapping[tuple[str, str], StoredRun], 
         comparison = None
         if key is not None:
             comparison = compare(runs[one.env, one.model].trajectories(), others[key].trajectories())
-        results.append(Result(one.env, one.model, one.score, one.seconds, one.price, comparison))
+        results.append(replace(one, comparison=comparison))
     if all(one.comparison is None for one in results):
         names = ", ".join(f"{env} with {model}" for env, model in others)
         raise ConfigError(f"{str(against)!r} has nothing to compare with: it has {names}")

@@ -1,7 +1,6 @@
 """What runs in a worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
 
 import asyncio
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -21,7 +20,6 @@ from .jobs import Job
 from .player import Played, Player, PlaySettings
 from .statistics import PlayStatistics
 
-_log = logging.getLogger(__name__)
 _WAIT_S = 0.1
 """How long a worker waits for a result before it answers without one, in seconds."""
 _NO_JOB = -1

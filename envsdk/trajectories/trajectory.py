@@ -89,6 +89,11 @@ class Trajectory(Stored):
         breaks = [step.break_ for step in self.steps if step.break_ is not None]
         return breaks if self.final_break is None else [*breaks, self.final_break]
 
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a policy that returns what it sampled acted in any context; see `ContextLog.is_trainable`."""
+        return any(self.contexts[step.context].is_trainable for step in self.steps)
+
     def is_copied(self, step: Step) -> bool:
         """Return whether a step was answered before the episode was forked: the original's samples train it."""
         return is_copied(step, self.origins)
@@ -169,7 +174,7 @@ class Trajectory(Stored):
         """
         if self.status == "error" and not include_failed:
             return []
-        if self.steps and not any(self.contexts[step.context].is_trainable for step in self.steps):
+        if self.steps and not self.is_trainable:
             raise InvalidSample(
                 f"the trajectory {self.id!r} cannot be trained on: its policy exchanges text, so the tokens in it are "
                 "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "
