@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import gc
 import inspect
 import logging
 import math
-import threading
 import traceback
 import weakref
 from collections import deque
@@ -42,6 +40,7 @@ from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import MethodThread, Watchdog
+from .garbage import rare_collections
 from .jobs import Job
 from .runner import EpisodeRunner
 from .simple import check_is_env
@@ -59,10 +58,6 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
 _LAG_PAUSE_S = 0.02
-_RARER = 5
-"""How many times rarer garbage collections are while episodes are played: most of what a step makes is soon gone."""
-_FULL_COLLECTION = 50
-"""The same for full collections: with a thousand episodes in memory, one takes a second."""
 _TURN_S = 0.01
 """How long the steps in one iteration of the event loop should take together, in seconds."""
 
@@ -172,7 +167,7 @@ class Player:
         seconds = settings.method_timeout_s
         self._watchdog = None if seconds is None else Watchdog(seconds)
         self._housekeeping = asyncio.create_task(self._keep_house())
-        _rare_collections.begin()
+        rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -240,7 +235,7 @@ class Player:
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
-        _rare_collections.end()
+        rare_collections.end()
         self._housekeeping.cancel()
         await asyncio.gather(self._housekeeping, return_exceptions=True)
         for seat in self._seats:
@@ -476,6 +471,7 @@ class Player:
             due = now() + _LAG_PAUSE_S
             await asyncio.sleep(_LAG_PAUSE_S)
             self.statistics.lag.add(max(0.0, now() - due))
+            rare_collections.collect_young()
             if now() > look_at:
                 look_at = now() + pause
                 for wait in [wait for wait in self._waits if now() > wait.deadline]:
@@ -501,33 +497,6 @@ class _Wait:
         elif not self.play.given_up.done():
             text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
             self.play.given_up.set_exception(DeadlineExceeded(text))
-
-
-class _RareCollections:
-    """Makes full garbage collections rare while a player of this process runs."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._players = 0
-        self._before = gc.get_threshold()
-
-    def begin(self) -> None:
-        """Note that a player begins."""
-        with self._lock:
-            self._players += 1
-            if self._players == 1:
-                young, middle, old = self._before = gc.get_threshold()
-                gc.set_threshold(young * _RARER, middle, old * _FULL_COLLECTION // _RARER)
-
-    def end(self) -> None:
-        """Note that a player has ended."""
-        with self._lock:
-            self._players -= 1
-            if not self._players:
-                gc.set_threshold(*self._before)
-
-
-_rare_collections = _RareCollections()
 
 
 class _Turns:

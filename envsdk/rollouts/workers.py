@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ..episodes.concurrent import run_all
 from ..errors import ConfigError, WorkerLost
 from . import worker
+from .garbage import rare_collections
 from .jobs import Job
 from .player import Played, PlaySettings, failed_before_it_began
 from .ray_workers import RayHosts, load_ray
@@ -159,6 +160,7 @@ class WorkerPool:
         self._open: set[_Assignment] = set()
         self._serving = asyncio.create_task(self._serve_all(n_workers, max_concurrency))
         self._serving.add_done_callback(self._end_open)
+        rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -199,6 +201,7 @@ class WorkerPool:
 
     async def aclose(self) -> None:
         """End the workers."""
+        rare_collections.end()
         self._closing.set()
         self._changed.set()
         if not self._serving.done():
@@ -310,7 +313,9 @@ class WorkerPool:
     def _take(self, running: dict[int, _Assignment]) -> list[Job]:
         """Return the jobs to begin now."""
         jobs: list[Job] = []
-        is_alone = any(self._must_be_alone(one) for one in running.values())
+        if not self._waiting:
+            return jobs
+        is_alone = len(running) == 1 and any(self._must_be_alone(one) for one in running.values())
         while self._waiting and len(running) < self._capacity and not is_alone:
             if self._must_be_alone(self._waiting[0]):
                 if running:
