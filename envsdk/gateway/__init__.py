@@ -1,0 +1,1 @@
+"""Agent programs as environments, and the server in front of them."""

@@ -1,0 +1,84 @@
+"""What a program asks of the model, and what the model answers, in no protocol's own form."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..messages import Message, ToolSchema
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    """A message as a program sent it.
+
+    Attributes:
+        message: The message. In an assistant message, `ToolCall.id` is the id that the program sent; in a tool message,
+            `tool_call_id` is. Arguments are read as everywhere (`ToolCall.from_openai`).
+        raw: The JSON value that it was read from. Of a value that holds several messages (the tool results of an
+            Anthropic message), each of them has it.
+        link: The id of the reply that it is, where the protocol carries one that the gateway issued (an item of
+            Responses, the signature of a thinking block); else None.
+    """
+
+    message: Message
+    raw: Any = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request for a reply.
+
+    Attributes:
+        messages: The whole conversation, in order. System messages at the start are in `system`.
+        system: The text of the system (or developer) messages that open the conversation, joined by a blank line; None
+            without any.
+        tools: The tools, in the OpenAI form.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as `{"name": ...}`.
+        max_tokens: At most how many tokens the reply may have; None if the program does not limit it.
+        stop: Strings at which sampling stops.
+        sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
+        n: How many replies.
+        previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
+            `messages` are the whole conversation in this case, too.
+        context: The context that the program names (`x-envsdk-context`), or None.
+        role: The role that the program names (`x-envsdk-role`), or None.
+        body: The request as it was parsed, without `stream`: two requests with equal bodies ask for the same.
+    """
+
+    messages: Sequence[ReceivedMessage]
+    system: str | None = None
+    tools: Sequence[ToolSchema] = ()
+    tool_choice: str | Mapping[str, str] = "auto"
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    n: int = 1
+    previous: str | None = None
+    context: str | None = None
+    role: str | None = None
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """A reply of the model.
+
+    Attributes:
+        id: The id that the gateway issued for it: unique, letters, digits and `_` only.
+        message: The reply. Each call has the id that the gateway issued for it: unique, in `[A-Za-z0-9_-]`, at most 40
+            characters. A call that could not be read is not among the calls: its text is in the content.
+        finish_reason: `"stop"`, `"tool_calls"` or `"length"`.
+        prompt_tokens: How many tokens the prompt had.
+        tokens: The sampled tokens.
+        logprobs: Their log-probabilities; None if they are not known.
+        texts: The text of each sampled token; empty unless the request asked for log-probabilities.
+    """
+
+    id: str
+    message: Message
+    finish_reason: str
+    prompt_tokens: int
+    tokens: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    texts: Sequence[str] = ()
