@@ -34,7 +34,7 @@ class ModelRequest:
         system: The text of the system (or developer) messages that open the conversation, joined by a blank line; None
             without any.
         tools: The tools, in the OpenAI form.
-        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as `{"name": ...}`.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the tool that has to be called, as `{"name": ...}`.
         max_tokens: At most how many tokens the reply may have; None if the program does not limit it.
         stop: Strings at which sampling stops.
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
