@@ -1,5 +1,6 @@
 """Turns that edit the conversation, and contexts that begin with a part of another one's conversation."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Edit, Env, Limits, Message, Opening, Trajectory, Turn, rollout
-from envsdk.errors import TurnError
 from envsdk.episodes.driver import driver_of
+from envsdk.errors import TurnError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 HISTORIES: list[Any] = [
@@ -151,7 +152,7 @@ def test_messages_that_stay_keep_their_sampled_tokens():
         ("edit", "trimmed"),
     ]
     prompts = list(trajectory.prompts())
-    for before, after in zip(prompts[1:], prompts[2:], strict=False):
+    for before, after in itertools.pairwise(prompts[1:]):
         sampled = before[2].tolist()
         text = after[1].tolist()
         assert any(text[i : i + len(sampled)] == sampled for i in range(len(text)))
