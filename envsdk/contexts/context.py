@@ -65,6 +65,8 @@ class Context:
         self.steps = 0
         self.inherited = 0
         """How many of the messages were copied from the context that this one started from."""
+        self.is_trainable = True
+        """Whether its samples are trained."""
         self.reward: float | None = None
         """The context's own reward; None if it shares the episode's."""
         self.conversation: list[Message] = []

@@ -490,6 +490,7 @@ class Episode:
         if opening is not None and opening.base is not None:
             parent = self._context_of(agent, opening.base)
         context = Context(name, role, agent.env.renderer_of(role), agent.env.history, parent=parent)
+        context.is_trainable = opening is None or opening.is_trainable
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         tools = agent.env.default_tools() if turn.tools is None else turn.tools
         limit = 0 if is_final else agent.limits.max_context_tokens

@@ -39,12 +39,14 @@ class Opening(NamedTuple):
         base: The name of the context whose first messages it begins with; None for a conversation of its own.
         keep: How many messages of that conversation it begins with, the system message included.
         detail: Why it is opened, for people.
+        is_trainable: Whether the context gives samples.
     """
 
     role: str
     base: str | None = None
     keep: int = 0
     detail: str = ""
+    is_trainable: bool = True
 
 
 class Turn:
