@@ -145,6 +145,27 @@ class RequestRefused(ServerReplyError):
         return str(self.args[0])
 
 
+class RequestError(EnvsdkError, ValueError):
+    """A program's request for a reply of the model cannot be answered. The message names the field and what to do.
+
+    Attributes:
+        status: The HTTP status, 4xx or 5xx.
+        code: What is wrong, such as `"invalid_request_error"` or `"context_length_exceeded"`.
+        field: The field of the request, such as `messages[3].content`; None if it is not about one field.
+    """
+
+    def __init__(
+        self, message: str, status: int = 400, code: str = "invalid_request_error", field: str | None = None
+    ) -> None:
+        super().__init__(message, status, code, field)
+        self.status = status
+        self.code = code
+        self.field = field
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ServerMismatch(ConfigError):
     """A policy's server is set up in a way that would give wrong samples; the message names its flag."""
 

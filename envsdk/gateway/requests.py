@@ -15,9 +15,11 @@ class ReceivedMessage:
         message: The message. In an assistant message, `ToolCall.id` is the id that the program sent; in a tool message,
             `tool_call_id` is. Arguments are read as everywhere (`ToolCall.from_openai`).
         raw: The JSON value that it was read from. Of a value that holds several messages (the tool results of an
-            Anthropic message), each of them has it.
+            Anthropic message), each of them has it. Of a message that was read from several values (the items of a
+            reply in Responses), it is their list.
         link: The id of the reply that it is, where the protocol carries one that the gateway issued (an item of
-            Responses, the signature of a thinking block); else None.
+            Responses, the signature of a thinking block); else None. It may also be an id that the gateway did not
+            issue, or has forgotten.
     """
 
     message: Message
@@ -30,20 +32,24 @@ class ModelRequest:
     """A request for a reply.
 
     Attributes:
-        messages: The whole conversation, in order. System messages at the start are in `system`.
+        messages: The whole conversation, in order. System messages at the start are in `system`; the list is empty if
+            there are no other messages.
         system: The text of the system (or developer) messages that open the conversation, joined by a blank line; None
             without any.
         tools: The tools, in the OpenAI form.
-        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as `{"name": ...}`.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as
+            `{"name": ...}`.
         max_tokens: At most how many tokens the reply may have; None if the program does not limit it.
         stop: Strings at which sampling stops.
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
         n: How many replies.
+        logprobs: Whether the program asked for the log-probabilities of the sampled tokens.
         previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
             `messages` are the whole conversation in this case, too.
         context: The context that the program names (`x-envsdk-context`), or None.
         role: The role that the program names (`x-envsdk-role`), or None.
-        body: The request as it was parsed, without `stream`: two requests with equal bodies ask for the same.
+        body: The request as it was parsed, without `stream` and `stream_options`: two requests with equal bodies ask
+            for the same.
     """
 
     messages: Sequence[ReceivedMessage]
@@ -54,6 +60,7 @@ class ModelRequest:
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     n: int = 1
+    logprobs: bool = False
     previous: str | None = None
     context: str | None = None
     role: str | None = None
@@ -73,6 +80,7 @@ class ModelReply:
         tokens: The sampled tokens.
         logprobs: Their log-probabilities; None if they are not known.
         texts: The text of each sampled token; empty unless the request asked for log-probabilities.
+        stop_sequence: The string of `ModelRequest.stop` that ended the reply, or None.
     """
 
     id: str
@@ -82,3 +90,4 @@ class ModelReply:
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
     texts: Sequence[str] = ()
+    stop_sequence: str | None = None

@@ -4,7 +4,19 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "tokenizers", "tiktoken", "openai_harmony"}
-HEAVY |= {"typer", "click", "rich", "fastapi", "starlette", "aiohttp", "httpx", "httpx2", "tenacity", "openai"}
+HEAVY |= {
+    "typer",
+    "click",
+    "rich",
+    "fastapi",
+    "starlette",
+    "aiohttp",
+    "httpx",
+    "httpx2",
+    "tenacity",
+    "openai",
+    "anthropic",
+}
 DEPENDENCIES = {"gymnasium", "numpy", "orjson", "pydantic"}
 
 

@@ -1,0 +1,38 @@
+"""The protocols that programs speak: JSON bodies to `ModelRequest`, and `ModelReply` to JSON bodies or events.
+
+Nothing here does I/O. A server has one handler for all of them:
+
+```python
+wire = load_protocol("chat")                            # or "responses", "anthropic"
+request = wire.read(body, headers, memory)              # raises RequestError
+wire.remember(request, replies, memory)
+wire.write(request, body, replies, created)             # or wire.events(...) if wire.is_streamed(body)
+wire.error(error)                                       # or wire.error_event(error) in a stream
+```
+"""
+
+from typing import Any
+
+from ...errors import unknown_name
+from ...packages import load
+from .memory import SessionMemory as SessionMemory
+from .wire import WireFormat as WireFormat
+
+_CLASSES = {"chat": "Chat", "responses": "Responses", "anthropic": "Anthropic"}
+
+
+def load_protocol(name: str) -> WireFormat:
+    """Return a protocol, and import the package that describes its responses (`openai` or `anthropic`).
+
+    Args:
+        name: `"chat"` (OpenAI Chat Completions), `"responses"` (OpenAI Responses) or `"anthropic"` (Anthropic
+            Messages).
+
+    Raises:
+        UnknownName: If there is no such protocol.
+        MissingPackage: If its package is not installed.
+    """
+    if name not in _CLASSES:
+        raise unknown_name("protocol", name, _CLASSES)
+    module: Any = load(f"{__name__}.{name}", "the gateway needs", "pip install 'envsdk[gateway]'")
+    return getattr(module, _CLASSES[name])()

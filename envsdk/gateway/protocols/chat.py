@@ -1,0 +1,258 @@
+"""OpenAI Chat Completions (https://platform.openai.com/docs/api-reference/chat).
+
+Reasoning is in `reasoning_content`, the field that most clients read; in requests, `reasoning` is read, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from ...errors import RequestError
+from ...messages import ToolCall, ToolSchema, read_arguments
+from ..requests import ModelReply, ModelRequest, ReceivedMessage
+from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call, tool_schema
+from .memory import SessionMemory
+from .openai_format import (
+    LARGEST,
+    OpenAIFormat,
+    check_top_logprobs,
+    read_choice,
+    read_sampling,
+    refuse_given,
+    token_logprobs,
+)
+from .wire import arguments_text, event_bytes, joined, pieces, split_system
+
+_MAX_REPLIES = 128
+_NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
+_UNSUPPORTED = {
+    "functions": "give functions as `tools`",
+    "function_call": "give functions as `tools`, and choose one by `tool_choice`",
+    "logit_bias": "it is not supported: leave it out",
+    "audio": "only text is supported",
+    "web_search_options": "there is no web search: give a tool for it",
+    "guided_json": _NO_GRAMMAR,
+    "guided_regex": _NO_GRAMMAR,
+    "guided_choice": _NO_GRAMMAR,
+    "guided_grammar": _NO_GRAMMAR,
+    "structured_outputs": _NO_GRAMMAR,
+}
+
+
+class Chat(OpenAIFormat):
+    """OpenAI Chat Completions."""
+
+    name = "chat"
+
+    def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return what a request asks for; see `WireFormat.read`."""
+        memory = SessionMemory() if memory is None else memory
+        fields = self._fields(body)
+        refuse_given(fields, _UNSUPPORTED)
+        _check_format(fields)
+        check_top_logprobs(fields)
+        given = fields.items("messages")
+        if not given:
+            raise refused("messages", "it is required: give at least one message")
+        values, received = self._read_messages(given, memory)
+        system, messages = split_system(received)
+        return ModelRequest(
+            **self._request(
+                Fields({**fields.value, "messages": values}),
+                headers,
+                messages=messages,
+                system=joined(system),
+                tools=self._read_tools(fields, memory),
+                tool_choice=read_choice(fields, "function"),
+                max_tokens=_max_tokens(fields),
+                stop=fields.stops("stop"),
+                sampling=read_sampling(fields),
+                n=fields.integer("n", 1, _MAX_REPLIES) or 1,
+                logprobs=fields.boolean("logprobs") or False,
+            )
+        )
+
+    def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; see `WireFormat.write`."""
+        choices = [
+            {
+                "index": index,
+                "message": _written(reply),
+                "finish_reason": reply.finish_reason,
+                "logprobs": _logprobs(request, reply),
+            }
+            for index, reply in enumerate(replies)
+        ]
+        completion = {
+            "id": f"chatcmpl-{replies[0].id}",
+            "object": "chat.completion",
+            "created": created,
+            "model": body["model"],
+            "choices": choices,
+            "usage": _usage(replies),
+        }
+        return ChatCompletion.model_validate(completion).model_dump(exclude_unset=True)
+
+    def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed response; see `WireFormat.events`."""
+        shared = {
+            "id": f"chatcmpl-{replies[0].id}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": body["model"],
+        }
+        for index, reply in enumerate(replies):
+            for delta in _deltas(reply):
+                yield _chunk({**shared, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+            end: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": reply.finish_reason}
+            yield _chunk({**shared, "choices": [{**end, "logprobs": _logprobs(request, reply)}]})
+        options = Fields(body).object("stream_options")
+        if options is not None and options.get("include_usage"):
+            yield _chunk({**shared, "choices": [], "usage": _usage(replies)})
+        yield event_bytes("[DONE]")
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the event that ends a stream which has begun, with an error."""
+        return event_bytes(self.error(error))
+
+    def _received(self, value: Any, index: int) -> Sequence[ReceivedMessage]:
+        fields = Fields(value, f"messages[{index}]")
+        role = fields.text("role")
+        if role == "assistant":
+            read = _assistant(fields)
+        elif role == "tool":
+            read = {
+                "tool_call_id": fields.required_text("tool_call_id"),
+                "content": _content(fields, is_required=False),
+            }
+        elif role in ("system", "developer", "user"):
+            read = {"content": _content(fields, is_required=True)}
+        else:
+            roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
+            raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+        return (ReceivedMessage(message(fields.path, role=role, name=fields.text("name"), **read), value),)
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        tool = Fields(value, f"tools[{index}]")
+        if tool.text("type") != "function":
+            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
+        return tool_schema(Fields(tool.get("function"), tool.name("function")), "parameters")
+
+
+def _check_format(fields: Fields) -> None:
+    """Refuse what a reply cannot be made to be: JSON of a schema, or speech."""
+    format_ = fields.object("response_format")
+    if format_ is not None and format_.text("type") != "text":
+        raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {_NO_GRAMMAR}")
+    if any(kind != "text" for kind in fields.items("modalities")):
+        raise refused("modalities", "only text is supported")
+    options = fields.object("stream_options")
+    if options is not None:
+        options.boolean("include_usage")
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old = fields.integer("max_tokens", 1, LARGEST)
+    new = fields.integer("max_completion_tokens", 1, LARGEST)
+    if old is not None and new is not None and old != new:
+        raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
+    return new if old is None else old
+
+
+def _assistant(fields: Fields) -> dict[str, Any]:
+    if fields.get("function_call") is not None:
+        raise refused(fields.name("function_call"), "give calls as `tool_calls`")
+    content = _content(fields, is_required=False)
+    if content == "" and (refusal := fields.text("refusal")):
+        content = refusal
+    reasoning = fields.text("reasoning_content")
+    calls = [_call(call, f"{fields.name('tool_calls')}[{i}]") for i, call in enumerate(fields.items("tool_calls"))]
+    check_unique([call.id for call in calls], fields.name("tool_calls"))
+    return {
+        "content": content,
+        "reasoning": fields.text("reasoning") if reasoning is None else reasoning,
+        "tool_calls": calls,
+    }
+
+
+def _call(value: Any, path: str) -> ToolCall:
+    call = Fields(value, path)
+    if call.get("type") not in (None, "function"):
+        raise refused(call.name("type"), "only 'function' is supported")
+    function = Fields(call.get("function"), call.name("function"))
+    arguments = function.get("arguments")
+    if not isinstance(arguments, (str, dict)):
+        raise not_of_kind(function.name("arguments"), "a text", arguments)
+    name = function.required_text("name")
+    return tool_call(path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
+
+
+def _content(fields: Fields, *, is_required: bool) -> "str | list[dict[str, str]]":
+    given = fields.get("content")
+    if given is None and not is_required:
+        return ""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise not_of_kind(fields.name("content"), "a text or a list of parts", given)
+    return content_of([_part(part, f"{fields.name('content')}[{i}]") for i, part in enumerate(fields.items("content"))])
+
+
+def _part(value: Any, path: str) -> str:
+    part = Fields(value, path)
+    kind = part.text("type")
+    if kind not in ("text", "refusal"):
+        raise refused(path, f"a part of type {kind!r:.40} is not supported: only text is")
+    text = part.text(kind)
+    if text is None:
+        raise refused(part.name(kind), "it is required")
+    return text
+
+
+def _written(reply: ModelReply) -> dict[str, Any]:
+    """Return the message of a response."""
+    message, calls = reply.message, _written_calls(reply)
+    written: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
+    written["refusal"] = None
+    if message.reasoning is not None:
+        written["reasoning_content"] = message.reasoning
+    if calls:
+        written["tool_calls"] = calls
+    return written
+
+
+def _written_calls(reply: ModelReply) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+        for call in reply.message.tool_calls
+    ]
+
+
+def _deltas(reply: ModelReply) -> Iterator[dict[str, Any]]:
+    """Yield the deltas of a message: the role, reasoning, content, then each call."""
+    yield {"role": "assistant", "content": ""}
+    for piece in pieces(reply.message.reasoning or ""):
+        yield {"reasoning_content": piece}
+    for piece in pieces(reply.message.content):
+        yield {"content": piece}
+    for index, call in enumerate(_written_calls(reply)):
+        arguments = call["function"]["arguments"]
+        yield {"tool_calls": [{"index": index, **call, "function": {**call["function"], "arguments": ""}}]}
+        for piece in pieces(arguments):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _chunk(chunk: dict[str, Any]) -> bytes:
+    return event_bytes(ChatCompletionChunk.model_validate(chunk).model_dump(exclude_unset=True))
+
+
+def _logprobs(request: ModelRequest, reply: ModelReply) -> dict[str, Any] | None:
+    content = token_logprobs(reply) if request.logprobs else None
+    return None if content is None else {"content": content, "refusal": None}
+
+
+def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:
+    """Return the numbers of tokens. As with n > 1 everywhere, the prompt counts once."""
+    prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
