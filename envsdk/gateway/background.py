@@ -59,6 +59,10 @@ class BackgroundServer:
         """Return the base URL of a session for clients of Anthropic's protocol."""
         return f"{self._address}/s/{session.id}"
 
+    def leave_to_parent(self) -> None:
+        """Close the inherited socket in a forked child: else the port would stay open as long as the child lives."""
+        self._socket.close()
+
     def stop(self) -> None:
         """Stop answering, and close all connections. Requests that are being answered have a second to end."""
         self._server.should_exit = True
@@ -91,7 +95,7 @@ def _forget_parent() -> None:
     """In a forked child: leave the parent's server to the parent."""
     global _process
     if _process.server is not None:
-        _process.server._socket.close()  # else the port would stay open as long as the child lives
+        _process.server.leave_to_parent()
     _of_parents.append(_process)
     _process = _Process()
 

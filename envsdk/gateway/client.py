@@ -49,7 +49,7 @@ class Client:
             ClientGone: If the client went away.
         """
         working = asyncio.create_task(work)
-        working.add_done_callback(_retrieve)
+        working.add_done_callback(retrieve)
         try:
             await asyncio.wait({working, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -61,7 +61,7 @@ class Client:
                 working.cancel()
 
 
-def _retrieve(working: "asyncio.Task[Any]") -> None:
+def retrieve(working: "asyncio.Task[Any]") -> None:
     """Read how a task ended: asyncio logs, with its text, an exception that is never read."""
     if not working.cancelled():
         working.exception()

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,17 +21,14 @@ class Session(Protocol):
         key: The API key of the session, from `secrets.token_urlsafe`.
     """
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def key(self) -> str: ...
+    id: str
+    key: str
 
     async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
         """Return the replies to a request. It is cancelled after `abandon`.
 
         Raises:
-            RequestError: If the request is not answered: a limit was reached, the policy failed, or the episode is over.
+            RequestError: If it is not answered: a limit was reached, the policy failed, or the episode is over.
         """
         ...
 
@@ -96,7 +93,7 @@ class OpenSession:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self) -> Generator[None]:
         """Count a request as being answered, so that the session is not idle."""
         self.requests += 1
         self.waiting += 1
@@ -104,7 +101,11 @@ class OpenSession:
             yield
         finally:
             self.waiting -= 1
-            self.used_s = time.monotonic()
+            self.touch()
+
+    def touch(self) -> None:
+        """Start the time after which the session is idle."""
+        self.used_s = time.monotonic()
 
     def idle_s(self) -> float:
         """Return for how many seconds no request came or was being answered."""
