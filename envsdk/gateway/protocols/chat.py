@@ -14,7 +14,6 @@ from ..requests import ModelReply, ModelRequest, ReceivedMessage
 from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call, tool_schema
 from .memory import SessionMemory
 from .openai_format import (
-    LARGEST,
     OpenAIFormat,
     check_top_logprobs,
     read_choice,
@@ -22,7 +21,7 @@ from .openai_format import (
     refuse_given,
     token_logprobs,
 )
-from .wire import arguments_text, event_bytes, joined, pieces, split_system
+from .wire import LARGEST, arguments_text, event_bytes, joined, pieces, split_system
 
 _MAX_REPLIES = 128
 _NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"

@@ -196,8 +196,8 @@ def tool_call(path: str, **fields: Any) -> ToolCall:
 
 def content_of(texts: Sequence[str]) -> "str | list[dict[str, str]]":
     """Return the content of a message with the given text parts: one part is a plain text, several stay parts."""
-    if len(texts) == 1:
-        return texts[0]
+    if len(texts) < 2:
+        return "".join(texts)
     return [{"type": "text", "text": text} for text in texts]
 
 

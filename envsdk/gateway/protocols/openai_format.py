@@ -8,9 +8,8 @@ from openai.types import Model
 from ...errors import RequestError
 from ..requests import ModelReply
 from .fields import Fields, finite, not_of_kind, refused
-from .wire import WireFormat
+from .wire import LARGEST, WireFormat
 
-LARGEST = 2**31 - 1
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

@@ -11,8 +11,10 @@ from ..requests import ModelReply, ModelRequest, ReceivedMessage
 from .fields import Fields, check_body, check_choice, check_names, header
 from .memory import RecentlyRead, SessionMemory
 
+LARGEST = 2**31 - 1  # of a number of tokens
 _PIECES = 8
 _MIN_PIECE = 8
+_SIGNED = "envsdk_"
 _NOT_ASKED = {"stream", "stream_options"}
 
 
@@ -139,6 +141,16 @@ def split_system(received: Sequence[ReceivedMessage]) -> tuple[list[str], list[R
 def joined(texts: Sequence[str]) -> str | None:
     """Return texts of system messages, joined by a blank line; None without any."""
     return "\n\n".join(texts) if texts else None
+
+
+def signature(reply: ModelReply) -> str:
+    """Return the opaque text that a client sends back with the reasoning of a reply, and that identifies the reply."""
+    return _SIGNED + reply.id
+
+
+def signed(text: str | None) -> str | None:
+    """Return the id of the reply that a `signature` identifies; None for a text that the gateway did not issue."""
+    return text.removeprefix(_SIGNED) or None if text is not None and text.startswith(_SIGNED) else None
 
 
 def arguments_text(call: ToolCall) -> str:

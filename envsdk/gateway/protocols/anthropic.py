@@ -1,0 +1,357 @@
+"""Anthropic Messages (https://docs.anthropic.com/en/api/messages), with `count_tokens`.
+
+- A reply has a `thinking` block only if the request's `thinking` is given and not `disabled`, because programs that did
+  not ask for it expect text first. The model's effort is not controlled by it: `budget_tokens` is ignored. The block's
+  signature identifies the reply.
+- `input` has to be an object. The text that a model sampled instead of one is sent as `{"INVALID_JSON": text}`, and
+  read back as this text.
+- `is_error` of a tool's result is ignored: the content is what the model sees.
+- A conversation must not end with an assistant message (prefill).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+from anthropic.types import (
+    Message as AnthropicMessage,
+)
+from anthropic.types import (
+    MessageTokensCount,
+    ModelInfo,
+    RawContentBlockDeltaEvent,
+    RawContentBlockStartEvent,
+    RawContentBlockStopEvent,
+    RawMessageDeltaEvent,
+    RawMessageStartEvent,
+    RawMessageStopEvent,
+)
+from pydantic import BaseModel
+
+from ...errors import RequestError
+from ...messages import Message, ToolCall, ToolSchema
+from ..requests import ModelReply, ModelRequest, ReceivedMessage
+from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call, tool_schema
+from .memory import SessionMemory
+from .wire import LARGEST, WireFormat, compact, event_bytes, joined, pieces, signature, signed, split_system
+
+_INVALID = "INVALID_JSON"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_ERRORS = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_TOO_LONG = "prompt is too long"  # the words by which agents recognize that they have to compact
+
+
+class Anthropic(WireFormat):
+    """Anthropic Messages."""
+
+    name = "anthropic"
+
+    def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return what a request asks for; see `WireFormat.read`."""
+        request = self.read_count(body, headers, memory)
+        if request.max_tokens is None:
+            raise refused("max_tokens", "it is required: give an integer")
+        if request.messages and request.messages[-1].message.role == "assistant":
+            last = len(request.body["messages"]) - 1
+            raise refused(f"messages[{last}].role", "prefill is not supported: end with a user message")
+        return request
+
+    def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return the request whose tokens are to be counted: like any other, but `max_tokens` is not required."""
+        memory = SessionMemory() if memory is None else memory
+        fields = self._fields(body)
+        _check_unsupported(fields)
+        given = fields.items("messages")
+        if not given:
+            raise refused("messages", "it is required: give at least one message")
+        values, received = self._read_messages(given, memory)
+        system, messages = split_system(received)
+        return ModelRequest(
+            **self._request(
+                Fields({**fields.value, "messages": values}),
+                headers,
+                messages=messages,
+                system=joined([*_system(fields), *system]),
+                tools=self._read_tools(fields, memory),
+                tool_choice=_choice(fields.object("tool_choice")),
+                max_tokens=fields.integer("max_tokens", 1, LARGEST),
+                stop=fields.stops("stop_sequences"),
+                sampling=_sampling(fields),
+            )
+        )
+
+    def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; see `WireFormat.write`."""
+        [reply] = replies
+        usage = _usage(reply, len(reply.tokens))
+        written = {**_started(body, reply), "content": _blocks(body, reply), **_end(reply), "usage": usage}
+        return AnthropicMessage.model_validate(written).model_dump(exclude_unset=True)
+
+    def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed response; see `WireFormat.events`."""
+        [reply] = replies
+        yield _event(RawMessageStartEvent, message={**_started(body, reply), "usage": _usage(reply, 0)})
+        yield event_bytes({"type": "ping"}, "ping")
+        for index, block in enumerate(_blocks(body, reply)):
+            yield _event(RawContentBlockStartEvent, index=index, content_block=_empty(block))
+            for delta in _deltas(block):
+                yield _event(RawContentBlockDeltaEvent, index=index, delta=delta)
+            yield _event(RawContentBlockStopEvent, index=index)
+        yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
+        yield _event(RawMessageStopEvent)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """Return the body of a response with an error."""
+        type_ = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        is_too_long = error.code == "context_length_exceeded" and _TOO_LONG not in str(error)
+        text = f"{_TOO_LONG}: {error}" if is_too_long else str(error)
+        return {"type": "error", "error": {"type": type_, "message": text}}
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the event that ends a stream which has begun, with an error."""
+        return event_bytes(self.error(error), "error")
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        """Return the body of the list of models."""
+        since = datetime.fromtimestamp(created, UTC)
+        models = [
+            ModelInfo(id=name, type="model", display_name=name, created_at=since, lifecycle="active") for name in names
+        ]
+        return {
+            "data": [model.model_dump(mode="json", exclude_unset=True) for model in models],
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to `count_tokens`."""
+        return MessageTokensCount(input_tokens=tokens).model_dump(exclude_unset=True)
+
+    def _received(self, value: Any, index: int) -> Sequence[ReceivedMessage]:
+        fields = Fields(value, f"messages[{index}]")
+        role = fields.text("role")
+        if role == "user":
+            return [ReceivedMessage(received, value) for received in _user(fields)]
+        if role == "assistant":
+            received, link = _assistant(fields)
+            return [ReceivedMessage(received, value, link)]
+        if role == "system":
+            texts = [_text(block, "system messages") for block in _content(fields, "content")]
+            return [ReceivedMessage(message(fields.path, role=role, content=content_of(texts)), value)]
+        raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        tool = Fields(value, f"tools[{index}]")
+        if tool.text("type") not in (None, "custom"):
+            raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give a tool of your own")
+        if tool.get("input_schema") is None:
+            raise refused(tool.name("input_schema"), "it is required")
+        return tool_schema(tool, "input_schema")
+
+
+def _check_unsupported(fields: Fields) -> None:
+    """Refuse what a reply cannot be made to be, and what only Anthropic's servers can do."""
+    config = fields.object("output_config")
+    if (config is not None and config.get("format") is not None) or fields.get("output_format") is not None:
+        field = "output_format" if fields.get("output_format") is not None else "output_config.format"
+        raise refused(field, "replies cannot be constrained here: describe the form in the prompt")
+    if fields.items("mcp_servers"):
+        raise refused("mcp_servers", "there are none: give the tools of the server as `tools`")
+    _shown_thinking(fields)
+
+
+def _shown_thinking(fields: Fields) -> str:
+    """Return how a request wants to see thinking: `"shown"`, `"omitted"` (the signature only) or `"disabled"`."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return "disabled"
+    if thinking.one_of("type", ("enabled", "adaptive", "between_tools", "disabled")) in (None, "disabled"):
+        return "disabled"
+    return "omitted" if thinking.text("display") == "omitted" else "shown"
+
+
+def _system(fields: Fields) -> list[str]:
+    return [_text(block, "system") for block in _content(fields, "system")] if fields.get("system") is not None else []
+
+
+def _sampling(fields: Fields) -> dict[str, Any]:
+    found = {
+        "temperature": fields.number("temperature", 0, 1),
+        "top_p": fields.number("top_p", 0, 1, above_low=True),
+        "top_k": fields.integer("top_k", 0, LARGEST),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _choice(choice: Fields | None) -> str | dict[str, str]:
+    if choice is None:
+        return "auto"
+    choice.boolean("disable_parallel_tool_use")
+    kind = choice.one_of("type", (*_CHOICES, "tool"))
+    if kind is None:
+        raise refused(choice.name("type"), "it is required")
+    return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
+
+
+def _content(fields: Fields, key: str) -> list[Fields]:
+    """Return the blocks of a content, which may be a text."""
+    given = fields.get(key)
+    if isinstance(given, str):
+        return [Fields({"type": "text", "text": given}, fields.name(key))]
+    if not isinstance(given, list):
+        raise not_of_kind(fields.name(key), "a text or a list of blocks", given)
+    return [Fields(block, f"{fields.name(key)}[{i}]") for i, block in enumerate(fields.items(key))]
+
+
+def _text(block: Fields, where: str) -> str:
+    if block.text("type") != "text":
+        raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
+    text = block.text("text")
+    if text is None:
+        raise refused(block.name("text"), "it is required")
+    return text
+
+
+def _user(fields: Fields) -> list[Message]:
+    """Return the messages in a user message: one for each tool's result, and one for each run of texts."""
+    blocks = _content(fields, "content")
+    if not blocks:
+        raise refused(fields.name("content"), "expected a text, or at least one block")
+    check_unique([b.text("tool_use_id") for b in blocks if b.text("type") == "tool_result"], fields.name("content"))
+    messages: list[Message] = []
+    texts: list[str] = []
+    for block in blocks:
+        if block.text("type") != "tool_result":
+            texts.append(_text(block, "user messages"))
+            continue
+        messages += _of_texts(fields.path, texts)
+        texts = []
+        messages.append(_result(block))
+    return messages + _of_texts(fields.path, texts)
+
+
+def _of_texts(path: str, texts: list[str]) -> list[Message]:
+    return [message(path, role="user", content=content_of(texts))] if texts else []
+
+
+def _result(block: Fields) -> Message:
+    block.boolean("is_error")
+    call = block.required_text("tool_use_id")
+    blocks = [] if block.get("content") is None else _content(block, "content")
+    texts = [_text(part, "results of tools") for part in blocks]
+    return message(block.path, role="tool", tool_call_id=call, content=content_of(texts))
+
+
+def _assistant(fields: Fields) -> tuple[Message, str | None]:
+    """Return an assistant message, and the id of the reply that its thinking identifies, if it is only one."""
+    thinking: list[str] = []
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    links: set[str] = set()
+    for block in _content(fields, "content"):
+        match block.text("type"):
+            case "thinking":
+                thinking.append(block.text("thinking") or "")
+                links |= {*filter(None, [signed(block.text("signature"))])}
+            case "redacted_thinking":
+                links |= {*filter(None, [signed(block.text("data"))])}
+            case "tool_use":
+                calls.append(_call(block))
+            case _:
+                texts.append(_text(block, "assistant messages"))
+    check_unique([call.id for call in calls], fields.name("content"))
+    reasoning = "\n\n".join(filter(None, thinking)) or None
+    content = content_of(texts)
+    read = message(fields.path, role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    return read, links.pop() if len(links) == 1 else None
+
+
+def _call(block: Fields) -> ToolCall:
+    given = block.object("input")
+    if given is None:
+        raise refused(block.name("input"), "it is required: give an object")
+    arguments: Any = given.value
+    if arguments.keys() == {_INVALID} and isinstance(arguments[_INVALID], str):
+        arguments = arguments[_INVALID]
+    return tool_call(block.path, id=block.required_text("id"), name=block.required_text("name"), arguments=arguments)
+
+
+def _blocks(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
+    """Return the content of a response."""
+    blocks: list[dict[str, Any]] = []
+    shown = _shown_thinking(Fields(body))
+    if reply.message.reasoning and shown != "disabled":
+        thinking = reply.message.reasoning if shown == "shown" else ""
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature(reply)})
+    if reply.message.content:
+        blocks.append({"type": "text", "text": reply.message.content})
+    for call in reply.message.tool_calls:
+        given = {_INVALID: call.arguments} if isinstance(call.arguments, str) else call.arguments
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+    return blocks
+
+
+def _empty(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block as it begins in a stream."""
+    if block["type"] == "tool_use":
+        return {**block, "input": {}}
+    return {"type": block["type"], **{key: "" for key in block if key != "type"}}
+
+
+def _deltas(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    match block["type"]:
+        case "thinking":
+            for piece in pieces(block["thinking"]):
+                yield {"type": "thinking_delta", "thinking": piece}
+            yield {"type": "signature_delta", "signature": block["signature"]}
+        case "text":
+            for piece in pieces(block["text"]):
+                yield {"type": "text_delta", "text": piece}
+        case _:
+            for piece in pieces(compact(block["input"])):
+                yield {"type": "input_json_delta", "partial_json": piece}
+
+
+def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
+    """Return a response before its first block."""
+    return {
+        "id": f"msg_{reply.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _end(reply: ModelReply) -> dict[str, Any]:
+    reason = _REASONS[reply.finish_reason]
+    by_sequence = reply.stop_sequence is not None and reason == "end_turn"
+    return {
+        "stop_reason": "stop_sequence" if by_sequence else reason,
+        "stop_sequence": reply.stop_sequence if by_sequence else None,
+    }
+
+
+def _usage(reply: ModelReply, sampled: int) -> dict[str, int]:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": reply.prompt_tokens, "output_tokens": sampled, **cached}
+
+
+def _event(kind: type[BaseModel], **fields: Any) -> bytes:
+    """Return an event, whose type is that of its class."""
+    [type_] = get_args(kind.model_fields["type"].annotation)
+    event = kind.model_validate({"type": type_, **fields})
+    return event_bytes(event.model_dump(mode="json", exclude_unset=True), type_)
