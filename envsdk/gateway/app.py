@@ -1,0 +1,265 @@
+"""The routes on which programs ask the model. A session is identified by its API key, or by its id in the path.
+
+The answer is complete before the first byte of it is sent, so that every error has its status.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from ..errors import ConfigError, RequestError
+from .bodies import read_json
+from .client import Client, send_events
+from .exchange import (
+    Exchange,
+    Guard,
+    Refusal,
+    answer_http_exception,
+    answer_refusal,
+    json_response,
+    unexpected,
+    wire_format,
+)
+from .metrics import Metrics
+from .protocols import WireFormat
+from .requests import ModelRequest
+from .sessions import OpenSession, Sessions
+
+_LARGE_BYTES = 262_144
+"""A body is read in a thread if it is larger: meanwhile, other requests are answered."""
+_PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The limits of a server.
+
+    Attributes:
+        max_body_bytes: The largest body of a request, in bytes.
+        body_timeout_s: How long a client may take to send a body, in seconds.
+        max_waiting: How many requests of one session may be answered at the same time.
+    """
+
+    max_body_bytes: int = 32 * 2**20
+    body_timeout_s: float = 60.0
+    max_waiting: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "body_timeout_s", "max_waiting"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number above 0")
+
+
+def model_app(
+    sessions: Sessions,
+    *,
+    limits: ServerLimits,
+    model: str = "envsdk",
+    metrics: Metrics | None = None,
+    routes: Sequence[BaseRoute] = (),
+    lifespan: Lifespan[Starlette] | None = None,
+) -> Starlette:
+    """Return the application that answers programs.
+
+    Args:
+        sessions: The sessions that it serves.
+        limits: Its limits.
+        model: The name of the model that it lists.
+        metrics: Counts requests and tokens; None to count nothing.
+        routes: More routes, which come first.
+        lifespan: What runs from its start to its end.
+    """
+    app = Starlette(
+        routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
+        middleware=[Middleware(Guard, metrics=metrics)],
+        exception_handlers={RequestError: answer_refusal, HTTPException: answer_http_exception},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
+    return app
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route's end: notes in the exchange which route and protocol it is, then answers.
+
+    Attributes:
+        route: The template of the route.
+        protocol: The name of the protocol; None for the one that the request looks like.
+        answer: Returns the response, which is sent.
+        send: Sends the response itself, instead of `answer`.
+    """
+
+    route: str
+    protocol: str | None = None
+    answer: Callable[[Request], Awaitable[Response]] | None = None
+    send: Callable[[Request, Send], Awaitable[None]] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        exchange = Exchange.of(scope)
+        exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
+        request = Request(scope, receive, send)
+        if self.send is not None:
+            await self.send(request, send)
+        elif self.answer is not None:
+            response = await self.answer(request)
+            await response(scope, receive, send)
+
+
+class ModelRoutes:
+    """The routes on which programs ask the model. See `model_app`."""
+
+    def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics | None) -> None:
+        self._sessions = sessions
+        self._limits = limits
+        self._model = model
+        self._metrics = metrics
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return the routes.
+
+        Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may
+        be given either URL, so each route exists without, with one, and with two of them.
+        """
+        routes: list[Route] = []
+
+        def add(path: str, method: str, **endpoint: Any) -> None:
+            routes.append(Route(path, Endpoint(path, **endpoint), methods=[method]))
+
+        for root in ("/s/{session_id}", ""):
+            for base in (f"{root}/v1", root, f"{root}/v1/v1"):
+                for name, protocol in _PROTOCOLS.items():
+                    add(f"{base}/{name}", "POST", protocol=protocol, send=self.reply)
+                add(f"{base}/messages/count_tokens", "POST", protocol="anthropic", answer=self.count_tokens)
+                add(f"{base}/models", "GET", answer=self.models)
+                add(base or "/", "GET", answer=self.base)
+            add(f"{root}/v1/", "GET", answer=self.base)
+        add("/s/{session_id}/", "GET", answer=self.base)
+        return routes
+
+    async def reply(self, request: Request, send: Send) -> None:
+        """Answer a request for a reply."""
+        opened = self._admit(request)
+        exchange = Exchange.of(request.scope)
+        with opened.answering():
+            wire, asked, body = await self._read(opened, request)
+            abandon = partial(self._abandon, opened, asked, exchange)
+            async with Client(request.receive) as client:
+                replies = await client.wait_for(opened.session.ask(asked), abandon)
+                if self._metrics is not None:
+                    self._metrics.replied(exchange.protocol, replies)
+                wire.remember(asked, replies, opened.memory)
+                created = int(time.time())
+                if wire.is_streamed(body):
+                    finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
+                else:
+                    response = json_response(wire.write(asked, body, replies, created))
+                    finish = partial(response, request.scope, request.receive, send)
+                if await client.is_gone():
+                    abandon()
+                else:
+                    await finish()
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with the number of tokens of a prompt."""
+        opened = self._admit(request)
+        with opened.answering():
+            _, asked, _ = await self._read(opened, request)
+            async with Client(request.receive) as client:
+                count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
+        return json_response({"input_tokens": count})
+
+    async def models(self, request: Request) -> Response:
+        """List the one model, in the form of the client's protocol."""
+        self._session_of(request)
+        wire = await wire_format(Exchange.of(request.scope).protocol)
+        return json_response(wire.models([self._model], self._started))
+
+    async def base(self, request: Request) -> Response:
+        """Answer on a base URL, where some clients ask whether the server is there."""
+        if "session_id" in request.path_params:
+            self._session_of(request)
+        return json_response({"status": "ok"})
+
+    def _session_of(self, request: Request) -> OpenSession:
+        """Return the session that a request names.
+
+        Raises:
+            RequestError: If it names none, or two.
+        """
+        keyed = next(filter(None, map(self._sessions.of_key, keys_of(request))), None)
+        session_id = request.path_params.get("session_id")
+        if session_id is None:
+            if keyed is None:
+                message = "no open session has the API key: send a session's key as a bearer token or as x-api-key"
+                raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
+            return keyed
+        opened = self._sessions.of_id(session_id)
+        if opened is None:
+            raise Refusal(404, "session_not_found", "no open session has the id in the path")
+        if keyed is not None and keyed is not opened:
+            message = "the API key is that of another session than the one in the path"
+            raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
+        return opened
+
+    def _admit(self, request: Request) -> OpenSession:
+        """Return the session of a request that is within the session's limits."""
+        opened = self._session_of(request)
+        wait_s = opened.bucket.take(time.monotonic()) if opened.bucket is not None else 0.0
+        if wait_s:
+            message = "the session sends more requests per second than it may; try again later"
+            headers = {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
+            raise Refusal(429, "rate_limit_exceeded", message, headers)
+        if opened.waiting >= self._limits.max_waiting:
+            message = f"{opened.waiting} requests of the session are being answered, which is the limit"
+            raise Refusal(429, "rate_limit_exceeded", message, {"retry-after": "1"})
+        return opened
+
+    async def _read(self, opened: OpenSession, request: Request) -> tuple[WireFormat, ModelRequest, Any]:
+        """Return a request's protocol, what it asks for, and its body."""
+        body, size = await read_json(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        wire = await wire_format(Exchange.of(request.scope).protocol)
+        async with opened.reading:
+            if size <= _LARGE_BYTES:
+                return wire, wire.read(body, request.headers, opened.memory), body
+            return wire, await asyncio.to_thread(wire.read, body, request.headers, opened.memory), body
+
+    def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
+        if self._metrics is not None:
+            self._metrics.abandoned(exchange.protocol)
+        opened.session.abandon(asked)
+
+
+async def _stream(
+    events: Iterator[bytes], wire: WireFormat, exchange: Exchange, send: Send
+) -> Callable[[], Awaitable[None]]:
+    """Send server-sent events, and return what ends the response."""
+    last = b""
+    try:
+        await send_events(events, send)
+    except Exception as error:
+        if not exchange.has_started:
+            raise
+        last = wire.error_event(unexpected(error, exchange))
+    return partial(send, {"type": "http.response.body", "body": last, "more_body": False})
+
+
+def keys_of(request: Request) -> list[str]:
+    """Return the API keys that a request has, as OpenAI's clients and as Anthropic's send them."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    keys = [token.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+    return [key for key in keys if key]

@@ -1,0 +1,54 @@
+"""The bodies of requests: limited in size and time while they are read, and parsed as JSON."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from .exchange import Refusal
+
+_JSON = "application/json"
+
+
+async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:
+    """Return the JSON value of a request's body, and the size of the body in bytes.
+
+    Args:
+        request: The request.
+        max_bytes: The largest body, in bytes.
+        timeout_s: How long the client may take to send it, in seconds.
+
+    Raises:
+        RequestError: If the content type is not JSON, or the body is too large, too slow or not JSON.
+    """
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise Refusal(415, "unsupported_media_type", f"the content type has to be {_JSON}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "unsupported_media_type", "the body has a content encoding; send it without one")
+    body = await read_body(request, max_bytes, timeout_s)
+    try:
+        return orjson.loads(body), len(body)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the body of a request. See `read_json`."""
+    too_large = Refusal(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refusal(408, "request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
+    return b"".join(chunks)

@@ -1,0 +1,141 @@
+"""The description of a standalone gateway's routes in the form of OpenAPI 3.1."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from .. import __version__
+
+_REFUSALS = {
+    400: "The body is not JSON, or a field is invalid",
+    401: "The key or the token is missing or wrong",
+    403: "Without a token, sessions are managed as localhost only",
+    404: "There is no such session or route",
+    405: "The route does not have this method",
+    408: "The body did not arrive in time",
+    409: "The session is closed, or cannot be rewarded",
+    413: "The body is too large",
+    415: "The content type is not JSON",
+    429: "A limit was reached",
+    500: "The gateway failed",
+    502: "The policy failed",
+    503: "The gateway is shutting down",
+    504: "The policy did not answer in time",
+}
+_OF_BODY = (400, 408, 413, 415)
+_OF_MODEL = (401, 404, *_OF_BODY, 429, 500, 502, 503, 504)
+_OF_MANAGEMENT = (401, 403, 500)
+_TEXT = {"type": "string"}
+_SUMMARY: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "status"],
+    "properties": {
+        "id": _TEXT,
+        "status": {"enum": ["open", "closed"]},
+        "opened": {"type": "integer", "description": "In seconds since 1970"},
+        "requests": {"type": "integer", "description": "How many requests for a reply came"},
+        "waiting": {"type": "integer", "description": "How many of them are being answered"},
+        "idle_s": {"type": "number"},
+        "reason": {"enum": ["closed", "idle", "shutdown"]},
+        "summary": {"type": "object", "description": "The summary of the episode, once it is closed"},
+    },
+}
+_CREATED: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "key", "openai_base_url", "anthropic_base_url"],
+    "properties": {"id": _TEXT, "key": _TEXT, "openai_base_url": _TEXT, "anthropic_base_url": _TEXT},
+}
+_MESSAGES: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object"}}
+_MODEL = {"type": "string", "minLength": 1}
+
+
+def description(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[str, Any]:
+    """Return the description.
+
+    Args:
+        opening: The body of `POST /sessions`.
+        rewarding: The body of `POST /sessions/{session_id}/reward`.
+    """
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "envsdk gateway", "version": __version__},
+        "paths": {**_management(opening, rewarding), **_of_session("/v1", "session"), **_in_path("/s/{session_id}/v1")},
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "The token of the gateway"},
+                "session": {"type": "http", "scheme": "bearer", "description": "The key of a session"},
+            },
+            "schemas": {
+                "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}},
+            },
+        },
+    }
+
+
+def _management(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[str, Any]:
+    described, named = {200: _json(_SUMMARY)}, [_session_id()]
+    text = {200: {"description": "The metrics", "content": {"text/plain": {"schema": _TEXT}}}}
+    health = {200: _json({"type": "object", "required": ["status"], "properties": {"status": _TEXT}})}
+    any_object = {200: _json({"type": "object"})}
+    opened = _operation("Open a session", {201: _json(_CREATED)}, (*_OF_MANAGEMENT, *_OF_BODY, 429), "token")
+    shown = _operation("Describe a session", described, (*_OF_MANAGEMENT, 404), "token")
+    rewarded = _operation("Reward a session", described, (*_OF_MANAGEMENT, *_OF_BODY, 404, 409), "token")
+    closed = _operation("End a session", described, (*_OF_MANAGEMENT, 400, 404, 409), "token")
+    return {
+        "/sessions": {"post": {**opened, "requestBody": _body(opening.model_json_schema())}},
+        "/sessions/{session_id}": {"parameters": named, "get": shown},
+        "/sessions/{session_id}/reward": {
+            "parameters": named,
+            "post": {**rewarded, "requestBody": _body(rewarding.model_json_schema())},
+        },
+        "/sessions/{session_id}/close": {"parameters": named, "post": closed},
+        "/metrics": {"get": _operation("Return metrics for Prometheus", text, _OF_MANAGEMENT, "token")},
+        "/health": {"get": _operation("Report that the gateway runs", health, (500,))},
+        "/openapi.json": {"get": _operation("Return this description", any_object, (500,))},
+    }
+
+
+def _of_session(base: str, scheme: str | None) -> dict[str, Any]:
+    """Describe the routes on which programs ask the model."""
+    asked: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "chat/completions": ("Reply, as OpenAI Chat Completions", "messages", {"messages": _MESSAGES}),
+        "responses": ("Reply, as OpenAI Responses", "input", {"input": {}}),
+        "messages": ("Reply, as Anthropic Messages", "messages", {"messages": _MESSAGES}),
+        "messages/count_tokens": ("Count the tokens of a prompt", "messages", {"messages": _MESSAGES}),
+    }
+    paths: dict[str, Any] = {}
+    for name, (summary, required, properties) in asked.items():
+        schema = {"type": "object", "required": ["model", required], "properties": {"model": _MODEL, **properties}}
+        success = _json({"type": "object"})
+        if not name.endswith("count_tokens"):
+            success["content"]["text/event-stream"] = {"schema": _TEXT}
+        operation = _operation(summary, {200: success}, _OF_MODEL, scheme)
+        paths[f"{base}/{name}"] = {"post": {**operation, "requestBody": _body(schema)}}
+    listed = _operation("List the model", {200: _json({"type": "object"})}, (401, 404, 500), scheme)
+    return {**paths, f"{base}/models": {"get": listed}}
+
+
+def _in_path(base: str) -> dict[str, Any]:
+    """Describe the same routes, with the session in the path and no key."""
+    return {path: {"parameters": [_session_id()], **item} for path, item in _of_session(base, None).items()}
+
+
+def _session_id() -> dict[str, Any]:
+    return {"name": "session_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _operation(
+    summary: str, success: dict[int, Any], refusals: tuple[int, ...], scheme: str | None = None
+) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    refused = {status: {"description": _REFUSALS[status], "content": error} for status in (*refusals, 405)}
+    responses = {str(status): response for status, response in sorted({**success, **refused}.items())}
+    return {"summary": summary, "responses": responses, "security": [{scheme: []}] if scheme else []}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": "Success", "content": {"application/json": {"schema": schema}}}
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": schema}}}

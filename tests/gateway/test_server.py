@@ -1,0 +1,536 @@
+"""Programs ask the model over real HTTP: who they are, what is refused and how, and what others notice of it."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_sessions import SECRET, ScriptedSession
+
+from envsdk.errors import ConfigError
+from envsdk.gateway.app import ServerLimits, model_app
+from envsdk.gateway.background import BackgroundServer
+from envsdk.gateway.protocols import load_protocol
+from envsdk.gateway.sessions import Sessions, TokenBucket
+
+PROTOCOLS = ("chat", "responses", "anthropic")
+ROUTES = {"chat": "chat/completions", "responses": "responses", "anthropic": "messages"}
+
+
+def body_of(protocol: str, text: str, **fields: Any) -> dict[str, Any]:
+    asked: Any = [{"role": "user", "content": text}]
+    more = {"max_tokens": 100} if protocol == "anthropic" else {}
+    return {"model": "m", ("input" if protocol == "responses" else "messages"): asked, **more, **fields}
+
+
+def text_of(protocol: str, reply: dict[str, Any]) -> str:
+    if protocol == "chat":
+        return reply["choices"][0]["message"]["content"]
+    if protocol == "responses":
+        return reply["output"][0]["content"][0]["text"]
+    return reply["content"][0]["text"]
+
+
+def assert_error(protocol: str, response: httpx.Response, status: int) -> str:
+    """Check that a response is an error in a protocol's form, and return its message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    if protocol == "anthropic":
+        assert response.json()["type"] == "error"
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in response.text
+    return error["message"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BackgroundServer]:
+    server = BackgroundServer(ServerLimits(max_body_bytes=100_000, body_timeout_s=0.5, max_waiting=8))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def session(server: BackgroundServer) -> Iterator[ScriptedSession]:
+    session = ScriptedSession()
+    server.add(session)
+    yield session
+    server.remove(session)
+
+
+@pytest.fixture
+def url(server: BackgroundServer, session: ScriptedSession) -> str:
+    return server.openai_base_url(session)
+
+
+@pytest.fixture
+def root(server: BackgroundServer, session: ScriptedSession) -> str:
+    return server.anthropic_base_url(session).removesuffix(f"/s/{session.id}")
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=20) as client:
+        yield client
+
+
+# Who asks.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("way", ["bearer", "x-api-key", "path", "path and key", "lower-case bearer"])
+@pytest.mark.parametrize("base", ["/v1", "", "/v1/v1"])
+def test_a_session_is_identified_by_its_key_or_by_the_path(
+    http: httpx.Client, root: str, session: ScriptedSession, protocol: str, way: str, base: str
+) -> None:
+    headers = {
+        "bearer": {"authorization": f"Bearer {session.key}"},
+        "lower-case bearer": {"authorization": f"bearer {session.key}"},
+        "x-api-key": {"x-api-key": session.key},
+        "path": {"authorization": "Bearer sk-any"},
+        "path and key": {"authorization": f"Bearer {session.key}"},
+    }[way]
+    path = f"/s/{session.id}" if way.startswith("path") else ""
+    response = http.post(f"{root}{path}{base}/{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
+    assert response.status_code == 200, response.text
+    assert text_of(protocol, response.json()) == "session: hi"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_without_the_key_of_an_open_session_nothing_is_answered(
+    http: httpx.Client, root: str, session: ScriptedSession, protocol: str
+) -> None:
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}, {"x-api-key": session.id}):
+        response = http.post(f"{root}/v1/{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
+        assert_error(protocol, response, 401)
+        assert response.headers["www-authenticate"] == "Bearer"
+    response = http.post(f"{root}/s/{session.key}/v1/{ROUTES[protocol]}", json=body_of(protocol, "hi"))
+    assert_error(protocol, response, 404)
+    assert session.asked == []
+
+
+def test_the_key_of_another_session_than_the_one_in_the_path_is_refused(
+    http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession
+) -> None:
+    other = ScriptedSession("other")
+    server.add(other)
+    headers = {"authorization": f"Bearer {other.key}"}
+    response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi"), headers=headers)
+    assert "another session" in assert_error("chat", response, 401)
+    server.remove(other)
+
+
+def test_a_removed_session_is_unknown(
+    http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession
+) -> None:
+    server.remove(session)
+    assert_error("chat", http.post(f"{url}/chat/completions", json=body_of("chat", "hi")), 404)
+
+
+def test_two_sessions_may_not_have_one_id_or_key(server: BackgroundServer, session: ScriptedSession) -> None:
+    twin = ScriptedSession()
+    twin.key = session.key
+    with pytest.raises(ConfigError, match="token_urlsafe"):
+        server.add(twin)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("status", "content", "content_type"),
+    [
+        (400, b"{", "application/json"),
+        (400, b"", "application/json"),
+        (400, b'"\xff"', "application/json"),
+        (400, b'{"a": NaN}', "application/json"),
+        (400, b'"\\ud800"', "application/json"),
+        (400, b"[" * 5000 + b"]" * 5000, "application/json"),
+        (400, b"[]", "application/json; charset=utf-8"),
+        (400, b"null", "APPLICATION/JSON"),
+        (415, b"{}", "text/plain"),
+        (415, b"{}", "application/x-www-form-urlencoded"),
+        (415, b"{}", None),
+        (413, b'"' + b"a" * 100_000 + b'"', "application/json"),
+    ],
+)
+def test_a_body_that_is_not_a_request_is_refused_in_the_form_of_the_protocol(
+    http: httpx.Client, url: str, protocol: str, status: int, content: bytes, content_type: str | None
+) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}", content=content, headers=headers), status)
+
+
+def test_an_encoded_body_is_refused(http: httpx.Client, url: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert_error("chat", http.post(f"{url}/chat/completions", content=b"{}", headers=headers), 415)
+
+
+def test_a_body_without_a_length_is_limited_while_it_is_read(http: httpx.Client, url: str) -> None:
+    chunks = (b" " * 1000 for _ in range(200))
+    headers = {"content-type": "application/json"}
+    assert_error("chat", http.post(f"{url}/chat/completions", content=chunks, headers=headers), 413)
+    assert http.post(f"{url}/chat/completions", json=body_of("chat", "hi")).status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_refused_in_time(http: httpx.Client, url: str) -> None:
+    def slow() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(0.8)
+        yield b"}"
+
+    headers = {"content-type": "application/json"}
+    assert_error("chat", http.post(f"{url}/chat/completions", content=slow(), headers=headers), 408)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_unknown_routes_and_methods_are_refused_in_the_form_of_the_protocol(
+    http: httpx.Client, url: str, root: str, protocol: str
+) -> None:
+    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/unknown", json={}), 404)
+    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/", json={}), 404)
+    response = http.get(f"{url}/{ROUTES[protocol]}")
+    assert_error(protocol, response, 405)
+    assert response.headers["allow"] == "POST"
+    assert_error(protocol, http.request("WEIRD", f"{url}/{ROUTES[protocol]}"), 405)
+    assert_error("anthropic", http.get(f"{root}/unknown", headers={"anthropic-version": "2023-06-01"}), 404)
+
+
+def test_management_is_no_part_of_the_server_in_the_background(http: httpx.Client, root: str) -> None:
+    for path in ("/sessions", "/metrics", "/health", "/openapi.json"):
+        assert http.get(root + path).status_code == 404
+
+
+def test_a_token_bucket_lets_a_burst_through_and_then_the_rate() -> None:
+    bucket = TokenBucket(per_s=2.0, burst=3, now_s=0.0)
+    assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert [bucket.take(0.5), bucket.take(0.5)] == [0.0, 0.5]
+    assert [bucket.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("options", [{"requests_per_s": 0}, {"requests_per_s": float("nan")}, {"burst": 0}])
+def test_impossible_rates_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Sessions(**options)
+
+
+def test_impossible_limits_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_body_bytes"):
+        ServerLimits(max_body_bytes=0)
+
+
+def test_a_session_that_asks_too_often_is_told_when_to_come_back(session: ScriptedSession) -> None:
+    sessions = Sessions(requests_per_s=0.5, burst=2)
+    sessions.add(session)
+    transport = httpx.ASGITransport(model_app(sessions, limits=ServerLimits()))
+
+    async def ask() -> list[httpx.Response]:
+        headers = {"x-api-key": session.key}
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+            return [await client.post(f"/v1/{ROUTES[p]}", json=body_of(p, "hi")) for p in ("chat", *PROTOCOLS)]
+
+    first, second, *refused = asyncio.run(ask())
+    assert first.status_code == second.status_code == 200
+    for protocol, response in zip(PROTOCOLS[1:], refused, strict=True):
+        assert_error(protocol, response, 429)
+        assert response.headers["retry-after"] == "2"
+
+
+def test_a_session_may_not_have_any_number_of_requests_waiting(
+    http: httpx.Client, url: str, session: ScriptedSession
+) -> None:
+    with httpx.Client(timeout=0.5, limits=httpx.Limits(max_connections=100)) as impatient:
+
+        def wait() -> None:
+            with pytest.raises(httpx.ReadTimeout):
+                impatient.post(f"{url}/chat/completions", json=body_of("chat", "wait"))
+
+        threads = [threading.Thread(target=wait) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(session.asked) == 8)
+        response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi"))
+        assert_error("chat", response, 429)
+        for thread in threads:
+            thread.join()
+    until(lambda: session.canceled == 8)
+    assert http.post(f"{url}/chat/completions", json=body_of("chat", "hi")).status_code == 200
+
+
+# What fails.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
+    http: httpx.Client, url: str, protocol: str, stream: bool
+) -> None:
+    response = http.post(f"{url}/{ROUTES[protocol]}", json=body_of(protocol, "fail", stream=stream))
+    assert assert_error(protocol, response, 502) == "the policy failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_unexpected_error_is_logged_and_answered_with_its_id_only(
+    http: httpx.Client, url: str, caplog: pytest.LogCaptureFixture, protocol: str, stream: bool
+) -> None:
+    response = http.post(f"{url}/{ROUTES[protocol]}", json=body_of(protocol, "break", stream=stream))
+    message = assert_error(protocol, response, 500)
+    request_id = response.headers["x-request-id"]
+    assert message == f"the gateway failed; its log has the cause under {request_id}"
+    assert f"{request_id} failed with ValueError" in caplog.text
+    assert "in ask" in caplog.text
+    assert SECRET not in caplog.text + response.text
+
+
+def test_a_failure_in_the_middle_of_a_stream_ends_it_with_an_error_event(
+    http: httpx.Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def events(self: Any, *_: Any) -> Iterator[bytes]:
+        yield b"data: " + b"x" * 20_000 + b"\n\n"
+        raise ValueError(SECRET)
+
+    monkeypatch.setattr(type(load_protocol("chat")), "events", events)
+    response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi", stream=True))
+    assert response.status_code == 200
+    *_, last, _ = response.text.split("\n\n")
+    assert response.headers["x-request-id"] in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert SECRET not in response.text
+
+
+def test_a_client_that_goes_away_while_it_waits_abandons_its_request(
+    url: str, session: ScriptedSession
+) -> None:
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.3) as impatient:
+        impatient.post(f"{url}/chat/completions", json=body_of("chat", "wait"))
+    until(lambda: session.abandoned and session.canceled)
+    assert session.abandoned == session.asked
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_waits_for_its_answer_abandons_nothing(
+    http: httpx.Client, url: str, session: ScriptedSession, stream: bool
+) -> None:
+    for text in ("hi", "sleep", "long"):
+        assert http.post(f"{url}/chat/completions", json=body_of("chat", text, stream=stream)).status_code == 200
+    assert session.abandoned == []
+
+
+def connect(url: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request on a connection of its own, without reading the response."""
+    parsed = httpx.URL(url)
+    data = json.dumps(body).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((parsed.host, parsed.port))
+    head = f"POST {parsed.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    connection.sendall(f"{head}\r\n".encode() + data)
+    return connection
+
+
+def test_a_client_that_goes_away_in_the_middle_of_a_stream_abandons_its_request(
+    url: str, session: ScriptedSession
+) -> None:
+    with connect(f"{url}/chat/completions", body_of("chat", "long", stream=True)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    until(lambda: session.abandoned)
+    assert session.abandoned == session.asked
+
+
+def test_a_client_that_reads_slowly_blocks_no_other(http: httpx.Client, url: str, session: ScriptedSession) -> None:
+    with connect(f"{url}/chat/completions", body_of("chat", "long", stream=True)) as slow:
+        assert slow.recv(1000).startswith(b"HTTP/1.1 200")
+        for _ in range(20):
+            assert http.post(f"{url}/chat/completions", json=body_of("chat", "hi")).status_code == 200
+        received = b""
+        while b"[DONE]" not in received[-100:]:
+            received += slow.recv(65_536)
+    assert session.abandoned == []
+
+
+# What else clients ask for.
+
+
+def test_base_urls_answer(http: httpx.Client, root: str, session: ScriptedSession) -> None:
+    for path in ("/", "/v1", "/v1/", f"/s/{session.id}", f"/s/{session.id}/", f"/s/{session.id}/v1", "/?beta=true"):
+        assert http.head(root + path).status_code == 200
+        assert http.get(root + path).json() == {"status": "ok"}
+    assert_error("chat", http.get(f"{root}/s/unknown"), 404)
+
+
+def test_models_are_listed_in_the_form_of_the_protocol(http: httpx.Client, url: str, root: str) -> None:
+    assert http.get(f"{url}/models").json()["object"] == "list"
+    listed = http.get(f"{url}/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert listed["data"][0]["type"] == "model"
+    assert_error("chat", http.get(f"{root}/v1/models"), 401)
+
+
+def test_tokens_are_counted(http: httpx.Client, url: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert http.post(f"{url}/messages/count_tokens?beta=true", json=body).json() == {"input_tokens": 7}
+    assert_error("anthropic", http.post(f"{url}/messages/count_tokens", json={}), 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ["hi", "sleep", "long"])
+def test_openai_and_its_streams_work(url: str, session: ScriptedSession, stream: bool, text: str) -> None:
+    with openai.OpenAI(base_url=url, api_key=session.key) as client:
+        messages: Any = [{"role": "user", "content": text}]
+        if stream:
+            chunks = list(client.chat.completions.create(model="m", messages=messages, stream=True))
+            content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        else:
+            content = client.chat.completions.create(model="m", messages=messages).choices[0].message.content or ""
+        assert content == ("0123456789" * 100_000 if text == "long" else f"session: {text}")
+        with client.responses.with_streaming_response.create(model="m", input=text) as response:
+            assert response.status_code == 200
+
+
+def test_openai_raises_its_own_errors(url: str, session: ScriptedSession) -> None:
+    with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "fail"}]
+        with pytest.raises(openai.InternalServerError, match="the policy failed"):
+            client.chat.completions.create(model="m", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="messages"):
+            client.chat.completions.create(model="m", messages=[])
+
+
+def test_anthropic_works_with_either_base_url(server: BackgroundServer, session: ScriptedSession) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    for base in (server.anthropic_base_url(session), server.openai_base_url(session)):
+        with anthropic.Anthropic(base_url=base, api_key=session.key, max_retries=0) as client:
+            asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+            assert client.messages.create(**asked).content[0].text == "session: hi"
+            with client.messages.stream(**asked) as stream:
+                assert "".join(stream.text_stream) == "session: hi"
+            del asked["max_tokens"]
+            assert client.messages.count_tokens(**asked).input_tokens == 7
+            with pytest.raises(anthropic.APIStatusError, match="the policy failed"):
+                client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "fail"}])
+
+
+# What others notice.
+
+
+def test_five_hundred_sessions_ask_at_once_and_each_gets_its_own_answers(server: BackgroundServer) -> None:
+    sessions = [ScriptedSession(f"s{i}") for i in range(500)]
+    for session in sessions:
+        server.add(session)
+
+    async def ask(client: httpx.AsyncClient, session: ScriptedSession, turn: int) -> None:
+        body = body_of("chat", "fail" if turn == 1 and session.name.endswith("7") else f"{session.name}-{turn}")
+        response = await client.post(f"{server.openai_base_url(session)}/chat/completions", json=body)
+        if response.status_code == 200:
+            assert text_of("chat", response.json()) == f"{session.name}: {session.name}-{turn}"
+        else:
+            assert_error("chat", response, 502)
+
+    async def play(client: httpx.AsyncClient, session: ScriptedSession) -> None:
+        for turn in range(3):
+            await ask(client, session, turn)
+
+    async def play_all() -> None:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            await asyncio.gather(*(play(client, session) for session in sessions))
+
+    asyncio.run(play_all())
+    assert sum(len(session.asked) for session in sessions) == 1500
+    for session in sessions:
+        server.remove(session)
+
+
+def test_the_log_has_routes_and_times_but_no_content_and_no_key(
+    http: httpx.Client, url: str, root: str, session: ScriptedSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("httpcore").setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for protocol in PROTOCOLS:
+        for text in (SECRET, "break", "fail"):
+            http.post(f"{url}/{ROUTES[protocol]}?q={SECRET}", json=body_of(protocol, text, user=SECRET))
+    http.post(f"{root}/v1/chat/completions", json={SECRET: 1}, headers={"x-api-key": session.key})
+    http.post(f"{url}/{SECRET}", content=SECRET)
+    http.request(SECRET.upper(), f"{url}/models")
+    until(lambda: "(other method) /s/{session_id}/v1/models 405" in caplog.text)
+    assert "POST /s/{session_id}/v1/chat/completions 200" in caplog.text
+    assert "POST (no route) 404" in caplog.text
+    assert not [leak for leak in (SECRET, session.key, session.id) if leak in caplog.text.lower()]
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+bodies = st.binary(max_size=200) | any_json.map(lambda value: json.dumps(value).encode())
+paths = st.sampled_from(["", *ROUTES.values(), "messages/count_tokens", "models", "unknown", "..", "%00", "%ff", "a/b"])
+methods = st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])
+
+
+@given(path=paths, method=methods, content=bodies)
+def test_whatever_comes_is_refused_and_another_session_still_answers(
+    server: BackgroundServer, http: httpx.Client, path: str, method: str, content: bytes
+) -> None:
+    attacked, other = ScriptedSession(), ScriptedSession("other")
+    server.add(attacked)
+    server.add(other)
+    url = f"{server.openai_base_url(attacked)}/{path}"
+    response = http.request(method, url, content=content, headers={"content-type": "application/json"})
+    is_answer = method in ("GET", "HEAD") and path in ("", "..", "models")
+    assert response.status_code == 200 if is_answer else 400 <= response.status_code < 500, response.text
+    assert "Traceback" not in response.text
+    answered = http.post(f"{server.openai_base_url(other)}/chat/completions", json=body_of("chat", "hi"))
+    assert text_of("chat", answered.json()) == "other: hi"
+    server.remove(attacked)
+    server.remove(other)
+
+
+@given(
+    field=st.sampled_from(["messages", "model", "tools", "stop", "n", "max_tokens", "stream", "input", "system"]),
+    value=any_json,
+    protocol=st.sampled_from(PROTOCOLS),
+)
+def test_a_request_with_any_value_in_a_field_is_answered_or_refused(
+    server: BackgroundServer, http: httpx.Client, field: str, value: Any, protocol: str
+) -> None:
+    session = ScriptedSession()
+    server.add(session)
+    body = {**body_of(protocol, "hi"), field: value}
+    response = http.post(f"{server.openai_base_url(session)}/{ROUTES[protocol]}", json=body)
+    assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
+    server.remove(session)
+
+
+@given(content=st.binary(max_size=300))
+def test_bytes_that_are_not_http_are_refused(server: BackgroundServer, http: httpx.Client, content: bytes) -> None:
+    session = ScriptedSession()
+    server.add(session)
+    parsed = httpx.URL(server.openai_base_url(session))
+    with socket.create_connection((parsed.host, parsed.port)) as connection:
+        connection.sendall(content + b"\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        answered = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    url = f"{server.openai_base_url(session)}/chat/completions"
+    assert http.post(url, json=body_of("chat", "hi")).status_code == 200
+    server.remove(session)

@@ -1,0 +1,119 @@
+"""Sessions of a gateway whose replies are scripted by what is asked, and a gateway that runs while a test does."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envsdk.errors import ConfigError, EpisodeError, RequestError
+from envsdk.gateway.management import Gateway
+from envsdk.gateway.requests import ModelReply, ModelRequest
+from envsdk.gateway.serving import Server, listen
+from envsdk.messages import Message
+
+SECRET = "swordfish"
+
+
+class ScriptedSession:
+    """Answers with its name and the last message, or does what the last message commands.
+
+    `fail` is refused with status 502, `break` raises an unexpected error, `wait` never ends, `sleep` takes 0.2 s, and
+    `long` has a reply of a million characters.
+    """
+
+    def __init__(self, name: str = "session") -> None:
+        self.name = name
+        self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self.asked: list[ModelRequest] = []
+        self.abandoned: list[ModelRequest] = []
+        self.canceled = 0
+        self.waiting = threading.Event()
+
+    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
+        self.asked.append(request)
+        text = request.messages[-1].message.content
+        if text == "fail":
+            raise RequestError("the policy failed", 502, "policy_failed")
+        if text == "break":
+            raise ValueError(f"invalid literal: {SECRET}")
+        if text == "wait":
+            await self._wait()
+        if text == "sleep":
+            await asyncio.sleep(0.2)
+        content = "0123456789" * 100_000 if text == "long" else f"{self.name}: {text}"
+        return [self._reply(content) for _ in range(request.n)]
+
+    async def _wait(self) -> None:
+        self.waiting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.canceled += 1
+            raise
+
+    def _reply(self, content: str) -> ModelReply:
+        return ModelReply(
+            id=secrets.token_hex(8),
+            message=Message(role="assistant", content=content),
+            finish_reason="stop",
+            prompt_tokens=7,
+            tokens=(1, 2, 3),
+        )
+
+    def abandon(self, request: ModelRequest) -> None:
+        self.abandoned.append(request)
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        return 7
+
+
+class ScriptedFactory:
+    """Opens scripted sessions. The task `broken` is refused, `unexpected` fails, and `slow` takes 0.2 s to close."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, ScriptedSession] = {}
+        self.options: dict[str, Mapping[str, Any]] = {}
+        self.rewards: dict[str, list[Mapping[str, float]]] = {}
+        self.closed: dict[str, str] = {}
+
+    async def open(self, options: Mapping[str, Any]) -> ScriptedSession:
+        if options.get("task") == "broken":
+            raise ConfigError("there is no such task")
+        if options.get("task") == "unexpected":
+            raise ValueError(SECRET)
+        session = ScriptedSession()
+        self.sessions[session.id] = session
+        self.options[session.id] = options
+        self.rewards[session.id] = []
+        return session
+
+    async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
+        if "again" in rewards and self.rewards[session_id]:
+            raise EpisodeError("the session has a reward")
+        self.rewards[session_id].append(rewards)
+
+    async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
+        assert session_id not in self.closed, "closed twice"
+        self.closed[session_id] = reason
+        if self.options[session_id].get("task") == "slow":
+            await asyncio.sleep(0.2)
+        return {"steps": len(self.sessions[session_id].asked)}
+
+
+class RunningGateway:
+    """A gateway in a thread: `with RunningGateway(factory, ...) as url`."""
+
+    def __init__(self, factory: ScriptedFactory, **options: Any) -> None:
+        self._socket = listen("127.0.0.1", 0)
+        self._server = Server(Gateway(factory, **options).app, grace_s=0.2, lifespan="on")
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
