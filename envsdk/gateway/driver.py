@@ -250,7 +250,7 @@ class ProgramDriver(EnvDriver):
         tokens = context.log_tokens.copy(step.action_start, step.stop)
         logprobs = context.log_logprobs.copy(step.action_start, step.stop)
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
-        wants_texts = isinstance(asked.request.body, Mapping) and bool(asked.request.body.get("logprobs"))
+        body = cast("Mapping[str, Any]", asked.request.body or {})
         decode = context.renderer.tokenizer.token_bytes
         return ModelReply(
             id=self._new_id("reply"),
@@ -259,7 +259,7 @@ class ProgramDriver(EnvDriver):
             prompt_tokens=len(context) - len(tokens),
             tokens=tokens.tolist(),
             logprobs=logprobs.tolist() if is_known else None,
-            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if wants_texts else (),
+            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if body.get("logprobs") else (),
         )
 
     def _new_id(self, kind: str) -> str:

@@ -1,8 +1,8 @@
 """Agent programs as environments: the program asks the model over HTTP, and each request is an observation."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from ..authoring.env import Env
 from ..authoring.machinery import DRIVERS

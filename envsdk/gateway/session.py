@@ -18,7 +18,7 @@ class Asked:
     """A request that waits for its replies."""
 
     request: ModelRequest
-    replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future)
+    replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
 
     @property
     def is_abandoned(self) -> bool:
