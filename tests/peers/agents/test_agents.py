@@ -1,11 +1,11 @@
 """Agents of many frameworks, unchanged: what the model sampled is trained once, and breaks are those of the framework."""
 
 import pytest
-from agent_programs import openai_clients
+from agent_programs import anthropic_clients, openai_clients
 from agent_programs.cases import Case, played
 from soundness import check
 
-CASES: list[Case] = [*openai_clients.CASES]
+CASES: list[Case] = [*openai_clients.CASES, *anthropic_clients.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
