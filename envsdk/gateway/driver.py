@@ -56,7 +56,7 @@ class ProgramDriver(EnvDriver):
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
-        self._session = ProgramSession(self._count_tokens)
+        self._session = self.new_session()
         self.open_session(self._session)
         event = await self._next()
         if isinstance(event, Ended):
@@ -78,6 +78,10 @@ class ProgramDriver(EnvDriver):
         if isinstance(event, Ended):
             return self._last_turn(event)
         return self._turn(event)
+
+    def new_session(self) -> ProgramSession:
+        """Return the session of an episode."""
+        return ProgramSession(self.count_tokens)
 
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""
@@ -105,9 +109,13 @@ class ProgramDriver(EnvDriver):
         self._session = self._program = None
         if session is not None:
             session.close(error)
-            background_server().remove(session)
-        if self._session is None and program is not None:
+            self.close_session(session)
+        if program is not None:
             program.kill()
+
+    def close_session(self, session: ProgramSession) -> None:
+        """Serve the session no more."""
+        background_server().remove(session)
 
     @override
     def end_tasks(self) -> None:
@@ -266,7 +274,12 @@ class ProgramDriver(EnvDriver):
         self._ids += 1
         return f"{kind}_{hashlib.sha256(f'{self._salt} {self._ids}'.encode()).hexdigest()[:24]}"
 
-    def _count_tokens(self, request: ModelRequest) -> int:
+    def count_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has, if it were the first.
+
+        Raises:
+            RequestError: If the model family cannot express it.
+        """
         system = [] if request.system is None else [Message(role="system", content=request.system)]
         messages = [*system, *(received.message for received in request.messages)]
         try:

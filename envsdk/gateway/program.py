@@ -39,8 +39,8 @@ class ProgramEnv(Env):
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
-    limit_grace_s: ClassVar[float] = 10.0
-    """How long a program may still run after a limit refused a request, in seconds."""
+    limit_grace_s: ClassVar[float | None] = 10.0
+    """How long a program may still run after a limit refused a request, in seconds; None for any time."""
 
     def run(self, model: Endpoint) -> Outcome | Awaitable[Outcome]:
         """Run the program and return what it earned. It may be `async def`.

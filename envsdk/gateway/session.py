@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import RequestError
@@ -56,12 +56,17 @@ class ProgramSession:
 
     Args:
         count_tokens: Returns how many tokens the prompt of a request has.
+        role: The role of the requests that name none.
+
+    Attributes:
+        was_asked: Whether a request came.
     """
 
-    def __init__(self, count_tokens: Callable[[ModelRequest], int]) -> None:
+    def __init__(self, count_tokens: Callable[[ModelRequest], int], role: str | None = None) -> None:
         self.id = secrets.token_urlsafe(24)
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
-        self._count_tokens = count_tokens
+        self.was_asked = False
+        self._count_tokens, self._role = count_tokens, role
         self._lock = threading.Lock()
         self._events: deque[Asked | Ended] = deque()
         self._waiting: Future[Asked | Ended] | None = None
@@ -75,7 +80,9 @@ class ProgramSession:
         Raises:
             RequestError: If the episode is over, or ends before the reply.
         """
-        asked = Asked(request)
+        is_named = request.role is not None or self._role is None
+        asked = Asked(request if is_named else replace(request, role=self._role))
+        self.was_asked = True
         self._put(asked)
         return await asyncio.wrap_future(asked.replies)
 
