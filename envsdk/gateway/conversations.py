@@ -290,7 +290,7 @@ class Conversations:
             if request.messages[index].message.role == "assistant":
                 yield index, self._with(request.messages[index])
         if request.messages:
-            yield 0, list(self._asked.get(entry_of(request.messages[0].message).form, ()))
+            yield 0, list(self._asked.get(_first_line(request.messages[0].message), ()))
 
     def _with(self, received: ReceivedMessage) -> list[_Context]:
         """Return the contexts with an assistant message."""
@@ -316,14 +316,14 @@ class Conversations:
 
     def _compacted(self, request: ModelRequest) -> _Fit | None:
         """Return the context of which a request has only a summary, which a side branch of it or itself replied."""
-        texts = [entry_of(received.message).text for received in request.messages[:3]]
         recent = heapq.nlargest(_RECENT, self._contexts.values(), key=lambda context: context.answered_at)
         for context in recent:
             whole = context.base if context.is_side else context
             if context.pending or whole is None or whole.pending or not _is_alike(request, whole):
                 continue
             reading = read(request, whole.record, self._replies)
-            if is_quoted(context.record.path[-1], texts) and (context.is_side or reading.keep):
+            new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
+            if is_quoted(context.record.path[-1], new) and (context.is_side or reading.keep):
                 return _Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
         return None
 
@@ -391,10 +391,15 @@ def _meanings(entry: Entry) -> list[Hashable]:
 
 
 def _last_assistant(reading: Reading) -> Hashable:
-    """Return the last assistant message of a request, or without any the form of its first message."""
+    """Return the last assistant message of a request, or without any the first line of its first message."""
     if reading.starts:
         return reading.path[reading.starts[-1][1]]
-    return reading.path[0].form if reading.path else None
+    return _first_line(reading.path[0].message) if reading.path else None
+
+
+def _first_line(message: Message) -> tuple[str, str]:
+    """Return what stays the same of a first message to which text is added."""
+    return message.role, message.content.strip().partition("\n")[0]
 
 
 # Rules.
@@ -412,9 +417,11 @@ def _fit(context: _Context, request: ModelRequest, reading: Reading) -> _Fit:
     if head in following:
         reach = reading.path.index(head) + 1
         is_known = head in reading.named and _changes_setting(context, request)
-        if is_named or is_known or (is_same and is_evidence(_run(whole, reading.path[:reach]))):
+        if is_named or is_known or (is_same and is_evidence(_run(whole, reading.path[:reach]), keep)):
             return replace(fit, reach=reach, changed=changed)
-    elif is_same and keep == len(whole) - 1 and following:
+    elif is_same and following and keep == len(whole) - 2 and _is_longer(following[0], whole[keep]):
+        return replace(fit, reach=keep, changed=f"the reply {context.position(keep + 1)} was left out")
+    elif is_same and following and keep == len(whole) - 1:
         if not following[0].is_assistant:
             return replace(fit, reach=keep, changed=f"the reply {context.position(keep)} was left out")
         if is_edited_reply(following[0], head):
@@ -438,6 +445,11 @@ def _changes_setting(context: _Context, request: ModelRequest) -> bool:
         return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
     is_instructed = not request.messages or request.messages[-1].message.role != "tool"
     return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
+
+
+def _is_longer(sent: Entry, recorded: Entry) -> bool:
+    """Return whether a message is another one to which text was added: programs merge messages of one role."""
+    return sent.form[:-1] == recorded.form[:-1] and sent.text.startswith(recorded.text) and not sent.is_assistant
 
 
 def _run(whole: Sequence[Entry], path: Sequence[Entry]) -> list[Entry]:
@@ -473,15 +485,16 @@ def _continue(request: ModelRequest, fit: _Fit, *, was_choice: bool) -> _Placed:
 
 
 def _shares_history(fit: _Fit, setting: Setting) -> bool:
-    """Return whether a request begins with messages of a context, and not only with the same question."""
-    reading = fit.reading
+    """Return whether a request begins with messages of a context, and not only with the question to another agent."""
+    reading, base = fit.reading, fit.context.setting
     has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
-    return reading.keep > 0 and (has_reply or setting.has_system_of(fit.context.setting))
+    is_asked_again = setting.has_system_of(base) and (setting.has_tools_of(base) or not setting.tools)
+    return reading.keep > 0 and (has_reply or is_asked_again)
 
 
-def _closeness(context: _Context, setting: Setting) -> tuple[bool, int, int]:
+def _closeness(context: _Context, setting: Setting) -> tuple[int, bool, int]:
     """Return by what contexts with the same messages are told apart as a base."""
-    return setting.is_same(context.setting), -len(context.lineage), context.answered_at
+    return -len(context.lineage), setting.is_same(context.setting), context.answered_at
 
 
 def _kind(base: _Context | None, setting: Setting) -> str:

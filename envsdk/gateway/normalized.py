@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from ..messages import Message, ToolCall, ToolSchema
@@ -121,12 +122,17 @@ def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
     return len(longest) >= _EVIDENCE and any(longest in text for text in texts)
 
 
-def is_evidence(run: Sequence[Entry]) -> bool:
+def is_evidence(run: Sequence[Entry], shared: int) -> bool:
     """Return whether messages with the same texts in the same order are the same messages.
 
-    A short text may be in two conversations: it is only evidence together with what precedes it.
+    Texts alone may be in two conversations, short ones by chance.
+
+    Args:
+        run: The messages, at the ends of the recorded and the sent conversation.
+        shared: How many messages at their beginnings are the same.
     """
-    return len(run) >= 2 and sum(len(entry.text) for entry in run) >= _EVIDENCE
+    texts = [text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls))]
+    return len(run) + shared >= 2 and sum(map(len, texts)) >= _EVIDENCE
 
 
 @dataclass(frozen=True, slots=True)
