@@ -112,7 +112,7 @@ class Program:
             self.conversations.fail(request)
             assert self.conversations.place(request) == placed
         self.check(thread, placed)
-        calls = [(name, {"x": next(self.numbers), "y": 1000}) for name in ("look", "add")[: self.random.randrange(3)]]
+        calls = [(name, {"x": next(self.numbers), "y": 1000000}) for name in ("look", "add")[: self.random.randrange(3)]]
         reply = self.session.reply("" if calls and self.random.random() < 0.5 else self.text("reply"), calls)
         self.conversations.answer(request, [ModelReply(f"reply_{next(self.numbers):06d}", reply, "stop", 0, ())])
         thread.asked = len(thread.sent)
