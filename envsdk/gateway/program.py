@@ -51,7 +51,7 @@ class ProgramEnv(Env):
         Args:
             model: The endpoint that the program asks.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither run() nor a command")
+        raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
 
     def prepare(self, folder: Path) -> None:
         """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`."""

@@ -123,7 +123,7 @@ def played(case: Case) -> Run:
     left: dict[str, Iterator[Message]] = {key: iter(replies) for key, replies in case.script.items()}
 
     def reply(env: envsdk.Env) -> Message:
-        return next(left[key_of(case.script, opening_of(env.messages()))])
+        return next(left[key_of(case.script, opening_of(env.episode.agent.context.conversation))])
 
     with mock.patch("envsdk.gateway.driver.Conversations", RecordedConversations):
         options = {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()}
