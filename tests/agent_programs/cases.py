@@ -23,6 +23,21 @@ The conversation of the program itself has an empty text.
 """
 
 
+def own(context: str) -> tuple[str, str, str]:
+    """The break at which another agent begins a conversation of its own."""
+    return context, "switch handoff", "agent: a conversation of its own"
+
+
+def edited(detail: str) -> tuple[str, str, str]:
+    """The break at which a framework changed the past of the main conversation."""
+    return "main", "rewrite edit", detail
+
+
+TWO_AGENTS = {"main": "main", "main/agent-1": "agent"}
+THREE_AGENTS = {**TWO_AGENTS, "main/agent-2": "agent"}
+SUB_AGENTS = (own("main/agent-1"), own("main/agent-2"))
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A program with what the model says, and with what has to be recorded.

@@ -20,7 +20,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from envsdk.gateway import Endpoint
 
-from .cases import Case
+from .cases import SUB_AGENTS, THREE_AGENTS, Case, edited, own
 from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS, said
 
 FIRST, SECOND = HumanMessage("Weather, and 100 + 3.5?"), HumanMessage("Again, please.")
@@ -158,7 +158,10 @@ AS_TOOL = {
         FINAL,
     ),
 }
-SUMMARY = said("The user asked for the weather and for a sum; the weather was sunny.", thinking="sum up")
+SUMMARIES = (
+    said("The user asked for the weather and for a sum; the weather was sunny.", thinking="sum up"),
+    said("The user asked for the weather, which was sunny, and for a sum, which was 103.5.", thinking="again"),
+)
 
 CASES = [
     Case("langchain: chat", two_questions, {"": CHAT}),
@@ -186,9 +189,39 @@ CASES = [
         lambda model: two_questions(model, make=anthropic_model, is_streamed=True),
         {"": CHAT},
     ),
-    Case("langgraph: trim_messages", trimmed, {"": (LOOK, TWO_CALLS, TEXT_AND_CALL, FINAL)}),
-    Case("langchain: messages removed", removed, {"": CHAT}),
-    Case("langchain: results cleared", cleared, {"": CHAT}),
-    Case("langchain: summarized", summarized, {"<role>": (SUMMARY, SUMMARY), "": CHAT}),
-    Case("langchain: an agent in a tool, twice at once", delegated, AS_TOOL),
+    Case(
+        "langgraph: trim_messages",
+        trimmed,
+        {"": (LOOK, TWO_CALLS, TEXT_AND_CALL, FINAL)},
+        breaks=[edited("messages 1 to 2 were left out")] * 2,
+        samples=3,
+    ),
+    Case(
+        "langchain: messages removed",
+        removed,
+        {"": CHAT},
+        breaks=[edited("messages 2 to 3 were left out")] * 3,
+        samples=4,
+    ),
+    Case(
+        "langchain: results cleared",
+        cleared,
+        {"": CHAT},
+        breaks=[edited("message 3 (tool) differs"), edited("message 6 (tool) differs")],
+        samples=3,
+    ),
+    Case(
+        "langchain: summarized",
+        summarized,
+        {"Context Extraction Assistant": SUMMARIES, "": CHAT},
+        THREE_AGENTS,
+        [
+            own("main/agent-1"),
+            edited("message 1 (user) differs"),
+            own("main/agent-2"),
+            edited("message 1 (user) differs"),
+        ],
+        samples=5,
+    ),
+    Case("langchain: an agent in a tool, twice at once", delegated, AS_TOOL, THREE_AGENTS, SUB_AGENTS, 3),
 ]

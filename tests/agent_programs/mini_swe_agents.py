@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envsdk import Message
 from envsdk.gateway import ProgramEnv
 from envsdk.gateway.programs import ProgramResult
 
-from .cases import Case
+from .cases import Case, edited
 from .replies import said
 
 AGENT = Path(__file__).with_name("mini_swe_program.py")
@@ -69,9 +71,18 @@ TEXT = (
     said(block(SUBMIT).lstrip()),
 )
 
-CASES = [
-    Case("mini-swe-agent: chat", None, {"": CALLS}, env=lambda **options: Repair("chat", **options)),
-    Case("mini-swe-agent: text", None, {"": TEXT}, env=lambda **options: Repair("text", **options)),
-    Case("mini-swe-agent: responses", None, {"": CALLS}, env=lambda **options: Repair("responses", **options)),
-    Case("mini-swe-agent: anthropic", None, {"": CALLS}, env=lambda **options: Repair("anthropic", **options)),
-]
+
+
+def case(kind: str, replies: Sequence[Message], dropped: int) -> Case:
+    """A case in which the framework drops the reply without an action, and asks again."""
+    return Case(
+        f"mini-swe-agent: {kind}",
+        None,
+        {"": replies},
+        breaks=[edited(f"the reply {dropped} was left out")],
+        samples=2,
+        env=lambda **options: Repair(kind, **options),
+    )
+
+
+CASES = [case("chat", CALLS, 7), case("text", TEXT, 4), case("responses", CALLS, 7), case("anthropic", CALLS, 7)]

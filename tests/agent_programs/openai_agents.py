@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from envsdk.gateway import Endpoint
 
-from .cases import Case
+from .cases import SUB_AGENTS, THREE_AGENTS, TWO_AGENTS, Case, own
 from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, said
 
 set_tracing_disabled(True)
@@ -151,16 +151,29 @@ CASES = [
         {"": CHAT},
     ),
     Case("openai-agents: responses, previous_response_id", stored, {"": CHAT}),
-    Case("openai-agents: handoff", handed_over, HANDOVER),
+    Case(
+        "openai-agents: handoff",
+        handed_over,
+        HANDOVER,
+        TWO_AGENTS,
+        [("main/agent-1", "switch handoff", "from main")],
+        samples=2,
+    ),
     Case(
         "openai-agents: handoff without the calls",
         lambda model: handed_over(model, filter=handoff_filters.remove_all_tools),
         HANDOVER,
+        TWO_AGENTS,
+        [own("main/agent-1")],
+        samples=2,
     ),
     Case(
         "openai-agents: handoff with the history in one message",
         lambda model: handed_over(model, config=RunConfig(nest_handoff_history=True)),
         HANDOVER,
+        TWO_AGENTS,
+        [own("main/agent-1")],
+        samples=2,
     ),
-    Case("openai-agents: agent as a tool, twice at once", expert_as_tool, AS_TOOL),
+    Case("openai-agents: agent as a tool, twice at once", expert_as_tool, AS_TOOL, THREE_AGENTS, SUB_AGENTS, 3),
 ]

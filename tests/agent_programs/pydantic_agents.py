@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from envsdk.gateway import Endpoint
 
-from .cases import Case
+from .cases import SUB_AGENTS, THREE_AGENTS, Case, edited
 from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS, said
 
 THINKING: Any = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4000}
@@ -155,6 +155,12 @@ CASES = [
         {"": CHAT},
     ),
     Case("pydantic-ai: structured output", structured, {"": (LOOK, TWO_CALLS, REPORT)}),
-    Case("pydantic-ai: an agent in a tool, twice at once", delegated, AS_TOOL),
-    Case("pydantic-ai: history processor", trimmed, {"": (LOOK, TWO_CALLS, TEXT_AND_CALL, FINAL)}),
+    Case("pydantic-ai: an agent in a tool, twice at once", delegated, AS_TOOL, THREE_AGENTS, SUB_AGENTS, 3),
+    Case(
+        "pydantic-ai: history processor",
+        trimmed,
+        {"": (LOOK, TWO_CALLS, TEXT_AND_CALL, FINAL)},
+        breaks=[edited("messages 2 to 3 were left out"), edited("messages 2 to 4 were left out")],
+        samples=3,
+    ),
 ]

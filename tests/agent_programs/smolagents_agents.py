@@ -7,7 +7,7 @@ from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 from envsdk.gateway import Endpoint
 
-from .cases import Case
+from .cases import SUB_AGENTS, THREE_AGENTS, TWO_AGENTS, Case, own
 from .replies import LOOK, TEXT_AND_CALL, TWO_CALLS, said
 
 
@@ -96,9 +96,19 @@ CASES = [
         "smolagents: tools with planning",
         lambda model: tools(model, again=False, planning_interval=2),
         {"": (PLAN, LOOK, TWO_CALLS, PLAN, TEXT_AND_CALL, ANSWERED)},
+        THREE_AGENTS,  # the first plan, which is asked for first; the steps; the second plan
+        SUB_AGENTS,
+        samples=3,
     ),
     Case("smolagents: code", code, {"": CODE}),
     Case("smolagents: code, streamed", lambda model: code(model, stream_outputs=True), {"": CODE}),
-    Case("smolagents: managed agent", managed, MANAGED),
-    Case("smolagents: no steps left", exhausted, {"": (LOOK, TWO_CALLS, said("It is sunny."))}),
+    Case("smolagents: managed agent", managed, MANAGED, TWO_AGENTS, [own("main/agent-1")], 2),
+    Case(
+        "smolagents: no steps left",
+        exhausted,
+        {"An agent tried to answer": (said("It is sunny."),), "": (LOOK, TWO_CALLS)},
+        {"main": "main", "main/side-1": "side"},
+        [("main/side-1", "switch handoff", "from main")],
+        samples=2,
+    ),
 ]

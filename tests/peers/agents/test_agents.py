@@ -1,12 +1,9 @@
 """Agents of many frameworks, unchanged: what the model sampled is trained once, and breaks are those of the framework."""
 
 import pytest
-from agent_programs import anthropic_clients, openai_clients
+from agent_programs.all_cases import CASES
 from agent_programs.cases import Case, played
 from soundness import check
-
-CASES: list[Case] = [*openai_clients.CASES, *anthropic_clients.CASES]
-
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_that_was_sampled_is_trained_once_and_the_breaks_are_those_of_the_framework(case: Case) -> None:
