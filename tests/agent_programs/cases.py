@@ -1,6 +1,7 @@
 """Runs an agent program against a scripted model through the gateway, and keeps what it asked."""
 
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +144,8 @@ def played(case: Case) -> Run:
     with mock.patch("envsdk.gateway.driver.Conversations", RecordedConversations):
         options = {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()}
         env = case.env(**options) if case.env else ProgramOfCase(case.program, **options)
-        trajectory = envsdk.rollout(env, ReplyPolicy(env, reply), seed=0)
+        # The ids that the gateway issues follow from the seed: runs that are put together later need different ones.
+        trajectory = envsdk.rollout(env, ReplyPolicy(env, reply), seed=zlib.crc32(case.name.encode()))
         asked = driver_of(env)._conversations.asked
         env.close()
     assert {key: list(replies) for key, replies in left.items()} == dict.fromkeys(case.script, [])

@@ -95,7 +95,11 @@ CASES = [
     Case(
         "smolagents: tools with planning",
         lambda model: tools(model, again=False, planning_interval=2),
-        {"": (PLAN, LOOK, TWO_CALLS, PLAN, TEXT_AND_CALL, ANSWERED)},
+        {
+            "Below I will present you a task": (PLAN,),
+            "Find the task and history below": (PLAN,),
+            "": (LOOK, TWO_CALLS, TEXT_AND_CALL, ANSWERED),
+        },
         THREE_AGENTS,  # the first plan, which is asked for first; the steps; the second plan
         SUB_AGENTS,
         samples=3,
