@@ -93,7 +93,7 @@ class ProgramDriver(EnvDriver):
             api_key=session.key,
             seed=self.running_episode.seed,
         )
-        if self.env.command is None and self._has_run():
+        if self.env.command is None and self.env.has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.end)
         else:
             environ = endpoint.environ()
@@ -102,12 +102,6 @@ class ProgramDriver(EnvDriver):
             self._program = CommandProgram(
                 lambda: self.env.command, self.env.prepare, self.env.score, environ, session.end, session.id
             )
-
-    def _has_run(self) -> bool:
-        """Return whether the author wrote `run`; if not, `prepare` sets the command."""
-        from .program import ProgramEnv
-
-        return type(self.env).run is not ProgramEnv.run
 
     def end_program(self, error: RequestError = _OVER) -> None:
         """End the program, if it runs, and refuse its requests."""

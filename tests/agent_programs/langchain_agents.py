@@ -142,7 +142,9 @@ def delegated(model: Endpoint) -> float:
         return text_of(expert.invoke({"messages": [HumanMessage(input)]})["messages"][-1])
 
     main = create_agent(chat_model(model), [math_expert], system_prompt="You are careful.")
-    return float(text_of(main.invoke({"messages": [HumanMessage("1 + 2, and 3 + 4?")]})["messages"][-1]) == ANSWER.strip())
+    return float(
+        text_of(main.invoke({"messages": [HumanMessage("1 + 2, and 3 + 4?")]})["messages"][-1]) == ANSWER.strip()
+    )
 
 
 AS_TOOL = {

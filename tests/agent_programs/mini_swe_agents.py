@@ -72,7 +72,6 @@ TEXT = (
 )
 
 
-
 def case(kind: str, replies: Sequence[Message], dropped: int) -> Case:
     """A case in which the framework drops the reply without an action, and asks again."""
     return Case(

@@ -50,14 +50,18 @@ def responses_model(asked: AsyncOpenAI) -> Any:
 
 
 def main_agent(asked: Any, **options: Any) -> Any:
-    return Agent(**{"name": "Main", "instructions": "You are careful.", "tools": [get_weather, add], **options}, model=asked)
+    return Agent(
+        **{"name": "Main", "instructions": "You are careful.", "tools": [get_weather, add], **options}, model=asked
+    )
 
 
 def is_answer(text: Any, expected: str = ANSWER) -> bool:
     return str(text).strip() == expected.strip()
 
 
-async def two_questions(model: Endpoint, *, make: Any = chat_model, is_streamed: bool = False, **settings: Any) -> float:
+async def two_questions(
+    model: Endpoint, *, make: Any = chat_model, is_streamed: bool = False, **settings: Any
+) -> float:
     """Two runs; the second begins with what the first left."""
     async with client(model) as asked:
         agent = main_agent(make(asked), model_settings=ModelSettings(parallel_tool_calls=True, **settings))

@@ -139,9 +139,7 @@ CASES = [
     Case("pydantic-ai: responses", lambda model: two_questions(model, make=responses_model), {"": CHAT}),
     Case(
         "pydantic-ai: responses, previous_response_id",
-        lambda model: two_questions(
-            model, make=responses_model, settings={"openai_previous_response_id": "auto"}
-        ),
+        lambda model: two_questions(model, make=responses_model, settings={"openai_previous_response_id": "auto"}),
         {"": CHAT},
     ),
     Case(

@@ -83,9 +83,7 @@ def recognized(runs: Sequence[Run], seed: int | None) -> Recognized:
 
 def _transcript(asked: Asked) -> list[tuple[str, str, tuple[str | None, ...]]]:
     messages = [*(received.message for received in asked.request.messages), *(reply.message for reply in asked.replies)]
-    return [
-        (message.role, message.content, tuple(call.id for call in message.tool_calls)) for message in messages
-    ]
+    return [(message.role, message.content, tuple(call.id for call in message.tool_calls)) for message in messages]
 
 
 def _events(runs: Sequence[Run], seed: int | None) -> Iterator[tuple[bool, Conversation, Asked]]:

@@ -33,9 +33,7 @@ LOOK = said(
     ("get_weather", '{ "unit" :"c",\n  "city":"Zürich \\u6771京 \\/ x" }'),
     thinking="  Thinking one:  two  spaces.\nThen a newline. \n",
 )
-TWO_CALLS = said(
-    "", ("add", '{"b": 2.50, "a":1e2}'), ("get_weather", '{"city":"Paris"}'), thinking="Thinking two\n"
-)
+TWO_CALLS = said("", ("add", '{"b": 2.50, "a":1e2}'), ("get_weather", '{"city":"Paris"}'), thinking="Thinking two\n")
 TEXT_AND_CALL = said("\n\n  Let me check again. \n", ("add", '{"a":1,"b":2}'))
 FINAL = said(ANSWER, thinking="Final thought ")
 SECOND = said(AGAIN, thinking="User came back")

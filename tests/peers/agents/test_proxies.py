@@ -46,7 +46,9 @@ def test_our_samples_are_fewer_and_shorter_than_those_of_a_merge_of_token_prefix
             line += f"{samples:8} {trained / sampled:9.1%} {tokens:11}"
         print(line)
     sampled = sum(row[0] for row in rows["all"])
-    ours, template, keeping = (Cost(*map(sum, zip(*column, strict=True))) for column in list(zip(*rows["all"], strict=True))[1:])
+    ours, template, keeping = (
+        Cost(*map(sum, zip(*column, strict=True))) for column in list(zip(*rows["all"], strict=True))[1:]
+    )
     assert ours.trained == sampled
     assert ours.samples < keeping.samples <= template.samples
     assert ours.tokens < keeping.tokens <= template.tokens
