@@ -31,6 +31,7 @@ class ProgramDriver(EnvDriver):
 
     env: "ProgramEnv"
     may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond")
+    why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
 
     @override
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
@@ -137,17 +138,9 @@ class ProgramDriver(EnvDriver):
 
     def _why_it_ended(self) -> RequestError:
         trajectory = self.env.trajectory
-        if trajectory is None or not trajectory.error:
-            return _OVER
-        if trajectory.error.startswith(RenderError.__name__):
-            return RequestError(f"the model family cannot express the request: {trajectory.error}")
-        return RequestError("the episode failed", 500, "episode_failed")
-
-    @override
-    def fork(self) -> Any:
-        raise EpisodeError(
-            f"{self.env!r} runs a program, whose state cannot be copied: play the episode again with the same seed"
-        )
+        if trajectory is None or trajectory.status == "error":
+            return RequestError("the episode failed", 500, "episode_failed")
+        return _OVER
 
     # Requests.
 

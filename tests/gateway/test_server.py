@@ -317,9 +317,7 @@ def test_a_failure_in_the_middle_of_a_stream_ends_it_with_an_error_event(
     assert SECRET not in response.text
 
 
-def test_a_client_that_goes_away_while_it_waits_abandons_its_request(
-    url: str, session: ScriptedSession
-) -> None:
+def test_a_client_that_goes_away_while_it_waits_abandons_its_request(url: str, session: ScriptedSession) -> None:
     with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.3) as impatient:
         impatient.post(f"{url}/chat/completions", json=body_of("chat", "wait"))
     until(lambda: session.abandoned and session.canceled)
@@ -342,7 +340,9 @@ def connect(url: str, body: dict[str, Any]) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((parsed.host, parsed.port))
-    head = f"POST {parsed.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    head = (
+        f"POST {parsed.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    )
     connection.sendall(f"{head}\r\n".encode() + data)
     return connection
 
