@@ -7,12 +7,12 @@ taken for one: in doubt, a request opens a context, whose `base` is the conversa
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ..messages import Message, ToolSchema
-from .normalized import Entry, Setting, entry_of, is_edited_reply, is_evidence, is_quoted
+from .normalized import Entry, Setting, entry_of, is_edited_reply, is_long, is_quoted, without_stop
 from .reading import Reading, Replies, read
 from .requests import ModelReply, ModelRequest, ReceivedMessage
 
@@ -96,9 +96,12 @@ class _Context:
         return self.pending.reading if self.pending else self.record
 
     @property
-    def lineage(self) -> "list[_Context]":
-        """The context, its base, the base of that, ..."""
-        return [self, *self.base.lineage] if self.base else [self]
+    def bases(self) -> "list[_Context]":
+        """The base, the base of that, ..."""
+        bases: list[_Context] = []
+        while base := (bases[-1] if bases else self).base:
+            bases.append(base)
+        return bases
 
     def position(self, messages: int) -> int:
         """Return a number of messages with the system message."""
@@ -270,13 +273,24 @@ class Conversations:
     def _fits(self, request: ModelRequest) -> list[_Fit]:
         """Return how a request fits the contexts that share its last known reply, or at least its first message."""
         fits: dict[_Context, _Fit] = {}
-        for index, contexts in self._candidates(request):
+
+        def find(index: int, contexts: Iterable[_Context]) -> bool:
             for context in contexts:
                 if context not in fits and self._contexts.get(context.name) is context:
-                    fits[context] = _fit(context, request, read(request, context.newest, self._replies))
-            if any(fit.reach >= 0 or fit.reading.knows(index) for fit in fits.values()):
+                    fits[context] = self._fit(context, request)
+            return any(fit.reach >= 0 or (index >= 0 and fit.reading.knows(index)) for fit in fits.values())
+
+        for index, contexts in self._candidates(request):
+            others = [context for context in contexts if not _is_alike(request, context)]
+            is_found = find(-1, contexts) or find(-1, _givers(request, others))  # an agent may get a conversation back
+            if is_found or find(index, ()) or find(index, self._branches(contexts)):
                 break
         return list(fits.values())
+
+    def _branches(self, contexts: Sequence[_Context]) -> list[_Context]:
+        """Return the branches of contexts, and theirs."""
+        bases = set(contexts)
+        return [c for c in self._contexts.values() if not bases.isdisjoint(c.bases)] if bases else []
 
     def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, list[_Context]]]:
         """Yield contexts with the index of the message that they may share with the request, the last one first."""
@@ -288,22 +302,23 @@ class Conversations:
             return
         for index in reversed(range(len(request.messages))):
             if request.messages[index].message.role == "assistant":
-                yield index, self._with(request.messages[index])
+                yield index, self._with(request.messages[index], request.stop)
         if request.messages:
-            yield 0, list(self._asked.get(entry_of(request.messages[0].message).form, ()))
+            yield 0, list(self._asked.get(_first_line(request.messages[0].message), ()))
 
-    def _with(self, received: ReceivedMessage) -> list[_Context]:
+    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[_Context]:
         """Return the contexts with an assistant message."""
         if reply := self._replies.named(received):
             return self._around(reply, self._owners[reply])
-        for meaning in _meanings(entry_of(received.message)):
-            if found := self._meanings.get(meaning):
-                return [near for context, entry in found.items() for near in self._around(entry, context)]
-        reply = self._replies.written(received.message)
-        return self._around(reply, self._owners[reply]) if reply else []
+        entry = entry_of(received.message)
+        meanings = dict.fromkeys([*_meanings(entry), without_stop(entry.text, stop)])
+        found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
+        if not found and (reply := self._replies.written(received.message)):
+            return self._around(reply, self._owners[reply])
+        return [near for context, known in found for near in self._around(known, context)]
 
     def _around(self, entry: Entry, owner: _Context) -> list[_Context]:
-        return [*owner.lineage, *self._asked.get(entry, ())]
+        return [owner, *self._asked.get(entry, ())]
 
     def _best(self, request: ModelRequest, fits: Sequence[_Fit]) -> _Fit | None:
         """Return the context that a request continues, or None if it opens one."""
@@ -312,20 +327,56 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.context.answered_at), default=None)
         if best is not None and best.reach >= 0:
             return best
-        return self._compacted(request) if request.context is None else None
+        shared = max((fit.reading.keep for fit in fits), default=0)
+        return self._compacted(request, shared) if request.context is None else None
 
-    def _compacted(self, request: ModelRequest) -> _Fit | None:
-        """Return the context of which a request has only a summary, which a side branch of it or itself replied."""
-        texts = [entry_of(received.message).text for received in request.messages[:3]]
+    def _compacted(self, request: ModelRequest, shared: int) -> _Fit | None:
+        """Return the context of which a request has only a summary, which a side branch of it or itself replied.
+
+        Args:
+            request: The request.
+            shared: How many messages it shares with any context. What it shares with another one is no summary.
+        """
         recent = heapq.nlargest(_RECENT, self._contexts.values(), key=lambda context: context.answered_at)
         for context in recent:
             whole = context.base if context.is_side else context
             if context.pending or whole is None or whole.pending or not _is_alike(request, whole):
                 continue
             reading = read(request, whole.record, self._replies)
-            if is_quoted(context.record.path[-1], texts) and (context.is_side or reading.keep):
+            new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
+            is_its_own = reading.keep >= shared and (context.is_side or reading.keep)
+            if is_its_own and is_quoted(context.record.path[-1], new):
                 return _Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
         return None
+
+    def _fit(self, context: _Context, request: ModelRequest) -> _Fit:
+        """Return whether a request continues a context, and what it changes."""
+        reading = read(request, context.newest, self._replies)
+        fit, whole, keep = _Fit(context, reading), context.record.path, reading.keep
+        if context.pending or request.role not in (None, context.role):
+            return fit
+        is_same, is_named = _is_alike(request, context), request.context == context.name
+        if keep == len(whole):
+            return replace(fit, reach=keep) if is_same or is_named or _changes_setting(context, request) else fit
+        changed, head, following = _difference(context, reading), whole[-1], reading.path[keep:]
+        if head in following:
+            reach = reading.path.index(head) + 1
+            is_known = head in reading.named and _changes_setting(context, request)
+            if is_named or is_known or (is_same and self._is_evidence(_run(whole, reading.path[:reach]), keep)):
+                return replace(fit, reach=reach, changed=changed)
+        elif is_same and following and keep == len(whole) - 2 and _is_longer(following[0], whole[keep]):
+            return replace(fit, reach=keep, changed=f"the reply {context.position(keep + 1)} was left out")
+        elif is_same and following and keep == len(whole) - 1:
+            if not following[0].is_assistant:
+                return replace(fit, reach=keep, changed=f"the reply {context.position(keep)} was left out")
+            if is_edited_reply(following[0], head):
+                return replace(fit, reach=keep + 1, changed=changed)
+        return replace(fit, reach=0, changed=changed) if is_named else fit
+
+    def _is_evidence(self, run: Sequence[Entry], shared: int) -> bool:
+        """Return whether messages at the end are those of a context, of which a request shares others at the start."""
+        is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
+        return (len(run) > 1 or (is_unique and shared > 0)) and is_long(run)
 
     # Opening a context.
 
@@ -391,35 +442,23 @@ def _meanings(entry: Entry) -> list[Hashable]:
 
 
 def _last_assistant(reading: Reading) -> Hashable:
-    """Return the last assistant message of a request, or without any the form of its first message."""
+    """Return the last assistant message of a request, or without any the first line of its first message."""
     if reading.starts:
         return reading.path[reading.starts[-1][1]]
-    return reading.path[0].form if reading.path else None
+    return _first_line(reading.path[0].message) if reading.path else None
+
+
+def _first_line(message: Message) -> tuple[str, str]:
+    """Return what stays the same of a first message to which text is added."""
+    return message.role, message.content.strip().partition("\n")[0]
 
 
 # Rules.
 
 
-def _fit(context: _Context, request: ModelRequest, reading: Reading) -> _Fit:
-    """Return whether a request continues a context, and what it changes."""
-    fit, whole, keep = _Fit(context, reading), context.record.path, reading.keep
-    if context.pending or request.role not in (None, context.role):
-        return fit
-    is_same, is_named = _is_alike(request, context), request.context == context.name
-    if keep == len(whole):
-        return replace(fit, reach=keep) if is_same or is_named or _changes_setting(context, request) else fit
-    changed, head, following = _difference(context, reading), whole[-1], reading.path[keep:]
-    if head in following:
-        reach = reading.path.index(head) + 1
-        is_known = head in reading.named and _changes_setting(context, request)
-        if is_named or is_known or (is_same and is_evidence(_run(whole, reading.path[:reach]))):
-            return replace(fit, reach=reach, changed=changed)
-    elif is_same and keep == len(whole) - 1 and following:
-        if not following[0].is_assistant:
-            return replace(fit, reach=keep, changed=f"the reply {context.position(keep)} was left out")
-        if is_edited_reply(following[0], head):
-            return replace(fit, reach=keep + 1, changed=changed)
-    return replace(fit, reach=0, changed=changed) if is_named else fit
+def _givers(request: ModelRequest, contexts: Sequence[_Context]) -> list[_Context]:
+    """Return the bases of contexts that are alike to a request."""
+    return [base for context in contexts for base in context.bases if _is_alike(request, base)]
 
 
 def _is_alike(request: ModelRequest, context: _Context) -> bool:
@@ -438,6 +477,11 @@ def _changes_setting(context: _Context, request: ModelRequest) -> bool:
         return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
     is_instructed = not request.messages or request.messages[-1].message.role != "tool"
     return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
+
+
+def _is_longer(sent: Entry, recorded: Entry) -> bool:
+    """Return whether a message is another one to which text was added: programs merge messages of one role."""
+    return sent.form[:-1] == recorded.form[:-1] and sent.text.startswith(recorded.text) and not sent.is_assistant
 
 
 def _run(whole: Sequence[Entry], path: Sequence[Entry]) -> list[Entry]:
@@ -473,15 +517,16 @@ def _continue(request: ModelRequest, fit: _Fit, *, was_choice: bool) -> _Placed:
 
 
 def _shares_history(fit: _Fit, setting: Setting) -> bool:
-    """Return whether a request begins with messages of a context, and not only with the same question."""
-    reading = fit.reading
+    """Return whether a request begins with messages of a context, and not only with the question to another agent."""
+    reading, base = fit.reading, fit.context.setting
     has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
-    return reading.keep > 0 and (has_reply or setting.has_system_of(fit.context.setting))
+    is_asked_again = setting.has_system_of(base) and (setting.has_tools_of(base) or not setting.tools)
+    return reading.keep > 0 and (has_reply or is_asked_again)
 
 
-def _closeness(context: _Context, setting: Setting) -> tuple[bool, int, int]:
+def _closeness(context: _Context, setting: Setting) -> tuple[int, bool, int]:
     """Return by what contexts with the same messages are told apart as a base."""
-    return setting.is_same(context.setting), -len(context.lineage), context.answered_at
+    return -len(context.bases), setting.is_same(context.setting), context.answered_at
 
 
 def _kind(base: _Context | None, setting: Setting) -> str:

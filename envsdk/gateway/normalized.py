@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from ..messages import Message, ToolCall, ToolSchema
@@ -87,16 +88,18 @@ def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> b
     which sampling stopped.
     """
     if sent.calls == recorded.calls:
-        return sent.text == recorded.text or bool(sent.calls and not sent.text) or _is_stopped(sent, recorded, stop)
+        is_lost = bool(sent.calls) and not sent.text
+        return is_lost or recorded.text in (sent.text, without_stop(sent.text, stop))
     if sent.calls or not sent.text.startswith(recorded.text):
         return False
     written = sent.text.removeprefix(recorded.text)
     return all(word in written for word in _words(recorded.calls)) if written else bool(recorded.text)
 
 
-def _is_stopped(sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
-    end = sent.text.removeprefix(recorded.text).strip() if sent.text.startswith(recorded.text) else ""
-    return bool(end) and end in {text.strip() for text in stop}
+def without_stop(text: str, stop: Collection[str]) -> str:
+    """Return a text without the stop string at its end."""
+    end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
+    return text.removesuffix(end.strip()).strip()
 
 
 def _words(calls: Sequence[Call]) -> list[str]:
@@ -121,12 +124,10 @@ def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
     return len(longest) >= _EVIDENCE and any(longest in text for text in texts)
 
 
-def is_evidence(run: Sequence[Entry]) -> bool:
-    """Return whether messages with the same texts in the same order are the same messages.
-
-    A short text may be in two conversations: it is only evidence together with what precedes it.
-    """
-    return len(run) >= 2 and sum(len(entry.text) for entry in run) >= _EVIDENCE
+def is_long(entries: Sequence[Entry]) -> bool:
+    """Return whether messages have together more text and calls than two conversations have in common by chance."""
+    texts = (text for entry in entries for text in (entry.text, *chain.from_iterable(entry.calls)))
+    return sum(map(len, texts)) >= _EVIDENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Replies:
 
 def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
-    begin = len(list(takewhile(bool, map(operator.eq, recorded.sent, map(_RAW, request.messages)))))
+    begin = _common(recorded.sent, tuple(map(_RAW, request.messages)))
     known, keep = len(recorded.starts), recorded.asked
     if begin < len(recorded.sent):  # read on from the reply before the change, which names the calls of its results
         known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
@@ -94,6 +94,13 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
 
 
 _RAW = operator.attrgetter("raw")
+
+
+def _common(before: tuple[Any, ...], now: tuple[Any, ...]) -> int:
+    """Return how many values at the start are equal. Equal tuples, and the same objects in them, cost almost nothing."""
+    if now[: len(before)] == before:
+        return len(before)
+    return len(list(takewhile(bool, map(operator.eq, before, now))))
 
 
 def _value(received: ReceivedMessage) -> Any:

@@ -1,87 +1,14 @@
 """What each request of a program means: every rule on a small conversation."""
 
-import copy
 import json
-from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import pytest
+from program_requests import OTHER_TOOLS, SYSTEM, TOOLS, Session, as_sent, assistant, result, user
 
-from envsdk import Message, ToolCall
-from envsdk.gateway.conversations import Continues, Conversations, Opens, Repeats
-from envsdk.gateway.requests import ModelReply, ModelRequest, ReceivedMessage
-
-SYSTEM = "You are a careful agent."
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "add")]
-OTHER_TOOLS = [{"type": "function", "function": {"name": "math", "parameters": {}}}]
-
-
-def user(text: Any) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: Any = "", *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {}), **more}
-
-
-def result(call: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call, "content": text}
-
-
-def as_sent(message: Message) -> dict[str, Any]:
-    """A reply as a client sends it back unchanged, as JSON."""
-    data = message.to_openai()
-    for call in data.get("tool_calls", ()):
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return data
-
-
-def to_request(
-    messages: Sequence[dict[str, Any]],
-    *,
-    system: str | None = SYSTEM,
-    tools: Sequence[Any] = TOOLS,
-    links: dict[int, str] | None = None,
-    **fields: Any,
-) -> ModelRequest:
-    messages = copy.deepcopy(list(messages))  # every request is parsed anew
-    received = [
-        ReceivedMessage(Message.from_openai(message), message, (links or {}).get(i))
-        for i, message in enumerate(messages)
-    ]
-    body = {"messages": messages, "system": system, "tools": list(tools)}
-    return ModelRequest(received, system=system, tools=list(tools), body=body, **fields)
-
-
-class Session:
-    """A session whose model answers what the test says."""
-
-    def __init__(self, **options: Any) -> None:
-        self.conversations = Conversations(**options)
-        self._ids = count(1)
-
-    def place(self, messages: Sequence[dict[str, Any]], **options: Any) -> Continues | Opens | Repeats:
-        self.request = to_request(messages, **options)
-        return self.conversations.place(self.request)
-
-    def reply(
-        self, text: str = "", calls: Sequence[tuple[str, dict[str, Any]]] = (), reasoning: str = "why"
-    ) -> Message:
-        made = [ToolCall(name=name, arguments=given, id=f"call_{next(self._ids):06d}") for name, given in calls]
-        return Message(role="assistant", content=text, tool_calls=tuple(made), reasoning=reasoning)
-
-    def answer(self, *messages: Message, request: ModelRequest | None = None) -> None:
-        replies = [ModelReply(f"reply_{next(self._ids):06d}", message, "stop", 0, ()) for message in messages]
-        self.last_id = replies[0].id
-        self.conversations.answer(request or self.request, replies)
-
-    def ask(self, messages: Sequence[dict[str, Any]], text: str = "", calls: Any = (), **options: Any) -> Message:
-        """Place a request and answer it."""
-        self.placed = self.place(messages, **options)
-        message = self.reply(text, calls)
-        self.answer(message)
-        return message
+from envsdk import Message
+from envsdk.gateway.conversations import Continues, Opens, Repeats
+from envsdk.gateway.requests import ModelReply
 
 
 @pytest.fixture
@@ -272,6 +199,13 @@ def test_a_program_that_leaves_out_the_reply_edits(session):
     assert placed == Continues(
         "main", (Message(role="user", content="Call exactly one tool."),), keep=2, changed="the reply 2 was left out"
     )
+
+
+def test_a_message_instead_of_the_reply_may_be_merged_with_the_one_before_it(session):
+    session.ask([user("Do it.")], "I do not know how.")
+    placed = session.place([user("Do it.\nError: call a tool.")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 1, "the reply 2 was left out")
 
 
 @pytest.mark.parametrize("text", ["I will call a tool", "I will call a tool: look() and more", "call"])
