@@ -69,12 +69,12 @@ class Anthropic(WireFormat):
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return the request whose tokens are to be counted: like any other, but `max_tokens` is not required."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body)
+        fields = self._fields(body, lists=["messages"])
         _check_unsupported(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, _received, memory)
+        values, received = self._read_messages(given, memory, _received)
         system, messages = split_system(received)
         return ModelRequest(
             **self._request(

@@ -50,14 +50,14 @@ class Chat(OpenAIFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return what a request asks for; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body)
+        fields = self._fields(body, lists=["messages"])
         refuse_given(fields, _UNSUPPORTED)
         _check_format(fields)
         check_top_logprobs(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, _received, memory)
+        values, received = self._read_messages(given, memory, _received)
         system, messages = split_system(received)
         return ModelRequest(
             **self._request(
