@@ -1,13 +1,10 @@
 """What a session remembers between requests: messages that were read, and responses that later requests name."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-import orjson
-
-from ...messages import ToolSchema
 from ..requests import ReceivedMessage
 
 T = TypeVar("T")
@@ -24,10 +21,10 @@ class RecentlyRead(Generic[T]):
     """
 
     def __init__(self, limit: int = 32) -> None:
-        self._lists: list[list[_Read[T]]] = []
+        self._lists: list[list[Read[T]]] = []
         self._limit = limit
 
-    def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["_Read[T]"]:
+    def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["Read[T]"]:
         """Read a list of values.
 
         Args:
@@ -35,11 +32,12 @@ class RecentlyRead(Generic[T]):
             read: Reads one value, given with its index.
 
         Returns:
-            The values, with what they were read as. Those that came before are the objects of the earlier list.
+            The values, with what they were read as. Those that came before are the objects of the earlier list, so that
+            a session keeps them only once.
         """
         best, common = self._longest_beginning(values)
         earlier = self._lists[best] if common else []
-        new = [_Read(value, read(value, i), _has_numbers(value)) for i, value in enumerate(values[common:], common)]
+        new = [Read(value, read(value, i), _numbers(value)) for i, value in enumerate(values[common:], common)]
         result = earlier[:common] + new
         if common and common == len(earlier):
             del self._lists[best]
@@ -57,37 +55,55 @@ class RecentlyRead(Generic[T]):
         return best, longest
 
 
-class _Read(NamedTuple, Generic[T]):
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+class Read(NamedTuple, Generic[T]):
+    """A value that was read.
+
+    Attributes:
+        value: The value.
+        result: What it was read as.
+        numbers: The places of the numbers and booleans in it.
+    """
+
     value: Any
     result: T
-    has_numbers: bool
+    numbers: Sequence[_Path]
 
 
-def _common(earlier: Sequence[_Read[Any]], values: Sequence[Any]) -> int:
-    """Return how many values at the beginning of two lists are the same."""
+def _common(earlier: Sequence[Read[Any]], values: Sequence[Any]) -> int:
+    """Return how many values at the beginning of two lists are the same, up to the order of keys."""
     common = 0
-    for (one, _, has_numbers), other in zip(earlier, values, strict=False):
-        if one != other or (has_numbers and not _is_same(one, other)):
+    for (one, _, numbers), other in zip(earlier, values, strict=False):
+        if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
             break
         common += 1
     return common
 
 
-def _has_numbers(value: Any) -> bool:
-    """Return whether a JSON value contains a number or a boolean: `1`, `1.0` and `True` are equal in Python."""
+def _numbers(value: Any, path: _Path = ()) -> list[_Path]:
+    """Return the places of the numbers and booleans in a JSON value, because Python takes `1` and `True` for equal."""
+    if isinstance(value, str) or value is None:
+        return []
     if isinstance(value, dict):
-        return any(map(_has_numbers, cast("dict[str, Any]", value).values()))
-    if isinstance(value, list):
-        return any(map(_has_numbers, cast("list[Any]", value)))
-    return not (value is None or isinstance(value, str))
+        items: Iterable[tuple[str | int, Any]] = cast("dict[str, Any]", value).items()
+    elif isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+    else:
+        return [path]
+    return [place for key, item in items for place in _numbers(item, (*path, key))]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two equal JSON values have the same text."""
-    try:
-        return one is other or orjson.dumps(one) == orjson.dumps(other)
-    except TypeError:  # a long integer
-        return False
+def _is_same_type(one: Any, other: Any, numbers: Sequence[_Path]) -> bool:
+    """Return whether the numbers of two equal values have the same types."""
+    for path in numbers:
+        number, its_other = one, other
+        for key in path:
+            number, its_other = number[key], its_other[key]
+        if type(number) is not type(its_other):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +135,10 @@ class StoredResponses:
         limit: How many responses are kept. The one that was not used for the longest time is forgotten first.
     """
 
-    def __init__(self, limit: int = 256) -> None:
+    def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._responses: OrderedDict[str, tuple[StoredConversation, tuple[str, ...]]] = OrderedDict()
-        self._items: dict[str, Mapping[str, Any]] = {}
+        self._responses: OrderedDict[str, tuple[StoredConversation, Sequence[Mapping[str, Any]]]] = OrderedDict()
+        self._response_of: dict[str, str] = {}
 
     def add(self, id: str, conversation: StoredConversation, items: Sequence[Mapping[str, Any]]) -> None:
         """Keep a response.
@@ -132,13 +148,12 @@ class StoredResponses:
             conversation: The conversation, up to and with the response.
             items: The response's output, each item with its `id`.
         """
-        self._responses[id] = conversation, tuple(item["id"] for item in items)
-        self._responses.move_to_end(id)
-        self._items.update((item["id"], item) for item in items)
+        self._responses[id] = conversation, items
+        self._response_of.update((item["id"], id) for item in items)
         while len(self._responses) > self._limit:
             _, (_, forgotten) = self._responses.popitem(last=False)
             for item in forgotten:
-                self._items.pop(item, None)
+                del self._response_of[item["id"]]
 
     def conversation(self, id: str) -> StoredConversation | None:
         """Return the conversation up to a response; None if it is not known (any more)."""
@@ -149,7 +164,11 @@ class StoredResponses:
 
     def item(self, id: str) -> Mapping[str, Any] | None:
         """Return an item of a response's output by its id; None if it is not known (any more)."""
-        return self._items.get(id)
+        response = self._response_of.get(id)
+        if response is None:
+            return None
+        self._responses.move_to_end(response)
+        return next(item for item in self._responses[response][1] if item["id"] == id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +176,12 @@ class SessionMemory:
     """What one session remembers between its requests. It is not safe to use from several threads at once.
 
     Attributes:
-        messages: The messages that were read, for each protocol by name.
-        tools: The tools that were read, for each protocol by name.
         responses: The responses that requests may name.
     """
 
-    messages: dict[str, RecentlyRead[Sequence[ReceivedMessage]]] = field(
-        default_factory=dict[str, RecentlyRead[Sequence[ReceivedMessage]]]
-    )
-    tools: dict[str, RecentlyRead[ToolSchema]] = field(default_factory=dict[str, RecentlyRead[ToolSchema]])
     responses: StoredResponses = field(default_factory=StoredResponses)
+    _recent: dict[str, RecentlyRead[Any]] = field(default_factory=dict[str, RecentlyRead[Any]])
+
+    def recently_read(self, kind: str) -> RecentlyRead[Any]:
+        """Return the lists of one kind that were read last, such as the messages of a protocol."""
+        return self._recent.setdefault(kind, RecentlyRead())
