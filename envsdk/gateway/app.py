@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,6 +36,9 @@ from .metrics import Metrics
 from .protocols import WireFormat
 from .requests import ModelRequest
 from .sessions import OpenSession, Sessions
+
+if TYPE_CHECKING:
+    from .protocols.anthropic import Anthropic
 
 _LARGE_BYTES = 262_144
 """A body is read in a thread if it is larger: meanwhile, other requests are answered."""
@@ -155,8 +158,9 @@ class ModelRoutes:
         """Answer a request for a reply."""
         opened = self._admit(request)
         exchange = Exchange.of(request.scope)
+        wire = await wire_format(exchange.protocol)
         with opened.answering():
-            wire, asked, body = await self._read(opened, request)
+            asked, body = await self._read(opened, request, wire.read)
             abandon = partial(self._abandon, opened, asked, exchange)
             async with Client(request.receive) as client:
                 replies = await client.wait_for(opened.session.ask(asked), abandon)
@@ -177,11 +181,12 @@ class ModelRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
+        wire = cast("Anthropic", await wire_format("anthropic"))
         with opened.answering():
-            _, asked, _ = await self._read(opened, request)
+            asked, _ = await self._read(opened, request, wire.read_count)
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
-        return json_response({"input_tokens": count})
+        return json_response(wire.count(count))
 
     async def models(self, request: Request) -> Response:
         """List the one model, in the form of the client's protocol."""
@@ -229,14 +234,15 @@ class ModelRoutes:
             raise Refusal(429, "rate_limit_exceeded", message, {"retry-after": "1"})
         return opened
 
-    async def _read(self, opened: OpenSession, request: Request) -> tuple[WireFormat, ModelRequest, Any]:
-        """Return a request's protocol, what it asks for, and its body."""
+    async def _read(
+        self, opened: OpenSession, request: Request, read: Callable[..., ModelRequest]
+    ) -> tuple[ModelRequest, Any]:
+        """Return what a request asks for, and its body."""
         body, size = await read_json(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
-        wire = await wire_format(Exchange.of(request.scope).protocol)
         async with opened.reading:
             if size <= _LARGE_BYTES:
-                return wire, wire.read(body, request.headers, opened.memory), body
-            return wire, await asyncio.to_thread(wire.read, body, request.headers, opened.memory), body
+                return read(body, request.headers, opened.memory), body
+            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
 
     def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
         if self._metrics is not None:
