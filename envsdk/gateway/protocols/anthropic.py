@@ -74,7 +74,7 @@ class Anthropic(WireFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, memory)
+        values, received = self._read_messages(given, _received, memory)
         system, messages = split_system(received)
         return ModelRequest(
             **self._request(
@@ -138,19 +138,6 @@ class Anthropic(WireFormat):
         """Return the body of a response to `count_tokens`."""
         return MessageTokensCount(input_tokens=tokens).model_dump(exclude_unset=True)
 
-    def _received(self, value: Any, index: int) -> Sequence[ReceivedMessage]:
-        fields = Fields(value, f"messages[{index}]")
-        role = fields.text("role")
-        if role == "user":
-            return [ReceivedMessage(received, value) for received in _user(fields)]
-        if role == "assistant":
-            received, link = _assistant(fields)
-            return [ReceivedMessage(received, value, link)]
-        if role == "system":
-            texts = [_text(block, "system messages") for block in _content(fields, "content")]
-            return [ReceivedMessage(message(fields.path, role=role, content=content_of(texts)), value)]
-        raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
-
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")
         if tool.text("type") not in (None, "custom"):
@@ -158,6 +145,21 @@ class Anthropic(WireFormat):
         if tool.get("input_schema") is None:
             raise refused(tool.name("input_schema"), "it is required")
         return tool_schema(tool, "input_schema")
+
+
+def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
+    """Return the messages that a value of `messages` holds."""
+    fields = Fields(value, f"messages[{index}]")
+    role = fields.text("role")
+    if role == "user":
+        return [ReceivedMessage(received, value) for received in _user(fields)]
+    if role == "assistant":
+        received, link = _assistant(fields)
+        return [ReceivedMessage(received, value, link)]
+    if role == "system":
+        texts = [_text(block, "system messages") for block in _content(fields, "content")]
+        return [ReceivedMessage(message(fields.path, role=role, content=content_of(texts)), value)]
+    raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
 
 
 def _check_unsupported(fields: Fields) -> None:

@@ -11,12 +11,15 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ...errors import RequestError
 from ...messages import ToolCall, ToolSchema, read_arguments
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call, tool_schema
+from .fields import Fields, check_unique, message, not_of_kind, refused, tool_call, tool_schema
 from .memory import SessionMemory
 from .openai_format import (
+    NO_GRAMMAR,
+    Content,
     OpenAIFormat,
     check_top_logprobs,
     read_choice,
+    read_content,
     read_sampling,
     refuse_given,
     token_logprobs,
@@ -24,18 +27,18 @@ from .openai_format import (
 from .wire import LARGEST, arguments_text, event_bytes, joined, pieces, split_system
 
 _MAX_REPLIES = 128
-_NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
+_PARTS = {"text": "text", "refusal": "refusal"}
 _UNSUPPORTED = {
     "functions": "give functions as `tools`",
     "function_call": "give functions as `tools`, and choose one by `tool_choice`",
     "logit_bias": "it is not supported: leave it out",
     "audio": "only text is supported",
     "web_search_options": "there is no web search: give a tool for it",
-    "guided_json": _NO_GRAMMAR,
-    "guided_regex": _NO_GRAMMAR,
-    "guided_choice": _NO_GRAMMAR,
-    "guided_grammar": _NO_GRAMMAR,
-    "structured_outputs": _NO_GRAMMAR,
+    "guided_json": NO_GRAMMAR,
+    "guided_regex": NO_GRAMMAR,
+    "guided_choice": NO_GRAMMAR,
+    "guided_grammar": NO_GRAMMAR,
+    "structured_outputs": NO_GRAMMAR,
 }
 
 
@@ -54,7 +57,7 @@ class Chat(OpenAIFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, memory)
+        values, received = self._read_messages(given, _received, memory)
         system, messages = split_system(received)
         return ModelRequest(
             **self._request(
@@ -115,23 +118,6 @@ class Chat(OpenAIFormat):
         """Return the event that ends a stream which has begun, with an error."""
         return event_bytes(self.error(error))
 
-    def _received(self, value: Any, index: int) -> Sequence[ReceivedMessage]:
-        fields = Fields(value, f"messages[{index}]")
-        role = fields.text("role")
-        if role == "assistant":
-            read = _assistant(fields)
-        elif role == "tool":
-            read = {
-                "tool_call_id": fields.required_text("tool_call_id"),
-                "content": _content(fields, is_required=False),
-            }
-        elif role in ("system", "developer", "user"):
-            read = {"content": _content(fields, is_required=True)}
-        else:
-            roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
-            raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
-        return (ReceivedMessage(message(fields.path, role=role, name=fields.text("name"), **read), value),)
-
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")
         if tool.text("type") != "function":
@@ -139,11 +125,30 @@ class Chat(OpenAIFormat):
         return tool_schema(Fields(tool.get("function"), tool.name("function")), "parameters")
 
 
+def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
+    """Return the messages that a value of `messages` holds."""
+    fields = Fields(value, f"messages[{index}]")
+    role = fields.text("role")
+    if role == "assistant":
+        read = _assistant(fields)
+    elif role == "tool":
+        read = {
+            "tool_call_id": fields.required_text("tool_call_id"),
+            "content": _content(fields, is_required=False),
+        }
+    elif role in ("system", "developer", "user"):
+        read = {"content": _content(fields, is_required=True)}
+    else:
+        roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
+        raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+    return (ReceivedMessage(message(fields.path, role=role, name=fields.text("name"), **read), value),)
+
+
 def _check_format(fields: Fields) -> None:
     """Refuse what a reply cannot be made to be: JSON of a schema, or speech."""
     format_ = fields.object("response_format")
     if format_ is not None and format_.text("type") != "text":
-        raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {_NO_GRAMMAR}")
+        raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
     if any(kind != "text" for kind in fields.items("modalities")):
         raise refused("modalities", "only text is supported")
     options = fields.object("stream_options")
@@ -187,26 +192,8 @@ def _call(value: Any, path: str) -> ToolCall:
     return tool_call(path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
 
 
-def _content(fields: Fields, *, is_required: bool) -> "str | list[dict[str, str]]":
-    given = fields.get("content")
-    if given is None and not is_required:
-        return ""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise not_of_kind(fields.name("content"), "a text or a list of parts", given)
-    return content_of([_part(part, f"{fields.name('content')}[{i}]") for i, part in enumerate(fields.items("content"))])
-
-
-def _part(value: Any, path: str) -> str:
-    part = Fields(value, path)
-    kind = part.text("type")
-    if kind not in ("text", "refusal"):
-        raise refused(path, f"a part of type {kind!r:.40} is not supported: only text is")
-    text = part.text(kind)
-    if text is None:
-        raise refused(part.name(kind), "it is required")
-    return text
+def _content(fields: Fields, *, is_required: bool) -> Content:
+    return "" if fields.get("content") is None and not is_required else read_content(fields, "content", _PARTS)
 
 
 def _written(reply: ModelReply) -> dict[str, Any]:

@@ -119,10 +119,10 @@ class StoredResponses:
         limit: How many responses are kept. The one that was not used for the longest time is forgotten first.
     """
 
-    def __init__(self, limit: int = 256) -> None:
+    def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._responses: OrderedDict[str, tuple[StoredConversation, tuple[str, ...]]] = OrderedDict()
-        self._items: dict[str, Mapping[str, Any]] = {}
+        self._responses: OrderedDict[str, tuple[StoredConversation, Sequence[Mapping[str, Any]]]] = OrderedDict()
+        self._response_of: dict[str, str] = {}
 
     def add(self, id: str, conversation: StoredConversation, items: Sequence[Mapping[str, Any]]) -> None:
         """Keep a response.
@@ -132,13 +132,12 @@ class StoredResponses:
             conversation: The conversation, up to and with the response.
             items: The response's output, each item with its `id`.
         """
-        self._responses[id] = conversation, tuple(item["id"] for item in items)
-        self._responses.move_to_end(id)
-        self._items.update((item["id"], item) for item in items)
+        self._responses[id] = conversation, items
+        self._response_of.update((item["id"], id) for item in items)
         while len(self._responses) > self._limit:
             _, (_, forgotten) = self._responses.popitem(last=False)
             for item in forgotten:
-                self._items.pop(item, None)
+                del self._response_of[item["id"]]
 
     def conversation(self, id: str) -> StoredConversation | None:
         """Return the conversation up to a response; None if it is not known (any more)."""
@@ -149,7 +148,11 @@ class StoredResponses:
 
     def item(self, id: str) -> Mapping[str, Any] | None:
         """Return an item of a response's output by its id; None if it is not known (any more)."""
-        return self._items.get(id)
+        response = self._response_of.get(id)
+        if response is None:
+            return None
+        self._responses.move_to_end(response)
+        return next(item for item in self._responses[response][1] if item["id"] == id)
 
 
 @dataclass(frozen=True, slots=True)

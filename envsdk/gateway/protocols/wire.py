@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...errors import RequestError
@@ -89,14 +89,15 @@ class WireFormat(ABC):
         fields.boolean("stream")
         return fields
 
-    def _read_messages(self, values: Sequence[Any], memory: SessionMemory) -> tuple[list[Any], list[ReceivedMessage]]:
-        """Return the values of the list of messages, and the messages that they hold."""
-        read = memory.messages.setdefault(self.name, RecentlyRead()).read(values, self._received)
-        return [item.value for item in read], [received for item in read for received in item.result]
+    def _read_messages(
+        self, values: Sequence[Any], read: Callable[[Any, int], Sequence[ReceivedMessage]], memory: SessionMemory
+    ) -> tuple[list[Any], list[ReceivedMessage]]:
+        """Return the values of a list of messages, and the messages that they hold; `read` returns those of one value.
 
-    def _received(self, value: Any, index: int) -> Sequence[ReceivedMessage]:
-        """Return the messages that a value of the list of messages holds."""
-        raise NotImplementedError
+        A value that came before is the object of the earlier request, so that a session keeps it only once.
+        """
+        found = memory.messages.setdefault(self.name, RecentlyRead()).read(values, read)
+        return [item.value for item in found], [received for item in found for received in item.result]
 
     def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
         """Return the tools, whose names differ."""

@@ -1,0 +1,172 @@
+"""The items of a conversation in OpenAI Responses: which of them are one message, and what it holds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ...messages import ToolCall, read_arguments
+from ..requests import ReceivedMessage
+from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call
+from .memory import SessionMemory
+from .openai_format import Content, read_content
+from .wire import signed
+
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
+
+
+def _type_of(item: Mapping[str, Any]) -> Any:
+    """Return the type of an item, which a message and a reference may leave out."""
+    if item.get("type") is not None:
+        return item["type"]
+    return "message" if "role" in item else "item_reference" if list(item) == ["id"] else None
+
+
+def is_reference(item: Mapping[str, Any]) -> bool:
+    """Return whether an item refers to an item of a stored response."""
+    return _type_of(item) == "item_reference"
+
+
+def resolved(value: Any, path: str, memory: SessionMemory) -> Mapping[str, Any]:
+    """Return an item, or the one that it refers to.
+
+    Raises:
+        RequestError: If it is not an object, or if the item that it refers to is not known.
+    """
+    item = Fields(value, path)
+    if not is_reference(item.value):
+        return item.value
+    named = item.required_text("id")
+    found = memory.responses.item(named)
+    if found is None:
+        reason = f"no item {named!r:.80} is known: it was not stored, or was forgotten; give the item itself"
+        raise refused(item.name("id"), reason)
+    return found
+
+
+def _rank(item: Mapping[str, Any]) -> int | None:
+    """Return the place of an item's type in a reply; None for an item that is not of a reply."""
+    type_ = _type_of(item)
+    if type_ == "message" and item.get("role") != "assistant":
+        return None
+    return _RANKS.get(type_) if isinstance(type_, str) else None
+
+
+def grouped(items: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[Any]]:
+    """Put the items of each reply into a list.
+
+    Returns:
+        The index of the first item of each value, and the values: lists of items, and single items.
+    """
+    starts: list[int] = []
+    values: list[Any] = []
+    reply: list[Any] = []
+    for i, item in enumerate(items):
+        if reply and _rank(item) is not None and _continues(reply, item):
+            reply.append(item)
+            continue
+        reply = [] if _rank(item) is None else [item]
+        starts.append(i)
+        values.append(reply or item)
+    return starts, values
+
+
+def _continues(group: Sequence[Mapping[str, Any]], item: Mapping[str, Any]) -> bool:
+    """Return whether an item belongs to the same reply as those before it."""
+    link, before = _link(item), next(filter(None, map(_link, group)), None)
+    if link is not None and before is not None:
+        return link == before
+    rank, last = _rank(item) or 0, _rank(group[-1]) or 0
+    return rank > last or (rank == last and rank != _RANKS["message"])
+
+
+def _link(item: Mapping[str, Any]) -> str | None:
+    """Return the id of the reply that an item is of, if it has one."""
+    encrypted, named = item.get("encrypted_content"), item.get("id")
+    if isinstance(encrypted, str) and (link := signed(encrypted)):
+        return link
+    if not isinstance(named, str):
+        return None
+    kind, _, rest = named.partition("_")
+    if kind == "fc":
+        rest = rest.rpartition("_")[0]
+    return rest or None if kind in ("rs", "msg", "fc") else None
+
+
+def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
+    """Return the message that an item, or a list of items of a reply, holds; `index` is that of the first item."""
+    if isinstance(value, list):
+        return (reply_of(cast("list[Any]", value), "input", index),)
+    item = Fields(value, f"input[{index}]")
+    type_ = _type_of(value)
+    if type_ == "function_call_output":
+        call = item.required_text("call_id")
+        content = read_content(item, "output", _PARTS)
+        return (ReceivedMessage(message(item.path, role="tool", tool_call_id=call, content=content), value),)
+    if type_ == "message":
+        role = item.text("role")
+        if role not in ("user", "system", "developer"):
+            expected = "'user', 'assistant', 'system' or 'developer'"
+            raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
+        content = read_content(item, "content", _PARTS)
+        return (ReceivedMessage(message(item.path, role=role, content=content), value),)
+    raise refused(item.name("type"), f"items of type {type_!r:.60} are not supported")
+
+
+def reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> ReceivedMessage:
+    """Return the message that the items of a reply are.
+
+    Args:
+        items: The items.
+        where: The list that contains them.
+        start: The index of the first one.
+    """
+    reasoning: list[str] = []
+    contents: list[Content] = []
+    calls: list[ToolCall] = []
+    for i, value in enumerate(items, start):
+        item = Fields(value, f"{where}[{i}]")
+        match _type_of(value):
+            case "reasoning":
+                reasoning += _thinking(item)
+            case "message":
+                contents.append(read_content(item, "content", _PARTS) if item.get("content") is not None else "")
+            case _:
+                calls.append(_call(item))
+    path = f"{where}[{start}]"
+    check_unique([call.id for call in calls], path)
+    read = message(
+        path,
+        role="assistant",
+        content=_joined_contents(contents),
+        reasoning="\n\n".join(reasoning) if reasoning else None,
+        tool_calls=calls,
+    )
+    link = next(filter(None, map(_link, items)), None)
+    return ReceivedMessage(read, items[0] if len(items) == 1 else items, link)
+
+
+def _joined_contents(contents: Sequence[Content]) -> Content:
+    texts: list[str] = []
+    for content in contents:
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+    return content_of(texts)
+
+
+def _thinking(item: Fields) -> list[str]:
+    """Return the texts of a reasoning item: its content, or else its summary."""
+    for key, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+        parts = [Fields(part, f"{item.name(key)}[{i}]") for i, part in enumerate(item.items(key))]
+        for part in parts:
+            if part.text("type") not in (None, kind, "text"):
+                raise refused(part.name("type"), f"expected {kind!r}")
+        if texts := [part.text("text") or "" for part in parts]:
+            return texts
+    return []
+
+
+def _call(item: Fields) -> ToolCall:
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str):
+        raise not_of_kind(item.name("arguments"), "a text", arguments)
+    name, call_id = item.required_text("name"), item.required_text("call_id")
+    return tool_call(item.path, id=call_id, name=name, arguments=read_arguments(arguments))

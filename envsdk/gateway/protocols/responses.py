@@ -1,0 +1,225 @@
+"""OpenAI Responses (https://platform.openai.com/docs/api-reference/responses).
+
+- Reasoning is the `content` of a reasoning item, as of open models. Its `summary` has the same text if the request asks
+  for a summary (`reasoning.summary`), because some clients read only that.
+- The ids of the items contain the id of their reply, and so does `encrypted_content`: this is how a reply is recognized
+  that comes back as `input`.
+- A response is kept for `previous_response_id` and item references unless `store` is false.
+- A reply is one message. So the items of a conversation that follow each other as a reply's do (reasoning, a message,
+  calls) are read as one message, unless their ids are of different replies.
+- `instructions`, as everywhere, hold for one request only.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
+
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseIncompleteEvent,
+    ResponseInProgressEvent,
+)
+
+from ...errors import RequestError
+from ...messages import ToolSchema
+from ..requests import ModelReply, ModelRequest, ReceivedMessage
+from .fields import Fields, message, refused, tool_schema
+from .memory import SessionMemory, StoredConversation
+from .openai_format import (
+    NO_GRAMMAR,
+    OpenAIFormat,
+    check_top_logprobs,
+    described,
+    read_choice,
+    read_sampling,
+    refuse_given,
+)
+from .response_items import grouped, is_reference, received_of, reply_of, resolved
+from .response_output import event, item_events, output_items
+from .wire import LARGEST, event_bytes, joined, split_system
+
+_LOGPROBS = "message.output_text.logprobs"
+_UNSUPPORTED = {
+    "background": "a response is not made in the background: leave it out, and wait for the response",
+    "conversation": "conversations are not stored under names: use previous_response_id",
+    "prompt": "there are no stored prompts: give `instructions` and `input`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(ModelRequest):
+    """A request, and the conversation that is stored for it, with the system messages of `input`."""
+
+    conversation: StoredConversation | None = None
+
+
+class Responses(OpenAIFormat):
+    """OpenAI Responses."""
+
+    name = "responses"
+
+    def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return what a request asks for; see `WireFormat.read`."""
+        memory = SessionMemory() if memory is None else memory
+        fields = self._fields(body)
+        refuse_given(fields, _UNSUPPORTED)
+        _check_form(fields)
+        check_top_logprobs(fields)
+        previous = _previous(fields, memory)
+        given, received = self._input(fields, memory)
+        conversation = StoredConversation(received, previous)
+        system, messages = split_system(conversation.messages())
+        instructions = fields.text("instructions")
+        named = fields.text("previous_response_id")
+        return _Request(
+            **self._request(
+                Fields({**fields.value, "input": given}),
+                headers,
+                messages=messages,
+                system=joined([*([instructions] if instructions else []), *system]),
+                tools=self._read_tools(fields, memory),
+                tool_choice=read_choice(fields, None),
+                max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+                stop=fields.stops("stop"),
+                sampling=read_sampling(fields),
+                logprobs=_LOGPROBS in fields.items("include"),
+                previous=None if named is None else named.removeprefix("resp_"),
+            ),
+            conversation=conversation,
+        )
+
+    def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; see `WireFormat.write`."""
+        [reply] = replies
+        response = _response(request, body, reply, created)
+        return Response.model_validate(response).model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+    def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed response; see `WireFormat.events`."""
+        [reply] = replies
+        whole = self.write(request, body, replies, created)
+        begun: dict[str, Any] = {
+            **whole,
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        numbers = count()
+        yield event(ResponseCreatedEvent, numbers, response=begun)
+        yield event(ResponseInProgressEvent, numbers, response=begun)
+        for index, item in enumerate(whole["output"]):
+            yield from item_events(item, index, numbers)
+        is_cut = reply.finish_reason == "length"
+        yield event(ResponseIncompleteEvent if is_cut else ResponseCompletedEvent, numbers, response=whole)
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the event that ends a stream which has begun, with an error."""
+        error_ = described(error)
+        flat = {"code": error_["code"] or error_["type"], "message": error_["message"], "param": error_["param"]}
+        return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": error_}, "error")
+
+    def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
+        """Keep a response for `previous_response_id`, unless `store` is false."""
+        if not isinstance(request, _Request) or request.conversation is None or request.body.get("store") is False:
+            return
+        [reply] = replies
+        items = output_items(request.body, request, reply)
+        conversation = request.conversation
+        stored = StoredConversation([*conversation.received, reply_of(items, "output")], conversation.previous)
+        memory.responses.add(f"resp_{reply.id}", stored, items)
+
+    def _input(self, fields: Fields, memory: SessionMemory) -> tuple[Any, list[ReceivedMessage]]:
+        """Return the input, and its messages."""
+        given = fields.get("input")
+        if isinstance(given, str):
+            return given, [ReceivedMessage(message("input", role="user", content=given), given)]
+        items = [resolved(item, f"input[{i}]", memory) for i, item in enumerate(fields.items("input"))]
+        if not items:
+            raise refused("input", "it is required: give a text, or at least one item")
+        starts, groups = grouped(items)
+        values, received = self._read_messages(groups, lambda value, index: received_of(value, starts[index]), memory)
+        flat = [item for value in values for item in (cast("list[Any]", value) if isinstance(value, list) else [value])]
+        return given if any(map(is_reference, cast("list[Any]", given))) else flat, received
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        tool = Fields(value, f"tools[{index}]")
+        if tool.text("type") != "function":
+            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
+        return tool_schema(tool, "parameters")
+
+
+def _check_form(fields: Fields) -> None:
+    """Check the fields that shape a response, and refuse a form that a reply cannot be made to have."""
+    text = fields.object("text")
+    form = None if text is None else text.object("format")
+    if form is not None and form.text("type") != "text":
+        raise refused("text.format", f"{form.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+    fields.one_of("truncation", ("auto", "disabled"))
+    fields.boolean("store")
+    fields.boolean("parallel_tool_calls")
+    reasoning = fields.object("reasoning")
+    if reasoning is not None:
+        reasoning.one_of("summary", ("auto", "concise", "detailed"))
+
+
+def _previous(fields: Fields, memory: SessionMemory) -> StoredConversation | None:
+    named = fields.text("previous_response_id")
+    if named is None:
+        return None
+    conversation = memory.responses.conversation(named)
+    if conversation is None:
+        reason = (
+            f"the response {named!r:.80} is not known: it was not stored, is of another session, or was forgotten; "
+            "give the whole conversation as `input`"
+        )
+        field = "previous_response_id"
+        raise RequestError(f"{field}: {reason}", code="previous_response_not_found", field=field)
+    return conversation
+
+
+def _response(request: ModelRequest, body: Any, reply: ModelReply, created: int) -> dict[str, Any]:
+    is_cut = reply.finish_reason == "length"
+    fields = Fields(body)
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": created,
+        "status": "incomplete" if is_cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": fields.text("instructions"),
+        "max_output_tokens": request.max_tokens,
+        "model": body["model"],
+        "output": output_items(body, request, reply),
+        "parallel_tool_calls": fields.boolean("parallel_tool_calls") is not False,
+        "previous_response_id": fields.text("previous_response_id"),
+        "store": fields.boolean("store") is not False,
+        "temperature": request.sampling.get("temperature"),
+        "text": {"format": {"type": "text"}},
+        "tool_choice": _written_choice(request),
+        "tools": [{"type": "function", "parameters": None, "strict": False, **t["function"]} for t in request.tools],
+        "top_p": request.sampling.get("top_p"),
+        "truncation": fields.text("truncation") or "disabled",
+        "metadata": {},
+        "usage": _usage(reply),
+    }
+
+
+def _written_choice(request: ModelRequest) -> Any:
+    choice = request.tool_choice
+    return choice if isinstance(choice, str) else {"type": "function", **choice}
+
+
+def _usage(reply: ModelReply) -> dict[str, Any]:
+    sampled = len(reply.tokens)
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + sampled,
+    }
