@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +25,8 @@ from .exchange import (
     Exchange,
     Guard,
     Refusal,
-    answer_http_exception,
     answer_refusal,
+    answer_unknown_route,
     json_response,
     unexpected,
     wire_format,
@@ -87,7 +86,7 @@ def model_app(
     app = Starlette(
         routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
         middleware=[Middleware(Guard, metrics=metrics)],
-        exception_handlers={RequestError: answer_refusal, HTTPException: answer_http_exception},
+        exception_handlers={RequestError: answer_refusal, 404: answer_unknown_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
@@ -96,16 +95,18 @@ def model_app(
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route's end: notes in the exchange which route and protocol it is, then answers.
+    """A route's end: notes in the exchange which route and protocol it is, checks the method, then answers.
 
     Attributes:
         route: The template of the route.
+        method: The method; a route with GET has HEAD, too.
         protocol: The name of the protocol; None for the one that the request looks like.
         answer: Returns the response, which is sent.
         send: Sends the response itself, instead of `answer`.
     """
 
     route: str
+    method: str
     protocol: str | None = None
     answer: Callable[[Request], Awaitable[Response]] | None = None
     send: Callable[[Request, Send], Awaitable[None]] | None = None
@@ -115,6 +116,10 @@ class Endpoint:
         exchange = Exchange.of(scope)
         exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
         request = Request(scope, receive, send)
+        allowed = ("GET", "HEAD") if self.method == "GET" else (self.method,)
+        if request.method not in allowed:
+            headers = {"allow": ", ".join(allowed)}
+            raise Refusal(405, "method_not_allowed", f"the route has {self.method} only", headers)
         if self.send is not None:
             await self.send(request, send)
         elif self.answer is not None:
@@ -141,7 +146,7 @@ class ModelRoutes:
         routes: list[Route] = []
 
         def add(path: str, method: str, **endpoint: Any) -> None:
-            routes.append(Route(path, Endpoint(path, **endpoint), methods=[method]))
+            routes.append(Route(path, Endpoint(path, method, **endpoint)))
 
         for root in ("/s/{session_id}", ""):
             for base in (f"{root}/v1", root, f"{root}/v1/v1"):
@@ -158,8 +163,8 @@ class ModelRoutes:
         """Answer a request for a reply."""
         opened = self._admit(request)
         exchange = Exchange.of(request.scope)
-        wire = await wire_format(exchange.protocol)
         with opened.answering():
+            wire = await wire_format(exchange.protocol)
             asked, body = await self._read(opened, request, wire.read)
             abandon = partial(self._abandon, opened, asked, exchange)
             async with Client(request.receive) as client:
@@ -181,8 +186,8 @@ class ModelRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
-        wire = cast("Anthropic", await wire_format("anthropic"))
         with opened.answering():
+            wire = cast("Anthropic", await wire_format("anthropic"))
             asked, _ = await self._read(opened, request, wire.read_count)
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
