@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .. import __version__
+import importlib.metadata
 
 _REFUSALS = {
     400: "The body is not JSON, or a field is invalid",
@@ -58,7 +58,7 @@ def description(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[st
     """
     return {
         "openapi": "3.1.0",
-        "info": {"title": "envsdk gateway", "version": __version__},
+        "info": {"title": "envsdk gateway", "version": importlib.metadata.version("envsdk")},
         "paths": {**_management(opening, rewarding), **_of_session("/v1", "session"), **_in_path("/s/{session_id}/v1")},
         "components": {
             "securitySchemes": {

@@ -114,7 +114,7 @@ if "error" in sys.argv:
 def test_a_program_ends_quietly(how: str) -> None:
     started = time.monotonic()
     program = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM, how],
+        [sys.executable, "-W", "error", "-c", PROGRAM, how],
         capture_output=True,
         text=True,
         timeout=60,

@@ -328,7 +328,7 @@ print("closed:", *factory.closed.values())
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_after_its_sessions_were_closed(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as program:
         assert program.stdout is not None
