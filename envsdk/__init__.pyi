@@ -15,12 +15,14 @@ from .authoring.tool_env import ToolEnv as ToolEnv
 from .authoring.tool_env import ToolEnvConfig as ToolEnvConfig
 from .authoring.tools import Tool as Tool
 from .authoring.tools import tool as tool
+from .contexts.edits import Edit as Edit
 from .contexts.history_policy import HistoryPolicy as HistoryPolicy
 from .contexts.protocol import Action as Action
 from .contexts.protocol import Break as Break
 from .contexts.protocol import Observation as Observation
 from .episodes.handoff import Handoff as Handoff
 from .episodes.handoff import HandoffResult as HandoffResult
+from .episodes.turn import Opening as Opening
 from .episodes.turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak
 from .limits import Limits as Limits

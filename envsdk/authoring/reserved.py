@@ -17,6 +17,7 @@ METHODS = frozenset(
     {
         *("start", "respond", "resume", "renderer_of", "reference_reply", "null_reply", "default_tools"),
         *("finish", "after_tools", "on_bad_reply", "after_handoff"),
+        *("run", "prepare", "score", "role_of"),
         *("render", "close"),
     }
 )
@@ -24,7 +25,7 @@ METHODS = frozenset(
 DECLARATIONS = frozenset(
     {
         *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
-        "blocking",
+        *("blocking", "command", "trainable_roles", "limit_grace_s"),
     }
 )
 """Class attributes that authors may declare."""

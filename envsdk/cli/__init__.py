@@ -12,6 +12,7 @@ from .catalog import list_
 from .checks import check, doctor
 from .episodes import demo, rollout, show
 from .evaluating import eval_
+from .gateway import gateway
 from .options import specification
 from .output import ErrorHandler, print_error
 from .playing import play
@@ -22,7 +23,7 @@ __all__ = ["app", "main", "specification"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
 app.command("eval")(eval_)
-for command in (play, rollout, show, replay, init, check, doctor, demo):
+for command in (play, rollout, show, replay, gateway, init, check, doctor, demo):
     app.command()(command)
 
 

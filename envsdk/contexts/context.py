@@ -14,6 +14,7 @@ from ..limits import StopReason
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from .arrays import GrowableArray
+from .edits import Edit, edited, without
 from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from .protocol import Break, RewriteReason
 from .view import View
@@ -64,8 +65,12 @@ class Context:
         self.steps = 0
         self.inherited = 0
         """How many of the messages were copied from the context that this one started from."""
+        self.is_trainable = True
+        """Whether its samples are trained."""
         self.reward: float | None = None
         """The context's own reward; None if it shares the episode's."""
+        self.conversation: list[Message] = []
+        """The messages as the environment has them now: its edits change them, the history policy does not."""
         self.log_tokens = GrowableArray(np.int32)
         self.log_logprobs = GrowableArray(np.float32)
         self._view = View(renderer)
@@ -110,7 +115,7 @@ class Context:
 
     def add_reply(self, message: Message) -> None:
         """Add the reply to the record and the view."""
-        self.messages.append(message)
+        self._add([message])
         self._view.add_reply(message)
         self.steps += 1
 
@@ -143,7 +148,7 @@ class Context:
         self.renderer.emit_generation_prompt(out, len(messages), prefill)
         tokens, starts = out.tokens()
         self._view.append(tokens, messages, starts, self._prefill(prefill))
-        self.messages.extend(messages)
+        self._add(messages)
         return self._emit(self._rewrite(Delta(tokens, 0)), max_tokens)
 
     def open_on(
@@ -153,23 +158,16 @@ class Context:
         *,
         max_tokens: int | None = None,
         prefill: str | Message | None = None,
+        system: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        edit: Edit | None = None,
     ) -> Delta:
-        """Start with all of another context, after its last reply; see `observe`."""
-        self._view = base._view.copy()
-        self.messages, self.inherited = list(base.messages), len(base.messages)
+        """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
+        self._view, self.conversation = base._view.copy(), list(base.conversation)
+        self.messages = list(base.messages if edit is None else base.conversation[: edit.keep])
+        self.inherited = len(self.messages)
         self._opening = len(self.view) + len(messages)
-        view, length = self._view, len(self)
-        reply = view.tokens.view[view.body :]
-        closed_reply = not self.renderer.is_closed(reply)
-        cut = self.renderer.rewritten_end(reply, messages)
-        view.tokens.truncate(length - cut)
-        rendered = self.renderer.extension(
-            reply[: len(reply) - cut], messages, history=view.messages, tools=view.tools, prefill=prefill
-        )
-        view.append(rendered.tokens, messages, rendered.starts, self._prefill(prefill))
-        self.messages.extend(messages)
-        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
-        return self._emit(self._rewrite(delta), max_tokens)
+        return self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
 
     def observe(
         self,
@@ -180,23 +178,32 @@ class Context:
         prefill: str | Message | None = None,
         system: str | None = None,
         tools: Sequence[ToolSchema] | None = None,
+        edit: Edit | None = None,
         summary: str | None = None,
     ) -> Delta:
         """Render the messages after a reply.
 
         Args:
-            messages: The new messages.
+            messages: The new messages. With an `edit`, those that are in the conversation already may be among them,
+                before the first new one.
             is_final: Whether no further reply is requested: then there is no generation prompt and no rewrite.
             max_tokens: The largest length of the context, the next reply included.
             prefill: The beginning of the next reply.
             system: A new system message, or None. A change is a declared `edit`.
             tools: New tools, or None. A change is a declared `edit`.
+            edit: Which messages of the conversation `messages` replace; None appends them. A declared `edit`.
             summary: The summary that the history policy requested.
 
         Raises:
             RenderError: If the model family cannot express one of the messages.
         """
         view, length = self._view, len(self)
+        given = messages
+        if edit is not None:
+            unknown = without(messages, self.conversation)
+            messages = unknown if is_final else ()  # an edit renders them where they belong
+        else:
+            unknown = messages
         reply = view.tokens.view[view.body :]
         closed_reply = not self.renderer.is_closed(reply)
         cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)
@@ -215,11 +222,13 @@ class Context:
             delta = delta._replace(break_=self._break("template", length - cut, length, "the end of the reply"))
         view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
-            self.messages.extend(messages)
+            self._add(unknown)
             return self._emit(delta)
-        delta = self._rewrite(self._edit(delta, system, tools), summary)
-        self.messages.extend(messages)
-        return self._emit(delta, max_tokens)
+        delta = self._edit(delta, system, tools)
+        self._add(unknown)
+        if edit is not None:
+            delta = self._replace(delta, [*self.conversation[: edit.keep], *given], edit.detail)
+        return self._emit(self._rewrite(delta, summary), max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
         """Append to the last reply, which the model then continues. A stop token in it is dropped, a declared `edit`.
@@ -236,6 +245,7 @@ class Context:
         kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
         dropped = view.tokens.copy(body + kept)
         reply = self.messages.pop()
+        self.conversation.pop()
         view.reopen_reply(kept, tokens)
         self.steps -= 1
         self._seen = self._seen_before
@@ -274,10 +284,33 @@ class Context:
         view.reopen(system, None if tools is None else tuple(tools))
         if system is not None:
             self.messages.append(view.messages[0])
+            self.conversation[: first.role == "system"] = view.messages[:1]
         self._opening += len(view.messages) - count
         self._seen += len(view.messages) - count
         length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
         return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+
+    def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
+        """Make `whole` the conversation; the policy then sees a past that it has not seen."""
+        start, messages = edited(self.view, self.conversation, whole)
+        keep = self._view.rewrite(Rewrite(start, messages, "edit", detail))
+        self.conversation[:] = whole
+        first_reply = (i for i, message in enumerate(self.view) if message.role == "assistant")
+        self._opening = min(self._opening, next(first_reply, len(self.view)))
+        self._seen = 0
+        self._state.clear()
+        before = delta.break_
+        length = delta.keep if before is None else before.kept + before.dropped
+        if before is not None and before.reason == "edit":
+            detail = f"{before.detail}; {detail}"
+        elif keep >= delta.keep:
+            return delta
+        keep = min(keep, delta.keep)
+        return delta._replace(keep=keep, break_=self._break("edit", keep, length, detail))
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.conversation.extend(messages)
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
         """Let the policy rewrite the view. Of two rewrites, the break is the one that keeps less."""

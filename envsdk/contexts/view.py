@@ -295,9 +295,7 @@ class _Past:
         index = self._same.get(id(message))
         if index is None and message.role == "assistant":
             later = range(self._next, len(self.messages))
-            index = next(
-                (i for i in later if self._bodies[i] >= 0 and _is_same_answer(self.messages[i], message)), None
-            )
+            index = next((i for i in later if self._bodies[i] >= 0 and is_same_answer(self.messages[i], message)), None)
         if index is not None:
             self._next = index + 1
         return index
@@ -327,6 +325,6 @@ def _are_same(first: Sequence[Message], second: Sequence[Message]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-def _is_same_answer(old: Message, message: Message) -> bool:
+def is_same_answer(old: Message, message: Message) -> bool:
     """Return whether two replies are the same apart from their reasoning."""
     return old.content == message.content and old.tool_calls == message.tool_calls

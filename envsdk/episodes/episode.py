@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..contexts.context import Context, Delta
+from ..contexts.edits import Edit
 from ..contexts.history_policy import SummaryRequest
 from ..contexts.protocol import Break, Observation
 from ..errors import ConfigError, EpisodeError, HandoffError, NoEndWarning, TurnError, UndeclaredBreak
@@ -425,7 +426,7 @@ class Episode:
         for known in (agent.full_name(name), name):
             if known in below:
                 return known
-        raise TurnError(f"context_rewards names {name!r}; the contexts are {below}")
+        raise TurnError(f"a turn names the context {name!r}; the contexts are {below}")
 
     def _reward_step(self, agent: Agent, step: Step, turn: Turn) -> None:
         """Give a step, or the contexts of an agent that keeps its reward, what a turn says that it earned."""
@@ -465,6 +466,7 @@ class Episode:
                 prefill=turn.prefill,
                 system=turn.system,
                 tools=turn.tools,
+                edit=turn.edit,
                 summary=summary,
             )
         return self._emit(agent, turn, delta, reason or delta.full)
@@ -481,10 +483,14 @@ class Episode:
         is_first = agent.current is None
         if name in self.contexts:
             raise HandoffError(f"the context name {name!r} is taken by the role {self.contexts[name].role!r}")
-        role = agent.role if turn.context is None else turn.context
+        opening = turn.opening
+        role = opening.role if opening is not None else agent.role if turn.context is None else turn.context
         above = None if agent.parent is None else agent.parent.current
         parent = None if above is None else above.name
+        if opening is not None and opening.base is not None:
+            parent = self._context_of(agent, opening.base)
         context = Context(name, role, agent.env.renderer_of(role), agent.env.history, parent=parent)
+        context.is_trainable = opening is None or opening.is_trainable
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         tools = agent.env.default_tools() if turn.tools is None else turn.tools
         limit = 0 if is_final else agent.limits.max_context_tokens
@@ -492,6 +498,9 @@ class Episode:
         if handoff is not None and handoff.history == "full":
             base = parent
             delta = self._open_on_parent(agent, context, [*system, *turn.messages], tools, limit, turn)
+        elif opening is not None and parent is not None:
+            base = parent
+            delta = self._open_on_part(context, self.contexts[base], opening.keep, turn, limit)
         else:
             base = None
             before = (
@@ -529,6 +538,27 @@ class Episode:
             )
         return context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill)
 
+    def _open_on_part(
+        self,
+        context: Context,
+        base: Context,
+        keep: int,
+        turn: Turn,
+        limit: int | None,
+    ) -> Delta:
+        """Open a context that begins with the first messages of another one."""
+        if context.renderer is not base.renderer:
+            raise ConfigError(f"the context {context.name!r} begins with {base.name!r}, so it needs the same renderer")
+        return context.open_on(
+            base,
+            turn.messages,
+            max_tokens=limit,
+            prefill=turn.prefill,
+            system=turn.system,
+            tools=turn.tools,
+            edit=Edit(keep),
+        )
+
     # Observations.
 
     def _emit(
@@ -543,10 +573,11 @@ class Episode:
     ) -> StepResult | HandoffResult:
         """Emit an observation: its action is due, or the agent ends with it for a reason."""
         context = agent.context
+        agent.turn = turn
         switch = self._switch(agent, base, delta, is_new=is_new)
         # What a new context leaves out of its base is not dropped.
         break_ = switch if is_new else delta.break_ or switch
-        agent.phase, agent.turn = Phase.ACTIVE, turn
+        agent.phase = Phase.ACTIVE
         extends = not is_new and break_ is None
         if reason is None:
             stop = len(context.log_tokens)
@@ -589,6 +620,8 @@ class Episode:
         if is_new and agent.parent is not None and len(agent.contexts) == 1:
             above = agent.parent.current or agent.parent
             return Break("switch", "handoff", name, base or name, delta.keep, 0, f"from {above.name}")
+        if is_new and agent.turn.opening is not None and len(agent.contexts) > 1:
+            return Break("switch", "handoff", name, base or name, delta.keep, 0, agent.turn.opening.detail)
         if not is_new and agent.phase in (Phase.RETURNED, Phase.REFUSED):
             return Break("switch", "return", name, name, delta.keep, 0)
         return None

@@ -91,6 +91,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 messages=list(context.messages),
                 tools=[dict(tool) for tool in context.tools],
                 reward=context.reward,
+                is_trainable=context.is_trainable,
                 stop_reason=str(agent.stop_reason or "") if is_child else "",
                 error=agent.error,
                 task=_as_json(agent.task) if is_child else None,

@@ -3,11 +3,12 @@
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
 
 from ..contexts.arrays import LARGEST
+from ..contexts.edits import Edit
 from ..errors import TurnError, what_is_invalid
 from ..limits import plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
@@ -28,6 +29,24 @@ class FunctionTool(Protocol):
     def schema(self) -> ToolSchema:
         """The tool's JSON schema in the OpenAI form."""
         ...
+
+
+class Opening(NamedTuple):
+    """How a turn opens a new context.
+
+    Attributes:
+        role: The role of the context.
+        base: The name of the context whose first messages it begins with; None for a conversation of its own.
+        keep: How many messages of that conversation it begins with, the system message included.
+        detail: Why it is opened, for people.
+        is_trainable: Whether the context gives samples.
+    """
+
+    role: str
+    base: str | None = None
+    keep: int = 0
+    detail: str = ""
+    is_trainable: bool = True
 
 
 class Turn:
@@ -61,6 +80,10 @@ class Turn:
         sampling: Sampling parameters for the next reply, such as the temperature. They are passed on to the policy.
         context: The name of the context that the turn addresses, such as `player1`; by default the context of the last
             reply. A new name opens a new context.
+        opening: The role of the new context that `context` names, and which part of another context it begins with.
+        edit: How many messages of the conversation stay, `Edit(keep, detail)`: `messages` replace those after them, a
+            declared `edit`. Messages that are in the conversation already may be among `messages`, before the first
+            new one, and keep their tokens. None appends the messages.
         context_rewards: Rewards of single contexts by name: the environment's own contexts, or those of its sub-agents
             (`HandoffResult.context`). A context with such a reward is trained on it instead of the episode's reward.
 
@@ -85,11 +108,13 @@ class Turn:
         "context",
         "context_rewards",
         "continuation",
+        "edit",
         "functions",
         "info",
         "max_tokens",
         "messages",
         "metrics",
+        "opening",
         "prefill",
         "reward",
         "rewards",
@@ -119,12 +144,14 @@ class Turn:
         sampling: Mapping[str, Any] | None = None,
         context: str | None = None,
         context_rewards: Mapping[str, float] | None = None,
+        edit: Edit | None = None,
+        opening: Opening | None = None,
     ) -> None:
         _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
         if terminated or truncated:
             _check_end(prefill, terminated, truncated)
         if continues:
-            _check_continues(prefill, system, tools, context, terminated or truncated)
+            _check_continues(prefill, system, tools, context, edit, terminated or truncated)
         self.continuation = (
             _read_start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
         )
@@ -138,6 +165,8 @@ class Turn:
         self.metrics = _read_numbers("metrics", metrics) if metrics else {}
         self.context_rewards = {} if context_rewards is None else _read_context_rewards(context_rewards)
         self.context = None if context is None else _read_context(context)
+        self.edit = None if edit is None else _read_edit(edit)
+        self.opening = None if opening is None else _read_opening(opening, context, edit)
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
         self.max_tokens = None if max_tokens is None else _read_max_tokens(max_tokens)
@@ -175,8 +204,9 @@ def _check_end(prefill: object, terminated: bool, truncated: bool) -> None:
         raise TurnError("this Turn ends the episode, so there is no next reply that a prefill could begin")
 
 
-def _check_continues(prefill: object, system: object, tools: object, context: object, ends: bool) -> None:
-    others = {"prefill": prefill, "system": system, "tools": tools, "context": context, "an end": ends or None}
+def _check_continues(prefill: object, system: object, tools: object, context: object, edit: object, ends: bool) -> None:
+    others = {"prefill": prefill, "system": system, "tools": tools, "context": context, "edit": edit}
+    others["an end"] = ends or None
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise TurnError(
@@ -258,6 +288,29 @@ def _read_context(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable():
         raise TurnError(f"context is {name!r:.80}; expected a name without control characters")
     return name
+
+
+def _read_edit(edit: Any) -> Edit:
+    if not isinstance(edit, Edit) or not _is_count(edit.keep) or not isinstance(edit.detail, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TurnError(
+            f"edit is {edit!r:.80}; expected an Edit(keep, detail) with an integer of at least 0 and a text"
+        )
+    return edit
+
+
+def _read_opening(opening: Any, context: object, edit: object) -> Opening:
+    if context is None or edit is not None:
+        raise TurnError("opening= describes the new context that context= names; it goes without edit=")
+    if not isinstance(opening, Opening) or not _is_count(opening.keep):
+        raise TurnError(f"opening is {opening!r:.80}; expected an Opening(role, base, keep) with keep at least 0")
+    _read_context(opening.role)
+    if opening.keep and opening.base is None:
+        raise TurnError(f"opening is {opening!r:.80}: keep counts messages of its base, which is None")
+    return opening
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _read_max_tokens(value: object) -> int:

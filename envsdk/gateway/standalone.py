@@ -50,6 +50,10 @@ class SessionFactory(Protocol):
         """
         ...
 
+    async def aclose(self) -> None:
+        """Release what it holds: the server ends, and all sessions are closed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -184,6 +188,7 @@ class ManagedSessions:
         finally:
             sweeping.cancel()
             await self._close_all([opened.session.id for opened in self.open_sessions], "shutdown")
+            await self._factory.aclose()
 
     async def _sweep(self) -> None:
         timeout_s = self._limits.idle_timeout_s

@@ -57,7 +57,7 @@ def mark_untrainable(trajectory: Trajectory, policy: Callable[..., Any]) -> None
     """Note in a trajectory the contexts whose policy does not return what it sampled; see `Policy`."""
     for name in {step.context for step in trajectory.steps if step.parts}:
         log = trajectory.contexts[name]
-        log.is_trainable = bool(getattr(_of_role(policy, log.role), "trainable", True))
+        log.is_trainable = log.is_trainable and bool(getattr(_of_role(policy, log.role), "trainable", True))
 
 
 def _of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:

@@ -443,7 +443,7 @@ def test_wrong_names_of_contexts_are_refused() -> None:
         def respond(self, reply: Message) -> Turn:
             return Turn("x", context_rewards={"player7": 1.0})
 
-    with pytest.raises(TurnError, match=r"context_rewards names 'player7'; the contexts are \['player0'\]"):
+    with pytest.raises(TurnError, match=r"a turn names the context 'player7'; the contexts are \['player0'\]"):
         rollout(Wrong(), says("A"), seed=1)
     with pytest.raises(TurnError, match="context is 3"):
         Turn("x", context=3)  # type: ignore[arg-type]

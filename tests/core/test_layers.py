@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "tree diagnostics",
         "credit sft",
         "trainers sandbox",
+        "gateway",
         "rewards adapters testing scaffold",
         "cli",
         "__main__",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from vllm_server import MODEL_NAME, VLLMServer
 import envsdk
 from envsdk import Action, Sample, Trajectory
 from envsdk.diagnostics import kl, token_match
+from envsdk.episodes.event_loops import run
 from envsdk.policies import VLLM
 from envsdk.rollouts import Rollouts
 from envsdk.rollouts.stored_run import StoredRun
@@ -63,13 +64,17 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def policy_of(vllm_server: VLLMServer) -> Callable[..., RecordingVLLM]:
-    """Make a policy on the server."""
+def policy_of(vllm_server: VLLMServer) -> Iterator[Callable[..., RecordingVLLM]]:
+    """Make a policy on the server; its connections are closed after the test."""
+    made: list[RecordingVLLM] = []
 
     def make(**options: Any) -> RecordingVLLM:
-        return RecordingVLLM(vllm_server.url, MODEL_NAME, **{"temperature": 0.8, "seed": 0, **options})
+        made.append(RecordingVLLM(vllm_server.url, MODEL_NAME, **{"temperature": 0.8, "seed": 0, **options}))
+        return made[-1]
 
-    return make
+    yield make
+    for policy in made:
+        run(policy.aclose())
 
 
 @pytest.fixture

@@ -1,0 +1,493 @@
+"""Decides which conversation of a session each request of a program belongs to. It does no I/O and sees no tokens.
+
+The rules, from DESIGN and FIELD, section 12, in their order: what the program names (a context, the reply that it
+continues); the ids that the gateway issued; the meaning of the messages; the previous request without our reply; a
+retry; other tools or another system message; a summary in the place of what it summarizes. Two conversations are never
+taken for one: in doubt, a request opens a context, whose `base` is the conversation that it begins with.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from ..messages import Message, ToolSchema
+from .normalized import Entry, Setting, entry_of, is_edited_reply, is_evidence, is_quoted
+from .reading import Reading, Replies, read
+from .requests import ModelReply, ModelRequest, ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Continues:
+    """A request that continues a conversation.
+
+    Attributes:
+        context: The name of its context.
+        messages: The messages after `keep`. One that is recorded already, such as a reply, is the recorded object.
+        keep: None if the whole conversation stays and `messages` follow; else how many of its messages stay, including
+            its system message if it has one: `messages` replace the others.
+        changed: What changed first, for people; empty if `keep` is None.
+        system: The new system text, empty if it was left out; None if it is the context's.
+        tools: The new tools; None if they are the context's.
+        was_choice: Whether it fits other contexts equally well.
+    """
+
+    context: str
+    messages: tuple[Message, ...]
+    keep: int | None = None
+    changed: str = ""
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] | None = None
+    was_choice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """A request that opens a context.
+
+    Attributes:
+        context: Its name, which no other context has.
+        role: Its role.
+        messages: The messages after the first `keep` of `base`, without the system message.
+        system: The text of its system message, which replaces that of `base`; None without any.
+        tools: Its tools.
+        base: The context whose messages it begins with; None if it shares none.
+        keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
+            may include those of a request to which no reply was given yet.
+        was_choice: Whether it begins with other contexts equally well.
+    """
+
+    context: str
+    role: str
+    messages: tuple[Message, ...]
+    system: str | None
+    tools: tuple[ToolSchema, ...]
+    base: str | None = None
+    keep: int = 0
+    was_choice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """A retry of a request whose reply did not reach the program.
+
+    Attributes:
+        request: The earlier request; its replies are the answer.
+    """
+
+    request: ModelRequest
+
+
+@dataclass(eq=False, slots=True)
+class _Context:
+    name: str
+    role: str
+    setting: Setting
+    base: "_Context | None" = None
+    is_side: bool = False
+    record: Reading = field(default_factory=Reading)
+    pending: "_Placed | None" = None
+    answered: "_Placed | None" = None  # the last one
+    answered_at: int = 0  # in replies of the session
+
+    @property
+    def newest(self) -> Reading:
+        """What is recorded and asked."""
+        return self.pending.reading if self.pending else self.record
+
+    @property
+    def lineage(self) -> "list[_Context]":
+        """The context, its base, the base of that, ..."""
+        return [self, *self.base.lineage] if self.base else [self]
+
+    def position(self, messages: int) -> int:
+        """Return a number of messages with the system message."""
+        setting = self.pending.setting if self.pending else self.setting
+        return messages + (setting.system is not None)
+
+
+@dataclass(eq=False, slots=True)
+class _Placed:
+    """A request, and its retries, in its context."""
+
+    requests: list[ModelRequest]
+    placement: Continues | Opens
+    context: _Context
+    reading: Reading
+    setting: Setting
+    branches: list[_Context] = field(default_factory=list[_Context])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A request, read as the continuation of a context.
+
+    Attributes:
+        context: The context.
+        reading: The conversation of the request.
+        reach: How many messages of it are explained if it continues the context; -1 if it does not.
+        changed: What changed first, if anything did.
+    """
+
+    context: _Context
+    reading: Reading
+    reach: int = -1
+    changed: str = ""
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """How well it fits."""
+        return self.reach, not self.changed
+
+
+_FAILED = 64  # requests that are remembered for a retry
+_RECENT = 8  # replies that may be the summary with which a request begins
+
+
+class Conversations:
+    """The conversations of a session.
+
+    `place` decides what a request is. The request is then pending in its context until `answer` or `fail` is called
+    with it. After `fail`, its context is as it was before `place`, so the same request again is placed as before.
+
+    Args:
+        role_of: Returns the role of a new context, given its messages with the system message first, or None.
+    """
+
+    def __init__(self, role_of: Callable[[Sequence[Message]], str | None] | None = None) -> None:
+        self._role_of = role_of
+        self._contexts: dict[str, _Context] = {}
+        self._placed: dict[int, _Placed] = {}  # by the identity of each request
+        self._failed: list[_Placed] = []
+        self._opened: dict[str, int] = {}  # contexts by role
+        self._replies = Replies()
+        self._owners: dict[Entry, _Context] = {}  # of the replies
+        self._meanings: dict[
+            Hashable, dict[_Context, Entry]
+        ] = {}  # assistant messages by their text and by their calls
+        self._asked: dict[
+            Hashable, dict[_Context, None]
+        ] = {}  # contexts by the last assistant message before a request
+        self._clock = 0
+
+    def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
+        """Return what a request is, and keep it pending until it is answered or fails."""
+        failed = self._take_failed(request)
+        if failed and failed.context.answered is failed:
+            failed.requests.append(request)
+            self._placed[id(request)] = failed
+            return Repeats(failed.requests[0])
+        fits = self._fits(request)
+        best = self._best(request, fits)
+        if best is None:
+            placed = self._open(request, fits, failed)
+        else:
+            placed = _continue(request, best, was_choice=sum(fit.rank == best.rank for fit in fits) > 1)
+        placed.context.pending = self._placed[id(request)] = placed
+        self._asked.setdefault(_last_assistant(placed.reading), {})[placed.context] = None
+        return placed.placement
+
+    def branch(self, request: ModelRequest) -> Opens:
+        """Open a context for a further reply to a pending request (`n`), which `answer` then expects."""
+        placed = self._pending(request)
+        base, setting = placed.context, placed.setting
+        name = self._name(base.role)
+        context = _Context(name, base.role, setting, base, base.is_side, pending=placed)
+        self._contexts[name] = context
+        placed.branches.append(context)
+        keep = base.position(len(placed.reading.path))
+        return Opens(name, base.role, (), setting.system, setting.tools, base.name, keep)
+
+    def answer(self, request: ModelRequest, replies: Sequence[ModelReply]) -> None:
+        """Record the replies to a pending request: that of its context, then those of its branches in their order.
+
+        Raises:
+            ValueError: If the request is not pending, or has another number of replies.
+        """
+        placed = self._pending(request)
+        contexts = [placed.context, *placed.branches]
+        if len(replies) != len(contexts):
+            raise ValueError(
+                f"got {len(replies)} replies to a request with {len(contexts) - 1} branches; expected one for the "
+                "request and one for each branch: call branch() for each further reply before answer()"
+            )
+        for context, reply in zip(contexts, replies, strict=True):
+            if context.answered is not None:
+                self._forget(context.answered)
+            self._record(context, placed, entry_of(reply.message, reply.id))
+
+    def fail(self, request: ModelRequest) -> None:
+        """Note that a request got no reply, or that its reply did not reach the program.
+
+        Without a reply, its context is as it was before `place`, and a context that it opened is gone. With a reply,
+        the context keeps it. In both cases the same request again is a retry.
+        """
+        placed = self._placed.get(id(request))
+        if placed is None:
+            raise ValueError("the request is neither pending nor the last one of its context that was answered")
+        self._failed = [*self._failed[1 - _FAILED :], placed]
+        if placed.context.pending is not placed:
+            return
+        self._forget(placed)
+        opened = [*placed.branches, *([placed.context] if isinstance(placed.placement, Opens) else [])]
+        for context in opened:
+            del self._contexts[context.name]
+            self._asked[_last_assistant(placed.reading)].pop(context, None)
+        placed.context.pending = None
+
+    def _pending(self, request: ModelRequest) -> _Placed:
+        placed = self._placed.get(id(request))
+        if placed is None or placed.context.pending is not placed:
+            raise ValueError("the request is not pending: place it first, and answer it once")
+        return placed
+
+    def _forget(self, placed: _Placed) -> None:
+        for request in placed.requests:
+            self._placed.pop(id(request), None)
+
+    def _take_failed(self, request: ModelRequest) -> _Placed | None:
+        """Return the failed request that a request repeats, once."""
+        for placed in self._failed if request.body is not None else ():
+            first = placed.requests[0]
+            if (first.context, first.role, first.body) == (request.context, request.role, request.body):
+                self._failed.remove(placed)
+                return placed
+        return None
+
+    def _record(self, context: _Context, placed: _Placed, reply: Entry) -> None:
+        self._clock += 1
+        context.record = replace(placed.reading, path=(*placed.reading.path, reply))
+        context.setting, context.pending = placed.setting, None
+        context.answered, context.answered_at = placed, self._clock
+        self._replies.add(reply)
+        self._owners[reply] = context
+        for entry in (*placed.reading.path[placed.reading.keep :], reply):
+            for meaning in _meanings(entry):
+                self._meanings.setdefault(meaning, {})[context] = entry
+
+    # Which contexts a request may belong to.
+
+    def _fits(self, request: ModelRequest) -> list[_Fit]:
+        """Return how a request fits the contexts that share its last known reply, or at least its first message."""
+        fits: dict[_Context, _Fit] = {}
+        for index, contexts in self._candidates(request):
+            for context in contexts:
+                if context not in fits and self._contexts.get(context.name) is context:
+                    fits[context] = _fit(context, request, read(request, context.newest, self._replies))
+            if any(fit.reach >= 0 or fit.reading.knows(index) for fit in fits.values()):
+                break
+        return list(fits.values())
+
+    def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, list[_Context]]]:
+        """Yield contexts with the index of the message that they may share with the request, the last one first."""
+        if request.context in self._contexts:
+            yield 0, [self._contexts[request.context]]
+            return
+        if (reply := self._replies.get(request.previous)) is not None:
+            yield 0, self._around(reply, self._owners[reply])
+            return
+        for index in reversed(range(len(request.messages))):
+            if request.messages[index].message.role == "assistant":
+                yield index, self._with(request.messages[index])
+        if request.messages:
+            yield 0, list(self._asked.get(entry_of(request.messages[0].message).form, ()))
+
+    def _with(self, received: ReceivedMessage) -> list[_Context]:
+        """Return the contexts with an assistant message."""
+        if reply := self._replies.named(received):
+            return self._around(reply, self._owners[reply])
+        for meaning in _meanings(entry_of(received.message)):
+            if found := self._meanings.get(meaning):
+                return [near for context, entry in found.items() for near in self._around(entry, context)]
+        reply = self._replies.written(received.message)
+        return self._around(reply, self._owners[reply]) if reply else []
+
+    def _around(self, entry: Entry, owner: _Context) -> list[_Context]:
+        return [*owner.lineage, *self._asked.get(entry, ())]
+
+    def _best(self, request: ModelRequest, fits: Sequence[_Fit]) -> _Fit | None:
+        """Return the context that a request continues, or None if it opens one."""
+        if request.context is not None and request.context not in self._contexts:
+            return None
+        best = max(fits, key=lambda fit: (*fit.rank, fit.context.answered_at), default=None)
+        if best is not None and best.reach >= 0:
+            return best
+        return self._compacted(request) if request.context is None else None
+
+    def _compacted(self, request: ModelRequest) -> _Fit | None:
+        """Return the context of which a request has only a summary, which a side branch of it or itself replied."""
+        texts = [entry_of(received.message).text for received in request.messages[:3]]
+        recent = heapq.nlargest(_RECENT, self._contexts.values(), key=lambda context: context.answered_at)
+        for context in recent:
+            whole = context.base if context.is_side else context
+            if context.pending or whole is None or whole.pending or not _is_alike(request, whole):
+                continue
+            reading = read(request, whole.record, self._replies)
+            if is_quoted(context.record.path[-1], texts) and (context.is_side or reading.keep):
+                return _Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
+        return None
+
+    # Opening a context.
+
+    def _open(self, request: ModelRequest, fits: Sequence[_Fit], failed: _Placed | None) -> _Placed:
+        setting = _setting(request)
+        shared = [fit for fit in fits if _shares_history(fit, setting)]
+        best = max(shared, key=lambda fit: (fit.reading.keep, *_closeness(fit.context, setting)), default=None)
+        reading = best.reading if best else read(request, Reading(), self._replies)
+        base, keep = (best.context, best.reading.keep) if best else (None, 0)
+        others = [
+            fit
+            for fit in shared
+            if fit.reading.keep == keep and fit.reading.path[keep - 1] is not reading.path[keep - 1]
+        ]
+        kind = _kind(base, setting) if self._contexts else "main"
+        role = request.role or self._given_role(request) or (base.role if base and kind == "branch" else kind)
+        context = _Context(self._new_name(request, role, failed), role, setting, base, kind == "side")
+        self._contexts[context.name] = context
+        opens = Opens(
+            context=context.name,
+            role=role,
+            messages=_messages(reading.path[keep:]),
+            system=setting.system,
+            tools=setting.tools,
+            base=base.name if base else None,
+            keep=base.position(keep) if base else 0,
+            was_choice=bool(others),
+        )
+        return _Placed([request], opens, context, reading, setting)
+
+    def _given_role(self, request: ModelRequest) -> str | None:
+        if self._role_of is None:
+            return None
+        system = [] if request.system is None else [Message(role="system", content=request.system)]
+        return self._role_of([*system, *(received.message for received in request.messages)])
+
+    def _new_name(self, request: ModelRequest, role: str, failed: _Placed | None) -> str:
+        if request.context is not None and request.context not in self._contexts:
+            return request.context
+        if failed and isinstance(failed.placement, Opens) and failed.context.name not in self._contexts:
+            return failed.context.name
+        return self._name(role) if self._contexts else "main"
+
+    def _name(self, role: str) -> str:
+        """Return a name that no context had."""
+        while True:
+            self._opened[role] = number = self._opened.get(role, 0) + 1
+            if (name := f"main/{role}-{number}") not in self._contexts:
+                return name
+
+
+def _setting(request: ModelRequest) -> Setting:
+    return Setting(request.system, tuple(request.tools))
+
+
+def _messages(path: Sequence[Entry]) -> tuple[Message, ...]:
+    return tuple(entry.message for entry in path)
+
+
+def _meanings(entry: Entry) -> list[Hashable]:
+    """Return the keys under which an assistant message is found: its calls, and its text."""
+    return [key for key in (entry.calls, entry.text) if key and entry.is_assistant]
+
+
+def _last_assistant(reading: Reading) -> Hashable:
+    """Return the last assistant message of a request, or without any the form of its first message."""
+    if reading.starts:
+        return reading.path[reading.starts[-1][1]]
+    return reading.path[0].form if reading.path else None
+
+
+# Rules.
+
+
+def _fit(context: _Context, request: ModelRequest, reading: Reading) -> _Fit:
+    """Return whether a request continues a context, and what it changes."""
+    fit, whole, keep = _Fit(context, reading), context.record.path, reading.keep
+    if context.pending or request.role not in (None, context.role):
+        return fit
+    is_same, is_named = _is_alike(request, context), request.context == context.name
+    if keep == len(whole):
+        return replace(fit, reach=keep) if is_same or is_named or _changes_setting(context, request) else fit
+    changed, head, following = _difference(context, reading), whole[-1], reading.path[keep:]
+    if head in following:
+        reach = reading.path.index(head) + 1
+        is_known = head in reading.named and _changes_setting(context, request)
+        if is_named or is_known or (is_same and is_evidence(_run(whole, reading.path[:reach]))):
+            return replace(fit, reach=reach, changed=changed)
+    elif is_same and keep == len(whole) - 1 and following:
+        if not following[0].is_assistant:
+            return replace(fit, reach=keep, changed=f"the reply {context.position(keep)} was left out")
+        if is_edited_reply(following[0], head):
+            return replace(fit, reach=keep + 1, changed=changed)
+    return replace(fit, reach=0, changed=changed) if is_named else fit
+
+
+def _is_alike(request: ModelRequest, context: _Context) -> bool:
+    """Return whether a request has the role, the system message and the tools of a context."""
+    return request.role in (None, context.role) and _setting(request).is_same(context.setting)
+
+
+def _changes_setting(context: _Context, request: ModelRequest) -> bool:
+    """Return whether a request with another system message or other tools may continue a context.
+
+    Both are other in another conversation. Fewer tools and an instruction, or another system message without any tools,
+    are those of a side request, such as for a title.
+    """
+    old, new = context.setting, _setting(request)
+    if new.has_tools_of(old):
+        return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
+    is_instructed = not request.messages or request.messages[-1].message.role != "tool"
+    return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
+
+
+def _run(whole: Sequence[Entry], path: Sequence[Entry]) -> list[Entry]:
+    """Return the messages at the ends that are the same."""
+    pairs = zip(reversed(whole), reversed(path), strict=False)
+    return [entry for entry, _ in takewhile(lambda pair: pair[0].form == pair[1].form, pairs)]
+
+
+def _difference(context: _Context, reading: Reading) -> str:
+    """Return what changed first, for people. Messages are counted like `keep`."""
+    keep, first = reading.keep, context.position(reading.keep)
+    dropped, following = context.record.path[keep:], reading.path[keep:]
+    if following and following[0] not in dropped:
+        is_inserted = dropped[:1] == following[1:2]
+        return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
+    last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
+    return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
+
+
+def _continue(request: ModelRequest, fit: _Fit, *, was_choice: bool) -> _Placed:
+    context, reading, setting = fit.context, fit.reading, _setting(request)
+    is_edit = reading.keep < len(context.record.path)
+    continues = Continues(
+        context=context.name,
+        messages=_messages(reading.path[reading.keep :]),
+        keep=context.position(reading.keep) if is_edit else None,
+        changed=fit.changed,
+        system=None if setting.has_system_of(context.setting) else setting.system or "",
+        tools=None if setting.has_tools_of(context.setting) else setting.tools,
+        was_choice=was_choice,
+    )
+    return _Placed([request], continues, context, reading, setting)
+
+
+def _shares_history(fit: _Fit, setting: Setting) -> bool:
+    """Return whether a request begins with messages of a context, and not only with the same question."""
+    reading = fit.reading
+    has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
+    return reading.keep > 0 and (has_reply or setting.has_system_of(fit.context.setting))
+
+
+def _closeness(context: _Context, setting: Setting) -> tuple[bool, int, int]:
+    """Return by what contexts with the same messages are told apart as a base."""
+    return setting.is_same(context.setting), -len(context.lineage), context.answered_at
+
+
+def _kind(base: _Context | None, setting: Setting) -> str:
+    """Return what a new context is: a branch of its base, a side branch of it, or another agent's conversation."""
+    if base is None:
+        return "agent"
+    if setting.is_same(base.setting):
+        return "branch"
+    return "side" if not setting.tools or setting.has_system_of(base.setting) else "agent"

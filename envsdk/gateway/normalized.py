@@ -1,0 +1,171 @@
+"""What messages have in common that mean the same, in whatever form a program sends them. It knows no contexts.
+
+FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
+into the text. None of this changes what a message means.
+"""
+
+import json
+import re
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from ..messages import Message, ToolCall, ToolSchema
+
+Form: TypeAlias = tuple[Hashable, ...]
+"""Equal for messages that mean the same at one place of a conversation. The text is its last part."""
+
+Call: TypeAlias = tuple[str, str]
+"""A call's name, and its arguments as JSON in one form."""
+
+_ID = re.compile(r"[A-Za-z0-9_-]{6,}")
+_WORD = re.compile(r"\w{3,}")
+_ESCAPE = re.compile(r"\\.")
+_TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
+_EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A message of a recorded conversation. Two of them are the same message only if they are the same object.
+
+    Attributes:
+        message: The message. Calls and results have the gateway's ids.
+        form: Its form.
+        calls: The calls of an assistant message.
+        reply: The id of the reply that it is; None for a message that the program wrote.
+    """
+
+    message: Message
+    form: Form
+    calls: tuple[Call, ...] = ()
+    reply: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text, without white space at its ends."""
+        return cast("str", self.form[-1])
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether the assistant is its author."""
+        return self.message.role == "assistant"
+
+
+def entry_of(message: Message, reply: str | None = None) -> Entry:
+    """Return the entry for a message."""
+    text = message.content.strip()
+    if message.role == "assistant":
+        calls = tuple(call_form(call) for call in message.tool_calls)
+        return Entry(message, ("assistant", calls, text), calls, reply)
+    if message.role == "tool":
+        return Entry(message, ("tool", message.tool_call_id, text))
+    return Entry(message, ("user" if message.role == "user" else "system", message.name, text))
+
+
+def call_form(call: ToolCall) -> Call:
+    """Return a call without its id. Missing arguments are empty, and 1e2, 100.0 and 100 are the same number."""
+    if isinstance(call.arguments, str):
+        return call.name, call.arguments.strip() or "{}"
+    return call.name, json.dumps(_plain(call.arguments), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
+    """Return whether a message is what a program made of the assistant's message that belongs at its place.
+
+    A program may lose the text or the calls of a reply, write the calls into the text, and put back the stop string at
+    which sampling stopped.
+    """
+    if sent.calls == recorded.calls:
+        return sent.text == recorded.text or bool(sent.calls and not sent.text) or _is_stopped(sent, recorded, stop)
+    if sent.calls or not sent.text.startswith(recorded.text):
+        return False
+    written = sent.text.removeprefix(recorded.text)
+    return all(word in written for word in _words(recorded.calls)) if written else bool(recorded.text)
+
+
+def _is_stopped(sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
+    end = sent.text.removeprefix(recorded.text).strip() if sent.text.startswith(recorded.text) else ""
+    return bool(end) and end in {text.strip() for text in stop}
+
+
+def _words(calls: Sequence[Call]) -> list[str]:
+    """Return the words that any text with these calls contains."""
+    return [word for call in calls for part in call for word in _WORD.findall(_ESCAPE.sub(" ", part))]
+
+
+def is_edited_reply(sent: Entry, recorded: Entry) -> bool:
+    """Return whether a program wrote a message with the help of a reply: it extended it, or took a part of it."""
+    texts = sorted((sent.text, recorded.text), key=len)
+    return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
+
+
+def ids_in(text: str) -> list[str]:
+    """Return everything in a text that may be an id."""
+    return _ID.findall(text)
+
+
+def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
+    """Return whether texts contain the longest line of a reply. Programs remove the tags around a summary."""
+    longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
+    return len(longest) >= _EVIDENCE and any(longest in text for text in texts)
+
+
+def is_evidence(run: Sequence[Entry]) -> bool:
+    """Return whether messages with the same texts in the same order are the same messages.
+
+    A short text may be in two conversations: it is only evidence together with what precedes it.
+    """
+    return len(run) >= 2 and sum(len(entry.text) for entry in run) >= _EVIDENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The system message and the tools of a conversation.
+
+    Attributes:
+        system: The text of the system message, or None.
+        tools: The tools.
+    """
+
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = field(default=())
+
+    def has_system_of(self, other: "Setting") -> bool:
+        """Return whether the system messages have the same text."""
+        return (self.system or "").strip() == (other.system or "").strip()
+
+    def is_same(self, other: "Setting") -> bool:
+        """Return whether both are the same."""
+        return self.has_system_of(other) and self.has_tools_of(other)
+
+    def has_tools_of(self, other: "Setting") -> bool:
+        """Return whether the tools are the same, in any order."""
+        return self.tools == other.tools or _by_name(self.tools) == _by_name(other.tools)
+
+    def extends_tools_of(self, other: "Setting") -> bool:
+        """Return whether all tools of the other are among the tools, by their names."""
+        return _by_name(self.tools).keys() >= _by_name(other.tools).keys()
+
+    def resembles(self, other: "Setting") -> bool:
+        """Return whether one system message may be an edit of the other: they share half of their text."""
+        short, long = sorted((self.system or "", other.system or ""), key=len)
+        return 2 * (_shared(short, long) + _shared(short[::-1], long[::-1])) >= len(long) > 0
+
+
+def _by_name(tools: Sequence[ToolSchema]) -> dict[Any, ToolSchema]:
+    return {tool.get("function", tool).get("name"): tool for tool in tools}
+
+
+def _shared(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

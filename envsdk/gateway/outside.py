@@ -1,0 +1,229 @@
+"""Sessions of a standalone gateway: each is an episode whose program runs elsewhere."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from typing_extensions import override
+
+from ..authoring.machinery import DRIVERS
+from ..episodes.driver import driver_of
+from ..episodes.turn import Turn
+from ..errors import EpisodeError, RequestError
+from ..limits import Limits, StopReason
+from ..policies.policy import PolicyLike
+from ..rollouts.jobs import Job
+from ..rollouts.player import Player, PlaySettings
+from ..rollouts.run_folder import RunFolder
+from ..trajectories.trajectory import Trajectory
+from .driver import ProgramDriver
+from .program import ProgramEnv
+from .session import Ended, ProgramSession
+
+NAME = "envsdk gateway"
+
+
+@dataclass(eq=False)
+class _Open:
+    """A session that is open, and its episode."""
+
+    session: ProgramSession
+    limits: Mapping[str, Any] | None
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    playing: "asyncio.Task[Trajectory] | None" = None
+
+
+class OutsideEnv(ProgramEnv):
+    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
+
+    Args:
+        opened: The sessions by the ids of their episodes.
+        **options: See `Env`.
+    """
+
+    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
+
+    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+        super().__init__(**options)
+        self.opened = opened
+
+
+class OutsideDriver(ProgramDriver):
+    """Takes the session that was opened for the episode."""
+
+    @override
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        opened = self._opened(str((options or {}).get("episode_id")))
+        self.limits = Limits.of(opened.limits, self.env.default_limits)
+        super().begin(seed, options)
+
+    @override
+    def _chosen(self, options: Mapping[str, Any]) -> Any:
+        return options["task"]  # the program knows what it means
+
+    @override
+    def new_session(self) -> ProgramSession:
+        return self._opened(self.running_episode.id).session
+
+    @override
+    def open_session(self, session: ProgramSession) -> None:
+        """Do nothing: the server knows the session, and the program runs elsewhere."""
+
+    @override
+    def close_session(self, session: ProgramSession) -> None:
+        """Do nothing: the server forgets the session when it is closed."""
+
+    def _opened(self, episode_id: str) -> _Open:
+        return cast("OutsideEnv", self.env).opened[episode_id]
+
+
+DRIVERS[OutsideEnv] = OutsideDriver
+
+
+class PlayedSessions:
+    """Opens, rewards and closes the sessions of a standalone gateway; each is played as an episode.
+
+    Args:
+        policy: The policy that replies.
+        env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
+        trainable_roles: The roles that give samples; None for all.
+        out: The run folder; None records nothing.
+        resume: Whether to continue the run in the folder.
+        compress: Whether to compress the folder's trajectories.
+        policy_timeout_s: The longest time of a call of the policy, in seconds.
+
+    Raises:
+        RunFolderError: See `RunFolder.create`.
+        ConfigError: If an option is not valid.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike,
+        env_options: Mapping[str, Any],
+        *,
+        trainable_roles: frozenset[str] | None = None,
+        out: Path | None = None,
+        resume: bool = False,
+        compress: bool = False,
+        policy_timeout_s: float | None = 600.0,
+        on_trajectory: Callable[[Trajectory], object] | None = None,
+    ) -> None:
+        self._opened: dict[str, _Open] = {}
+        self._ids: dict[str, str] = {}
+        """The id of the episode of each session."""
+        self._count = 0
+        self._on_trajectory = on_trajectory
+        cls = type(OutsideEnv.__name__, (OutsideEnv,), {"trainable_roles": trainable_roles})
+        self._settings = PlaySettings(
+            lambda: cls(self._opened, **env_options),
+            {},
+            policy,
+            policy_timeout_s=policy_timeout_s,
+            method_timeout_s=None,  # the program may take its time
+            max_retries=0,  # a program that runs elsewhere cannot begin again
+        )
+        self._player: Player | None = None
+        env = self._settings.make_env()
+        self._counting = cast("OutsideDriver", driver_of(env))
+        self.folder: RunFolder | None = None
+        if out is not None:
+            described = {name: value for name, value in env_options.items() if name not in ("renderer", "history")}
+            configuration = {
+                "env": NAME,
+                "env_options": {**described, "history": env.history.specification()},
+                "policy": str(getattr(policy, "name", type(policy).__name__)),
+            }
+            self.folder = RunFolder.create(out, configuration, {"main": env.renderer}, resume=resume, compress=compress)
+
+    async def open(self, options: Mapping[str, Any]) -> ProgramSession:
+        """Open a session; see `SessionFactory`."""
+        if self._player is None:
+            self._player = Player(self._settings)
+        limits = options.get("limits")
+        Limits.of(limits, OutsideEnv.default_limits)
+        self._count += 1
+        episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
+        if episode_id in self._opened or (self.folder is not None and episode_id in self.folder.finished):
+            raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
+        session = ProgramSession(self._counting.count_tokens, role=options.get("role"))
+        opened = self._opened[episode_id] = _Open(session, limits)
+        self._ids[session.id] = episode_id
+        task = {"task": options["task"]} if options.get("task") is not None else {}
+        group = options.get("group_id") or episode_id
+        job = Job(self._count, NAME, episode_id, group, options.get("seed"), task)
+        opened.playing = asyncio.create_task(self._play(job))
+        return session
+
+    async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
+        """Set named rewards; see `SessionFactory`."""
+        opened = self._opened[self._ids[session_id]]
+        if opened.playing is not None and opened.playing.done():
+            raise EpisodeError("the episode has ended already, so it cannot be rewarded anymore")
+        opened.rewards.update(rewards)
+
+    async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
+        """End a session; see `SessionFactory`."""
+        episode_id = self._ids.pop(session_id)
+        opened = self._opened[episode_id]
+        try:
+            trajectory = await self._ended(opened, reason)
+        finally:
+            del self._opened[episode_id]
+        if trajectory is None:
+            return {"episode_id": episode_id, "status": "empty", "steps": 0}
+        if self.folder is not None:
+            await self.folder.append(trajectory)
+        if self._on_trajectory is not None:
+            self._on_trajectory(trajectory)
+        return _summary(trajectory)
+
+    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+        """End the episode of a session; None if no request came."""
+        playing = opened.playing
+        assert playing is not None
+        session = opened.session
+        if not session.was_asked:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            session.close(RequestError("the session is closed", 400, "session_closed"))
+            return None
+        is_closed = reason == "closed"
+        session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
+        trajectory = await playing
+        if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
+            trajectory.stop_reason = reason
+        return trajectory
+
+    async def aclose(self) -> None:
+        """Close the run folder and the policy."""
+        if self._player is not None:
+            await self._player.aclose()
+        aclose: Any = getattr(self._settings.policy, "aclose", None)
+        if aclose is not None:
+            await aclose()
+        if self.folder is not None:
+            await asyncio.to_thread(self.folder.close, is_complete=True)
+
+    async def _play(self, job: Job) -> Trajectory:
+        assert self._player is not None
+        return (await self._player.play(job)).trajectory
+
+
+def _summary(trajectory: Trajectory) -> dict[str, Any]:
+    """Return what is told of an episode: no contents."""
+    return {
+        "episode_id": trajectory.id,
+        "status": trajectory.status,
+        "stop_reason": trajectory.stop_reason,
+        "error_kind": trajectory.error_kind,
+        "reward": trajectory.reward,
+        "steps": len(trajectory.steps),
+        "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
+        "contexts": {name: log.role for name, log in trajectory.contexts.items()},
+        "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
+    }

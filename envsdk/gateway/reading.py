@@ -1,0 +1,242 @@
+"""Reads the messages of a request as the messages of a recorded conversation, wherever they are the same.
+
+What was the same JSON in the context's last request is neither normalized nor compared again.
+"""
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from typing import Any
+
+from ..messages import Message, ToolCall
+from .normalized import Entry, Form, entry_of, ids_in, is_same_reply
+from .requests import ModelRequest, ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A conversation as a program sent it last.
+
+    Attributes:
+        path: Its messages, as they are recorded.
+        sent: The JSON values of the messages that the program sent.
+        asked: How many messages of `path` `sent` has: all but the reply to it.
+        starts: For each assistant message that the program sent, in order: its index in `sent` and in `path`.
+        calls: The calls by the ids that the program sent instead of the gateway's.
+        keep: How many messages at the start are those of the conversation that it was read against.
+        named: The replies that were identified by an id.
+    """
+
+    path: tuple[Entry, ...] = ()
+    sent: tuple[Any, ...] = ()
+    asked: int = 0
+    starts: tuple[tuple[int, int], ...] = ()
+    calls: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    keep: int = 0
+    named: frozenset[Entry] = frozenset()
+
+    def knows(self, index: int) -> bool:
+        """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
+        found = bisect_left(self.starts, (index, 0))
+        return found < len(self.starts) and self.starts[found][0] == index and self.starts[found][1] < self.keep
+
+
+class Replies:
+    """The replies of a session, by the ids that the gateway issued."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Add a reply with its own id and those of its calls."""
+        for name in (entry.reply, *(call.id for call in entry.message.tool_calls)):
+            if name is not None:
+                self._by_id[name] = entry
+
+    def get(self, name: str | None) -> Entry | None:
+        """Return the reply with this id, or with a call that has it."""
+        return None if name is None else self._by_id.get(name)
+
+    def named(self, received: ReceivedMessage) -> Entry | None:
+        """Return the reply that a message names by a link or by the id of a call."""
+        names = (received.link, *(call.id for call in received.message.tool_calls))
+        return next((entry for name in names if (entry := self.get(name))), None)
+
+    def written(self, message: Message) -> Entry | None:
+        """Return the only reply whose calls are written with their ids into the text, each of them once."""
+        if message.tool_calls:
+            return None
+        found = [name for name in ids_in(message.content) if name in self._by_id]
+        entry = self.get(found[0]) if found else None
+        return entry if entry and sorted(found) == sorted(call.id or "" for call in entry.message.tool_calls) else None
+
+
+def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
+    """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
+    begin = len(list(takewhile(bool, map(operator.eq, recorded.sent, map(_RAW, request.messages)))))
+    known, keep = len(recorded.starts), recorded.asked
+    if begin < len(recorded.sent):  # read on from the reply before the change, which names the calls of its results
+        known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
+        begin, keep = recorded.starts[known] if recorded.starts and recorded.starts[known][0] <= begin else (0, 0)
+    reader = _Reader(recorded, replies, request.stop, keep)
+    reader.read(list(_in_call_order(request.messages[begin:])))
+    return Reading(
+        path=tuple(reader.path),
+        sent=(*recorded.sent[:begin], *map(_value, request.messages[begin:])),
+        asked=len(reader.path),
+        starts=(*recorded.starts[:known], *((begin + index, position) for index, position in reader.starts)),
+        calls={**recorded.calls, **reader.calls} if reader.calls else recorded.calls,
+        keep=reader.keep,
+        named=frozenset(reader.named),
+    )
+
+
+_RAW = operator.attrgetter("raw")
+
+
+def _value(received: ReceivedMessage) -> Any:
+    return object() if received.raw is None else received.raw  # None is no evidence that two messages are the same
+
+
+def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:
+    """Yield messages with the results of a reply in the order of its calls: programs send them as they finish."""
+    order: dict[str | None, int] = {}
+    for is_result, group in groupby(messages, key=lambda received: received.message.role == "tool"):
+        if is_result:
+            yield from sorted(group, key=lambda received: order.get(received.message.tool_call_id, len(order)))
+            continue
+        for received in group:
+            order.update((call.id, len(order) + i) for i, call in enumerate(received.message.tool_calls))
+            yield received
+
+
+class _Reader:
+    """Reads messages one after another, each as the recorded message at its place if it is the same."""
+
+    def __init__(self, recorded: Reading, replies: Replies, stop: Sequence[str], keep: int) -> None:
+        self._recorded, self._replies, self._stop = recorded, replies, stop
+        self.path = list(recorded.path[:keep])
+        self.keep = keep
+        self.starts: list[tuple[int, int]] = []
+        self.calls: dict[str, ToolCall] = {}
+        self.named: set[Entry] = set()
+        self._later: _Later | None = None  # after the first change: what is left of the record
+
+    def read(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Read all messages."""
+        index = 0
+        while index < len(messages):
+            if merged := self._merged(messages, index):
+                index += merged
+                continue
+            message = messages[index].message
+            entry = self._assistant(messages[index]) if message.role == "assistant" else self._other(message)
+            if not (
+                entry.reply and self.starts and self.path[self.starts[-1][1]] is entry
+            ):  # else a part of that reply
+                if entry.is_assistant:
+                    self.starts.append((index, len(self.path)))
+                self._append(entry)
+            index += 1
+
+    @property
+    def _expected(self) -> Entry | None:
+        """The recorded message at this place; None after the first change, and at the end of the record."""
+        return self._recorded.path[self.keep] if self._later is None and self.keep < len(self._recorded.path) else None
+
+    def _append(self, entry: Entry) -> None:
+        if entry is self._expected:
+            self.keep += 1
+        elif self._expected:
+            self._later = _Later(self._recorded.path, self.keep)
+        if self._later:
+            self._later.pass_by(entry)
+        self.path.append(entry)
+
+    def _known(self, sent: Entry) -> Entry:
+        """Return the recorded message that a message is, or the message itself."""
+        if (expected := self._expected) is not None:
+            if expected.form == sent.form:
+                return expected
+            self._later = _Later(self._recorded.path, self.keep)
+        return (self._later.find(sent.form) if self._later else None) or sent
+
+    def _assistant(self, received: ReceivedMessage) -> Entry:
+        message, expected = received.message, self._expected
+        sent, entry = entry_of(message), self._replies.named(received)
+        if entry is None and expected and expected.is_assistant and is_same_reply(sent, expected, self._stop):
+            entry = expected
+        elif entry := entry or self._replies.written(message):
+            self.named.add(entry)
+        else:
+            entry = self._known(sent)
+        for i, call in enumerate(message.tool_calls):
+            if call.id is not None and self._replies.get(call.id) is None:
+                self.calls[call.id] = entry.message.tool_calls[i] if i < len(entry.message.tool_calls) else call
+        return entry
+
+    def _other(self, message: Message) -> Entry:
+        call = self._call(message.tool_call_id) if message.role == "tool" else None
+        if call and (call.id, call.name) != (message.tool_call_id, message.name):
+            message = message.model_copy(update={"tool_call_id": call.id, "name": call.name})
+        return self._known(entry_of(message))
+
+    def _call(self, name: str | None) -> ToolCall | None:
+        """Return the call that a result names."""
+        if (reply := self._replies.get(name)) is not None:
+            return next((call for call in reply.message.tool_calls if call.id == name), None)
+        return self.calls.get(name or "") or self._recorded.calls.get(name or "")
+
+    def _merged(self, messages: Sequence[ReceivedMessage], index: int) -> int:
+        """Read messages that have the text of as many or more or fewer recorded ones, and return how many they are."""
+        expected = self._expected
+        if not expected or messages[index].message.role in ("assistant", "tool") or expected.form[0] in _UNMERGED:
+            return 0
+        first, place, sent, recorded = index, self.keep, "", ""
+        while sent or recorded or index == first:
+            if not sent:
+                if (
+                    index == len(messages)
+                    or (entry := entry_of(messages[index].message)).form[:-1] != expected.form[:-1]
+                ):
+                    return 0
+                sent, index = entry.text, index + 1
+            if not recorded:
+                if (
+                    place == len(self._recorded.path)
+                    or (entry := self._recorded.path[place]).form[:-1] != expected.form[:-1]
+                ):
+                    return 0
+                recorded, place = entry.text, place + 1
+            if not (sent.startswith(recorded) or recorded.startswith(sent)):
+                return 0
+            sent, recorded = sent[len(recorded) :].lstrip(), recorded[len(sent) :].lstrip()
+        for entry in self._recorded.path[self.keep : place]:
+            self._append(entry)
+        return index - first
+
+
+_UNMERGED = ("assistant", "tool")
+
+
+class _Later:
+    """The recorded messages that may still come after a change, in their order."""
+
+    def __init__(self, path: Sequence[Entry], start: int) -> None:
+        self._path, self._next = path, start
+        self._place = {path[place]: place for place in range(start, len(path))}
+        self._places: dict[Form, list[int]] = {}
+        for entry, place in self._place.items():
+            self._places.setdefault(entry.form, []).append(place)
+
+    def find(self, form: Form) -> Entry | None:
+        """Return the next message with a form."""
+        places = self._places.get(form, [])
+        found = bisect_left(places, self._next)
+        return self._path[places[found]] if found < len(places) else None
+
+    def pass_by(self, entry: Entry) -> None:
+        """Find only what comes after a message, if it is one of them."""
+        self._next = max(self._next, self._place.get(entry, -1) + 1)

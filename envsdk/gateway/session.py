@@ -1,0 +1,130 @@
+"""Where a program's requests and the environment that answers them meet: in different threads, in any order."""
+
+import asyncio
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import RequestError
+from .requests import ModelReply, ModelRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request that waits for its replies."""
+
+    request: ModelRequest
+    replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the replies anymore."""
+        return self.replies.cancelled()
+
+    def answer(self, replies: Sequence[ModelReply]) -> bool:
+        """Give the program its replies; return whether it still waited for them."""
+        if not self.replies.set_running_or_notify_cancel():
+            return False
+        self.replies.set_result(replies)
+        return True
+
+    def refuse(self, error: RequestError) -> None:
+        """Give the program an error."""
+        if self.replies.set_running_or_notify_cancel():
+            self.replies.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a program.
+
+    Attributes:
+        outcome: What it returned.
+        error: What it raised, or None.
+    """
+
+    outcome: Any = None
+    error: BaseException | None = None
+
+
+class ProgramSession:
+    """The requests of one program, in one episode: a server puts them in, an environment takes them out.
+
+    Args:
+        count_tokens: Returns how many tokens the prompt of a request has.
+        role: The role of the requests that name none.
+
+    Attributes:
+        was_asked: Whether a request came.
+    """
+
+    def __init__(self, count_tokens: Callable[[ModelRequest], int], role: str | None = None) -> None:
+        self.id = secrets.token_urlsafe(24)
+        self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
+        self.was_asked = False
+        self._count_tokens, self._role = count_tokens, role
+        self._lock = threading.Lock()
+        self._events: deque[Asked | Ended] = deque()
+        self._waiting: Future[Asked | Ended] | None = None
+        self._closed: RequestError | None = None
+
+    # The server's side, in its event loop.
+
+    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
+        """Return the replies to a request.
+
+        Raises:
+            RequestError: If the episode is over, or ends before the reply.
+        """
+        is_named = request.role is not None or self._role is None
+        asked = Asked(request if is_named else replace(request, role=self._role))
+        self.was_asked = True
+        self._put(asked)
+        return await asyncio.wrap_future(asked.replies)
+
+    def abandon(self, request: ModelRequest) -> None:
+        """Note that the client has gone; `ask` is cancelled, too."""
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
+        return await asyncio.to_thread(self._count_tokens, request)
+
+    # The environment's side, and the program's end.
+
+    def end(self, ended: Ended) -> None:
+        """Note that the program has ended."""
+        self._put(ended)
+
+    async def next(self) -> Asked | Ended:
+        """Wait for the next request, or for the end of the program."""
+        with self._lock:
+            if self._events:
+                return self._events.popleft()
+            waiting = self._waiting = Future()
+        return await asyncio.wrap_future(waiting)
+
+    def close(self, error: RequestError) -> None:
+        """Refuse the requests that wait, and all further ones."""
+        with self._lock:
+            self._closed = error
+            left = [event for event in self._events if isinstance(event, Asked)]
+            self._events.clear()
+        for asked in left:
+            asked.refuse(error)
+
+    def _put(self, event: Asked | Ended) -> None:
+        with self._lock:
+            closed, waiting = self._closed, self._waiting
+            if closed is None:
+                self._waiting = None
+                if waiting is None or not waiting.set_running_or_notify_cancel():
+                    self._events.append(event)
+                    return
+                waiting.set_result(event)
+                return
+        if isinstance(event, Asked):
+            event.refuse(closed)

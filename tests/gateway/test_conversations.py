@@ -1,0 +1,507 @@
+"""What each request of a program means: every rule on a small conversation."""
+
+import copy
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from envsdk import Message, ToolCall
+from envsdk.gateway.conversations import Continues, Conversations, Opens, Repeats
+from envsdk.gateway.requests import ModelReply, ModelRequest, ReceivedMessage
+
+SYSTEM = "You are a careful agent."
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "add")]
+OTHER_TOOLS = [{"type": "function", "function": {"name": "math", "parameters": {}}}]
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: Any = "", *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {}), **more}
+
+
+def result(call: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+def as_sent(message: Message) -> dict[str, Any]:
+    """A reply as a client sends it back unchanged, as JSON."""
+    data = message.to_openai()
+    for call in data.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return data
+
+
+def to_request(
+    messages: Sequence[dict[str, Any]],
+    *,
+    system: str | None = SYSTEM,
+    tools: Sequence[Any] = TOOLS,
+    links: dict[int, str] | None = None,
+    **fields: Any,
+) -> ModelRequest:
+    messages = copy.deepcopy(list(messages))  # every request is parsed anew
+    received = [
+        ReceivedMessage(Message.from_openai(message), message, (links or {}).get(i))
+        for i, message in enumerate(messages)
+    ]
+    body = {"messages": messages, "system": system, "tools": list(tools)}
+    return ModelRequest(received, system=system, tools=list(tools), body=body, **fields)
+
+
+class Session:
+    """A session whose model answers what the test says."""
+
+    def __init__(self, **options: Any) -> None:
+        self.conversations = Conversations(**options)
+        self._ids = count(1)
+
+    def place(self, messages: Sequence[dict[str, Any]], **options: Any) -> Continues | Opens | Repeats:
+        self.request = to_request(messages, **options)
+        return self.conversations.place(self.request)
+
+    def reply(
+        self, text: str = "", calls: Sequence[tuple[str, dict[str, Any]]] = (), reasoning: str = "why"
+    ) -> Message:
+        made = [ToolCall(name=name, arguments=given, id=f"call_{next(self._ids):06d}") for name, given in calls]
+        return Message(role="assistant", content=text, tool_calls=tuple(made), reasoning=reasoning)
+
+    def answer(self, *messages: Message, request: ModelRequest | None = None) -> None:
+        replies = [ModelReply(f"reply_{next(self._ids):06d}", message, "stop", 0, ()) for message in messages]
+        self.last_id = replies[0].id
+        self.conversations.answer(request or self.request, replies)
+
+    def ask(self, messages: Sequence[dict[str, Any]], text: str = "", calls: Any = (), **options: Any) -> Message:
+        """Place a request and answer it."""
+        self.placed = self.place(messages, **options)
+        message = self.reply(text, calls)
+        self.answer(message)
+        return message
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+def opened(session: Session) -> tuple[list[dict[str, Any]], Message]:
+    """A session with one answered request, whose reply calls two tools; what the client has, and the reply."""
+    sent = [user("What is the weather?")]
+    reply = session.ask(
+        sent, " Let me look. \n", [("look", {"city": "Zürich", "days": 1e2}), ("add", {"a": 1, "b": 2})]
+    )
+    return [*sent, as_sent(reply)], reply
+
+
+def results(reply: Message) -> list[dict[str, Any]]:
+    return [result(call.id or "", f" result of {call.name} ") for call in reply.tool_calls]
+
+
+def test_the_first_request_opens_the_main_context(session):
+    placed = session.place([user("Hi")])
+    assert placed == Opens("main", "main", (Message(role="user", content="Hi"),), SYSTEM, tuple(TOOLS))
+
+
+def test_a_request_that_follows_the_reply_continues_with_what_is_new(session):
+    sent, reply = opened(session)
+    placed = session.place([*sent, *results(reply), user("And?")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed, placed.was_choice) == ("main", None, "", False)
+    assert [(m.role, m.content, m.name) for m in placed.messages] == [
+        ("tool", " result of look ", "look"),
+        ("tool", " result of add ", "add"),
+        ("user", "And?", None),
+    ]
+
+
+def flattened(reply: Message) -> dict[str, Any]:
+    """A reply whose calls are a Python repr in its text."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.tool_calls
+    ]
+    return assistant(f"{reply.content.strip()}\nCalling tools:\n{calls}")
+
+
+def recalled(change: Any) -> Any:
+    """A reply whose calls' fields were changed."""
+
+    def changed(reply: Message) -> dict[str, Any]:
+        data = as_sent(reply)
+        for call in data["tool_calls"]:
+            change(call)
+        return data
+
+    return changed
+
+
+def reordered(call: dict[str, Any]) -> None:
+    arguments = json.loads(call["function"]["arguments"])
+    call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1).replace("100.0", "1e2")
+
+
+SENT_BACK = {
+    "unchanged": as_sent,
+    "without reasoning": lambda reply: {k: v for k, v in as_sent(reply).items() if k != "reasoning_content"},
+    "with empty reasoning": lambda reply: {**as_sent(reply), "reasoning_content": ""},
+    "stripped": lambda reply: {**as_sent(reply), "content": reply.content.strip()},
+    "without its text": lambda reply: {**as_sent(reply), "content": None},
+    "as a block": lambda reply: {**as_sent(reply), "content": [{"type": "text", "text": reply.content}]},
+    "other form of arguments": recalled(reordered),
+    "other ids": recalled(lambda call: call.update(id="x" + call["id"])),
+    "arguments lost": recalled(lambda call: call["function"].update(arguments="{}")),
+    "invalid arguments": recalled(lambda call: call["function"].update(arguments='{"INVALID_JSON": "{"}')),
+    "calls in the text": flattened,
+    "calls in the text without ids": lambda reply: assistant(flattened(reply)["content"].replace("call_", "x")),
+}
+
+
+@pytest.mark.parametrize("form", SENT_BACK)
+def test_a_reply_is_recognized_in_every_form(session, form):
+    sent, reply = opened(session)
+    back = SENT_BACK[form](reply)
+    answers = [result(call["id"], "1") for call in back.get("tool_calls", ())]
+    placed = session.place([*sent[:-1], back, *answers, user("And?")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", None)
+    named = [(m.tool_call_id, m.name) for m in placed.messages if m.role == "tool"]
+    assert named == ([(call.id, call.name) for call in reply.tool_calls] if answers else [])
+
+
+@pytest.mark.parametrize("form", SENT_BACK)
+def test_history_in_another_form_is_not_a_change(session, form):
+    sent, reply = opened(session)
+    session.ask([*sent, *results(reply), user("And?")], "It is sunny.")
+    back = SENT_BACK[form](reply)
+    answers = [result(call["id"], f" result of {call['function']['name']}") for call in back.get("tool_calls", ())]
+    messages = [
+        user(" What is the weather?\n"),
+        back,
+        *(answers or results(reply)),
+        user([{"type": "text", "text": "And?"}]),
+    ]
+    placed = session.place([*messages, assistant("It is sunny."), user("Thanks")])
+    assert placed == Continues("main", (Message(role="user", content="Thanks"),))
+
+
+def test_results_come_in_any_order(session):
+    sent, reply = opened(session)
+    first, second = results(reply)
+    placed = session.place([*sent, second, first])
+    assert [message.name for message in placed.messages] == ["look", "add"]
+    session.answer(session.reply("Done."))
+    assert session.place([*sent, first, second, assistant("Done."), user("More")]) == Continues(
+        "main", (Message(role="user", content="More"),)
+    )
+
+
+def test_a_reply_in_several_messages_is_one_reply(session):
+    sent, reply = opened(session)
+    first, second = results(reply)
+    parts = [assistant(reply.content), assistant("", as_sent(reply)["tool_calls"][0]), first]
+    placed = session.place([*sent[:-1], *parts, assistant("", as_sent(reply)["tool_calls"][1]), second])
+    assert isinstance(placed, Continues)
+    assert placed.keep is None
+    assert [message.name for message in placed.messages] == ["look", "add"]
+
+
+@pytest.mark.parametrize("is_merged_first", [True, False])
+def test_messages_of_one_role_may_be_merged_or_split(session, is_merged_first):
+    split, merged = [user("One"), user("Two")], [user("One\n\nTwo")]
+    before, after = (merged, split) if is_merged_first else (split, merged)
+    session.ask(before, "Yes.")
+    assert session.place([*after, assistant("Yes."), user("Three")]) == Continues(
+        "main", (Message(role="user", content="Three"),)
+    )
+
+
+def test_a_link_decides_which_reply_a_message_is(session):
+    session.ask([user("Hi")], "OK")
+    first = session.last_id
+    session.ask([user("Hi")], "OK")
+    assert session.placed.context == "main/main-1"
+    placed = session.place([user("Hi"), assistant("OK"), user("Go on")], links={1: first})
+    assert (placed.context, placed.was_choice) == ("main", False)
+
+
+def test_a_previous_reply_decides_the_context(session):
+    session.ask([user("Hi")], "OK")
+    first = session.last_id
+    session.ask([user("Hi")], "OK")
+    placed = session.place([user("Hi"), assistant("OK"), user("Go on")], previous=first)
+    assert (placed.context, placed.was_choice) == ("main", False)
+
+
+def test_of_two_contexts_that_fit_the_one_answered_last_continues(session):
+    session.ask([user("Hi")], "OK")
+    session.ask([user("Hi")], "OK")
+    placed = session.place([user("Hi"), assistant("OK"), user("Go on")])
+    assert (placed.context, placed.was_choice) == ("main/main-1", True)
+
+
+def test_a_context_by_its_name_decides(session):
+    session.ask([user("Hi")], "OK")
+    placed = session.place([user("Other")], context="critic", role="judge", system="Judge.", tools=())
+    assert placed == Opens("critic", "judge", (Message(role="user", content="Other"),), "Judge.", ())
+    session.answer(session.reply("Bad."))
+    placed = session.place([user("Once more")], context="critic", role="judge", system="Judge.", tools=())
+    assert (placed.context, placed.keep, placed.changed) == ("critic", 1, "message 1 (user) differs")
+
+
+def test_another_role_is_another_context(session):
+    session.ask([user("Hi")], "OK")
+    placed = session.place([user("Hi"), assistant("OK"), user("Judge")], role="judge")
+    assert (placed.context, placed.role, placed.base, placed.keep) == ("main/judge-1", "judge", "main", 3)
+
+
+def test_a_function_gives_the_role():
+    session = Session(role_of=lambda messages: "judge" if messages[0].content == "Judge." else None)
+    session.ask([user("Hi")], "OK")
+    assert session.placed.role == "main"
+    assert session.place([user("This")], system="Judge.").context == "main/judge-1"
+
+
+def test_a_program_that_leaves_out_the_reply_edits(session):
+    sent, _ = opened(session)
+    placed = session.place([*sent[:-1], user("Call exactly one tool.")])
+    assert placed == Continues(
+        "main", (Message(role="user", content="Call exactly one tool."),), keep=2, changed="the reply 2 was left out"
+    )
+
+
+@pytest.mark.parametrize("text", ["I will call a tool", "I will call a tool: look() and more", "call"])
+def test_a_program_that_changes_the_reply_edits(session, text):
+    session.ask([user("Go")], "I will call a tool: look()")
+    placed = session.place([user("Go"), assistant(text), user("Result: 3")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
+    assert [message.content for message in placed.messages] == [text, "Result: 3"]
+
+
+def test_a_stop_string_that_a_program_puts_back_is_no_change(session):
+    session.ask([user("Go")], "<code>\nlook()", stop=["</code>"])
+    placed = session.place([user("Go"), assistant("<code>\nlook()\n</code>"), user("3")], stop=["</code>"])
+    assert placed == Continues("main", (Message(role="user", content="3"),))
+
+
+def long_conversation(
+    session: Session, steps: int = 4, *, tools: bool = True
+) -> tuple[list[dict[str, Any]], list[Message]]:
+    sent: list[dict[str, Any]] = [user("Do it.")]
+    replies = []
+    for step in range(steps):
+        calls = [("look", {"step": step})] if tools else []
+        reply = session.ask(sent, f"This is what I think of step {step}.", calls)
+        replies.append(reply)
+        sent += [
+            as_sent(reply),
+            result(reply.tool_calls[0].id or "", f"result {step}") if tools else user(f"answer {step}"),
+        ]
+    return sent, replies
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_a_program_that_drops_messages_in_the_middle_edits(session, tools):
+    sent, replies = long_conversation(session, tools=tools)
+    placed = session.place([sent[0], *sent[5:]])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "messages 2 to 5 were left out")
+    assert placed.messages[0] is replies[2]
+    assert placed.messages[2] is replies[3]
+    assert len(placed.messages) == 4
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_a_program_that_drops_its_first_messages_edits(session, tools):
+    sent, replies = long_conversation(session, tools=tools)
+    placed = session.place(sent[3:])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 1, "messages 1 to 3 were left out")
+    assert [message for message in placed.messages if message.role == "assistant"] == replies[1:]
+
+
+def test_a_program_that_cuts_a_result_edits(session):
+    sent, replies = long_conversation(session)
+    cut = [*sent[:2], {**sent[2], "content": "res..."}, *sent[3:]]
+    placed = session.place(cut)
+    assert isinstance(placed, Continues)
+    assert (placed.keep, placed.changed) == (3, "message 3 (tool) differs")
+    assert placed.messages[1] is replies[1]
+    session.answer(session.reply("Done with all of it."))
+    assert session.place([*cut, assistant("Done with all of it."), user("More")]).keep is None
+
+
+def test_a_program_that_inserts_a_message_edits(session):
+    sent, _ = long_conversation(session)
+    placed = session.place([sent[0], user("It is Monday."), *sent[1:]])
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (user) was inserted")
+
+
+def test_another_system_message_is_a_change(session):
+    sent, reply = opened(session)
+    placed = session.place([*sent, *results(reply)], system="Today is Monday.")
+    assert (placed.context, placed.keep, placed.system, placed.tools) == ("main", None, "Today is Monday.", None)
+    session.answer(session.reply("Done with all of it."))
+    placed = session.place([*sent, *results(reply), assistant("Done with all of it."), user("More")], system=None)
+    assert (placed.context, placed.system) == ("main", "")
+
+
+def test_other_tools_are_a_change(session):
+    sent, reply = opened(session)
+    placed = session.place([*sent, *results(reply)], tools=OTHER_TOOLS)
+    assert (placed.context, placed.keep, placed.system, placed.tools) == ("main", None, None, tuple(OTHER_TOOLS))
+
+
+def test_tools_in_another_order_are_no_change(session):
+    sent, reply = opened(session)
+    assert session.place([*sent, *results(reply)], tools=TOOLS[::-1]).tools is None
+
+
+def test_another_system_message_and_other_tools_are_another_conversation(session):
+    sent, reply = opened(session)
+    placed = session.place([*sent, *results(reply)], system="Math only.", tools=OTHER_TOOLS)
+    assert (placed.context, placed.role, placed.base, placed.keep) == ("main/agent-1", "agent", "main", 3)
+    assert (placed.system, [message.name for message in placed.messages]) == ("Math only.", ["look", "add"])
+
+
+def test_an_agent_that_gets_the_conversation_back_continues_its_context(session):
+    sent, reply = opened(session)
+    handed = [*sent, *results(reply)]
+    by_other = session.ask(handed, "The sum is three, says the expert.", system="Math only.", tools=OTHER_TOOLS)
+    placed = session.place([*handed, as_sent(by_other), user("Thanks")])
+    assert (placed.context, placed.keep) == ("main", None)
+    assert placed.messages[2].content == by_other.content
+
+
+@pytest.mark.parametrize(("system", "tools"), [(SYSTEM, ()), ("Give a title.", ()), (SYSTEM, OTHER_TOOLS)])
+def test_a_side_request_never_moves_the_head(session, system, tools):
+    sent, reply = opened(session)
+    known = [*sent, *results(reply)]
+    placed = session.place([*known, user("Give a title.")], system=system, tools=tools)
+    assert (placed.context, placed.role, placed.base, placed.keep) == ("main/side-1", "side", "main", 3)
+    session.answer(session.reply("A title"))
+    assert session.place([*known, user("And?")]).context == "main"
+
+
+def test_the_same_question_in_another_conversation_is_another_conversation(session):
+    session.ask([user("Hi")], "OK")
+    placed = session.place([user("Hi")], system="Another agent.", tools=OTHER_TOOLS)
+    assert (placed.context, placed.role, placed.base, placed.keep) == ("main/agent-1", "agent", None, 0)
+
+
+def test_short_texts_alone_are_no_evidence(session):
+    session.ask([user("First task.")], "OK")
+    placed = session.place([user("Second task."), assistant("OK"), user("Go on")])
+    assert (placed.context, placed.base) == ("main/agent-1", None)
+
+
+def test_a_program_that_goes_back_opens_a_branch(session):
+    sent, replies = long_conversation(session)
+    placed = session.place([*sent[:3], user("Try again.")])
+    assert (placed.context, placed.role, placed.base, placed.keep) == ("main/main-1", "main", "main", 4)
+    assert [message.content for message in placed.messages] == ["Try again."]
+    session.answer(session.reply("Once more."))
+    assert session.place([*sent[:3], user("Try again."), assistant("Once more."), user("x")]).context == "main/main-1"
+    assert session.place(sent).context == "main"
+    assert len(replies) == 4
+
+
+def test_an_identical_request_is_a_branch(session):
+    sent, _ = opened(session)
+    placed = session.place(sent[:-1])
+    assert (placed.context, placed.role, placed.base, placed.keep, placed.messages) == (
+        "main/main-1",
+        "main",
+        "main",
+        2,
+        (),
+    )
+
+
+def test_a_request_while_another_is_pending_opens_a_branch(session):
+    session.place([user("Hi")])
+    first = session.request
+    placed = session.place([user("Hi")])
+    second = session.request
+    assert (placed.context, placed.base, placed.keep, placed.messages) == ("main/main-1", "main", 2, ())
+    session.answer(session.reply("One, which is long enough."), request=first)
+    session.answer(session.reply("Two, which is long enough."), request=second)
+    for text, context in (("One", "main"), ("Two", "main/main-1")):
+        placed = session.place([user("Hi"), assistant(f"{text}, which is long enough."), user("x")])
+        assert (placed.context, placed.was_choice) == (context, False)
+
+
+def test_a_failed_request_leaves_no_trace(session):
+    sent, reply = opened(session)
+    more = [*sent, *results(reply)]
+    placed = session.place(more)
+    session.conversations.fail(session.request)
+    assert session.place(more) == placed
+    session.conversations.fail(session.request)
+    assert session.place([*sent, *results(reply), user("!")]).context == "main"
+
+
+def test_a_context_whose_request_failed_gets_its_name_again(session):
+    opened(session)
+    placed = session.place([user("Sub task.")], system="Sub agent.", tools=OTHER_TOOLS)
+    session.conversations.fail(session.request)
+    assert session.place([user("Sub task 2.")], system="Sub agent.", tools=OTHER_TOOLS).context == "main/agent-2"
+    assert session.place([user("Sub task.")], system="Sub agent.", tools=OTHER_TOOLS) == placed
+
+
+def test_a_reply_that_did_not_arrive_is_repeated(session):
+    sent, _ = opened(session)
+    first = session.request
+    session.conversations.fail(first)
+    for _ in range(2):
+        assert session.place(sent[:-1]) == Repeats(first)
+        session.conversations.fail(session.request)
+    assert session.place([*sent, user("It did arrive.")]).context == "main"
+
+
+def test_further_replies_open_branches(session):
+    session.place([user("Hi")])
+    branches = [session.conversations.branch(session.request) for _ in range(2)]
+    assert [(b.context, b.role, b.base, b.keep, b.messages) for b in branches] == [
+        ("main/main-1", "main", "main", 2, ()),
+        ("main/main-2", "main", "main", 2, ()),
+    ]
+    session.answer(*(session.reply(text) for text in ("Zero", "One", "Two")))
+    placed = session.place([user("Hi"), assistant("One"), user("Go on")])
+    assert (placed.context, placed.was_choice) == ("main/main-1", False)
+
+
+def test_another_number_of_replies_is_refused(session):
+    session.place([user("Hi")])
+    with pytest.raises(ValueError, match="replies"):
+        session.answer(session.reply("a"), session.reply("b"))
+
+
+def test_a_summary_of_a_side_request_continues_the_main_context(session):
+    sent, _ = long_conversation(session)
+    summary = "<summary>\nThe user wants four steps, and all are done.\n</summary>"
+    session.ask([*sent, user("Summarize.")], summary, tools=())
+    assert session.placed.role == "side"
+    text = "The conversation so far:\nThe user wants four steps, and all are done.\nContinue."
+    placed = session.place([user(text)])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", 1)
+    assert placed.changed.startswith("compacted")
+    assert (
+        session.conversations.answer(session.request, [ModelReply("r", session.reply("Fine."), "stop", 0, ())]) is None
+    )
+    assert session.place([user(text), assistant("Fine."), user("x")]).context == "main"
+
+
+def test_the_result_of_one_agent_in_the_question_to_another_is_no_summary(session):
+    session.ask([user("Collect the facts.")], "There are many facts about many things.")
+    session.ask([user("Sub task.")], "There are many facts about other things.", system="Sub.", tools=OTHER_TOOLS)
+    placed = session.place([user("Check: There are many facts about many things.")])
+    assert isinstance(placed, Opens)
+    placed = session.place([user("Check: There are many facts about other things.")])
+    assert isinstance(placed, Opens)
