@@ -84,6 +84,7 @@ class ScriptedFactory:
         self.options: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, list[Mapping[str, float]]] = {}
         self.closed: dict[str, str] = {}
+        self.is_released = False
 
     async def open(self, options: Mapping[str, Any]) -> ScriptedSession:
         if options.get("task") == "broken":
@@ -107,6 +108,9 @@ class ScriptedFactory:
         if self.options[session_id].get("task") == "slow":
             await asyncio.sleep(0.2)
         return {"steps": len(self.sessions[session_id].asked)}
+
+    async def aclose(self) -> None:
+        self.is_released = True
 
 
 class RunningGateway:

@@ -1,10 +1,9 @@
 """The description of a standalone gateway's routes in the form of OpenAPI 3.1."""
 
+import importlib.metadata
 from typing import Any
 
 from pydantic import BaseModel
-
-import importlib.metadata
 
 _REFUSALS = {
     400: "The body is not JSON, or a field is invalid",
@@ -77,7 +76,7 @@ def _management(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[st
     text = {200: {"description": "The metrics", "content": {"text/plain": {"schema": _TEXT}}}}
     health = {200: _json({"type": "object", "required": ["status"], "properties": {"status": _TEXT}})}
     any_object = {200: _json({"type": "object"})}
-    opened = _operation("Open a session", {201: _json(_CREATED)}, (*_OF_MANAGEMENT, *_OF_BODY, 429), "token")
+    opened = _operation("Open a session", {201: _json(_CREATED)}, (*_OF_MANAGEMENT, *_OF_BODY, 409, 429), "token")
     shown = _operation("Describe a session", described, (*_OF_MANAGEMENT, 404), "token")
     rewarded = _operation("Reward a session", described, (*_OF_MANAGEMENT, *_OF_BODY, 404, 409), "token")
     closed = _operation("End a session", described, (*_OF_MANAGEMENT, 400, 404, 409), "token")

@@ -181,6 +181,7 @@ def test_an_idle_session_is_closed_as_such_and_a_busy_one_is_not(factory: Script
         assert gateway.get(f"/sessions/{idle['id']}").json()["reason"] == "idle"
         thread.join()
     assert factory.closed[busy["id"]] == factory.closed[waiting["id"]] == "shutdown"
+    assert factory.is_released
 
 
 def test_with_a_token_only_those_who_have_it_manage_sessions(factory: ScriptedFactory) -> None:
