@@ -130,17 +130,19 @@ class _Fit:
         reading: The conversation of the request.
         reach: How many messages of it are explained if it continues the context; -1 if it does not.
         changed: What changed first, if anything did.
+        is_alike: Whether it has the system message and the tools of the context.
     """
 
     context: _Context
     reading: Reading
     reach: int = -1
     changed: str = ""
+    is_alike: bool = False
 
     @property
-    def rank(self) -> tuple[int, bool]:
+    def rank(self) -> tuple[int, bool, bool]:
         """How well it fits."""
-        return self.reach, not self.changed
+        return self.reach, self.is_alike, not self.changed
 
 
 _FAILED = 64  # requests that are remembered for a retry
@@ -352,10 +354,10 @@ class Conversations:
     def _fit(self, context: _Context, request: ModelRequest) -> _Fit:
         """Return whether a request continues a context, and what it changes."""
         reading = read(request, context.newest, self._replies)
-        fit, whole, keep = _Fit(context, reading), context.record.path, reading.keep
+        is_same, is_named = _is_alike(request, context), request.context == context.name
+        fit, whole, keep = _Fit(context, reading, is_alike=is_same), context.record.path, reading.keep
         if context.pending or request.role not in (None, context.role):
             return fit
-        is_same, is_named = _is_alike(request, context), request.context == context.name
         if keep == len(whole):
             return replace(fit, reach=keep) if is_same or is_named or _changes_setting(context, request) else fit
         changed, head, following = _difference(context, reading), whole[-1], reading.path[keep:]
