@@ -12,7 +12,6 @@ from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.turn import Opening, Turn
 from ..errors import EpisodeError, RenderError, RequestError, message_of
-from ..limits import StopReason
 from ..messages import Message, ToolCall
 from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
@@ -148,10 +147,10 @@ class ProgramDriver(EnvDriver):
         """Wait for a request that needs a reply, or for the program's end."""
         session, program = self._session, self._program
         assert session is not None
-        limit: StopReason | None = None
+        limit, deadline, now = None, None, asyncio.get_running_loop().time
         while True:
             try:
-                async with asyncio.timeout(None if limit is None else self.env.limit_grace_s):
+                async with asyncio.timeout_at(deadline):
                     event = await session.next()
             except TimeoutError:
                 return Ended()
@@ -161,6 +160,8 @@ class ProgramDriver(EnvDriver):
                 return event
             limit = self.running.limit_now() if self.running.current is not None else None
             if limit is not None:
+                grace_s = self.env.limit_grace_s
+                deadline = deadline or (None if grace_s is None else now() + grace_s)
                 event.refuse(RequestError(f"the episode ends here: {limit}", 400, str(limit)))
                 if program is not None:
                     program.stop()
