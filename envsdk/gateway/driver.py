@@ -206,9 +206,18 @@ class ProgramDriver(EnvDriver):
                 f"{placed.role}: a conversation of its own" if placed.base is None else f"from {placed.base}",
                 is_trainable=roles is None or placed.role in roles,
             )
+        elif placed.system == "":
+            return self._turn_without_system(placed, options)
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
+
+    def _turn_without_system(self, placed: Continues, options: dict[str, Any]) -> Turn:
+        """Return the turn of a request that leaves out the system message, which is an edit from there on."""
+        left = self.running.contexts[placed.context].conversation[1:]
+        messages = [*left[: placed.keep], *map(self._inner_message, placed.messages)]
+        changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
+        return Turn(messages, **{**options, "system": None, "edit": Edit(0, changed)})
 
     def _last_turn(self, ended: Ended) -> Turn:
         outcome = ended.outcome

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import pickle
 import sys
 import threading
@@ -484,8 +483,8 @@ class Guess(ProgramEnv):
         with asking(model) as ask:
             said = [f"Not {self.secret}5."]
             for _ in range(3):
-                said += [ask(*said), "No."]
-                if said[-2].strip() == self.secret:
+                said += [ask(*said) or "", "No."]
+                if (said[-2] or "").strip() == self.secret:
                     return 1.0
         return 0.0
 
@@ -516,9 +515,7 @@ def test_it_runs_in_the_engine_and_the_same_seed_gives_the_same_bytes():
 
 
 def test_it_runs_in_vector_environments():
-    vector = gymnasium.vector.SyncVectorEnv(
-        [Guess, Guess], observation_mode="different", autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
-    )
+    vector = gymnasium.vector.SyncVectorEnv([Guess, Guess], autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
     observations, _ = vector.reset(seed=1)
     assert len(observations) == 2
     vector.close()
@@ -540,4 +537,15 @@ def test_an_environment_that_is_not_running_can_be_pickled():
     env = pickle.loads(pickle.dumps(Guess()))
     assert rollout(env, "random", seed=0).status == "terminated"
     env.close()
-    assert os.getpid()
+
+
+def test_a_system_message_that_is_left_out_is_an_edit():
+    def program(ask: Any) -> float:
+        first = ask("What is the capital of France?", system="You are brief. You answer in one word, or in two.")
+        ask("What is the capital of France?", first, "And of Spain?")
+        return 1.0
+
+    trajectory = played(program, "The capital of France is Paris.", "Madrid.", history="keep")
+    assert [break_.reason for break_ in trajectory.breaks] in (["edit"], ["handoff"])
+    prompt = list(trajectory.prompts())[1][1]
+    assert "brief" not in envsdk.load_tokenizer("embedded").decode(prompt)
