@@ -507,7 +507,7 @@ def test_a_fork_is_refused():
 
 
 def test_it_runs_in_the_engine_and_the_same_seed_gives_the_same_bytes():
-    def contents(concurrency: int) -> list[str]:
+    def contents(concurrency: int) -> list[bytes]:
         rollouts = Rollouts(Guess, "random", seeds=range(4), group_size=2, max_concurrency=concurrency)
         return sorted(trajectory.to_json() for trajectory in rollouts.run())
 
