@@ -87,7 +87,7 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    with ModelServer(stop_logit=9.0, token_s=0.5) as server:
+    with ModelServer(stop_logit=9.0, token_s=0.2) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
         command += ["--episodes", "10", "--group-size", "4", "--concurrency", "4", "--out", str(out)]
         with subprocess.Popen(
