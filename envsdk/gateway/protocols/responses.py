@@ -22,6 +22,7 @@ from openai.types.responses import (
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
 )
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
 
 from ...errors import RequestError
 from ...messages import ToolSchema
@@ -121,6 +122,11 @@ class Responses(OpenAIFormat):
         error_ = described(error)
         flat = {"code": error_["code"] or error_["type"], "message": error_["message"], "param": error_["param"]}
         return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": error_}, "error")
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to `POST /responses/input_tokens`."""
+        counted = InputTokenCountResponse(input_tokens=tokens, object="response.input_tokens")
+        return counted.model_dump(exclude_unset=True)
 
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep a response for `previous_response_id`, unless `store` is false."""
