@@ -22,7 +22,6 @@ from openai.types.responses import (
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
 )
-from openai.types.responses.input_token_count_response import InputTokenCountResponse
 
 from ...errors import RequestError
 from ...messages import ToolSchema
@@ -125,8 +124,7 @@ class Responses(OpenAIFormat):
 
     def count(self, tokens: int) -> dict[str, Any]:
         """Return the body of a response to `POST /responses/input_tokens`."""
-        counted = InputTokenCountResponse(input_tokens=tokens, object="response.input_tokens")
-        return counted.model_dump(exclude_unset=True)
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep a response for `previous_response_id`, unless `store` is false."""
