@@ -1,6 +1,7 @@
 """What holds for each protocol: any body is read or refused, and a conversation that was written reads the same."""
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -390,6 +391,22 @@ def test_only_values_after_the_common_beginning_are_read() -> None:
     assert lengths(a, b, {"content": ["c", {"x": True}]}) == 1
     assert lengths(a, b, {"content": ["c", {"x": 1.0}]}) == 1
     assert lengths(a, c) == 1  # forgotten: two others came later
+
+
+@given(st.data())
+def test_the_longest_common_beginning_is_found_among_branches(data: st.DataObject) -> None:
+    recent: RecentlyRead[int] = RecentlyRead(limit=50)
+    earlier: list[list[int]] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        values = data.draw(st.lists(st.integers(0, 2), max_size=6))
+        was_read: list[int] = []
+        recent.read(values, lambda value, index, was_read=was_read: was_read.append(index) or index)
+        common = [
+            sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(values, other, strict=False)))
+            for other in earlier
+        ]
+        assert was_read == list(range(max(common, default=0), len(values)))
+        earlier.append(values)
 
 
 @each_protocol

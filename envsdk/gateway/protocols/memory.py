@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ..requests import ReceivedMessage
@@ -20,7 +21,7 @@ class RecentlyRead(Generic[T]):
         limit: How many lists are kept.
     """
 
-    def __init__(self, limit: int = 32) -> None:
+    def __init__(self, limit: int = 16) -> None:
         self._lists: list[list[Read[T]]] = []
         self._limit = limit
 
@@ -48,11 +49,26 @@ class RecentlyRead(Generic[T]):
     def _longest_beginning(self, values: Sequence[Any]) -> tuple[int, int]:
         """Return which list has the longest common beginning with the values, and its length."""
         best, longest = -1, 0
-        for index, earlier in enumerate(self._lists):
-            common = _common(earlier, values)
-            if common > longest:
+        for index in range(len(self._lists) - 1, -1, -1):
+            known = _shared(self._lists[index], self._lists[best], longest)
+            if known == longest and (common := _common(self._lists[index], values, known)) > longest:
                 best, longest = index, common
         return best, longest
+
+
+def _shared(one: Sequence[object], other: Sequence[object], most: int) -> int:
+    """Return how many objects at the beginning of two lists, at most `most`, are the same objects.
+
+    A list begins with objects of an earlier list up to one place, and has new ones from there on.
+    """
+    low, high = 0, min(len(one), most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] is other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 _Path: TypeAlias = tuple[str | int, ...]
@@ -72,10 +88,16 @@ class Read(NamedTuple, Generic[T]):
     numbers: Sequence[_Path]
 
 
-def _common(earlier: Sequence[Read[Any]], values: Sequence[Any]) -> int:
-    """Return how many values at the beginning of two lists are the same, up to the order of keys."""
-    common = 0
-    for (one, _, numbers), other in zip(earlier, values, strict=False):
+def _common(earlier: Sequence[Read[Any]], values: Sequence[Any], known: int) -> int:
+    """Return how many values at the beginning of two lists are the same, up to the order of keys.
+
+    Args:
+        earlier: The values that were read.
+        values: The values of a request.
+        known: How many of them are known to be the same.
+    """
+    common = known
+    for (one, _, numbers), other in zip(islice(earlier, known, None), islice(values, known, None), strict=False):
         if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
             break
         common += 1

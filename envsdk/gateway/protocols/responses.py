@@ -122,6 +122,10 @@ class Responses(OpenAIFormat):
         flat = {"code": error_["code"] or error_["type"], "message": error_["message"], "param": error_["param"]}
         return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": error_}, "error")
 
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to `POST /responses/input_tokens`."""
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep a response for `previous_response_id`, unless `store` is false."""
         if not isinstance(request, _Request) or request.conversation is None or request.body.get("store") is False:

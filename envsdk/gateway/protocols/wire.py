@@ -75,6 +75,14 @@ class WireFormat(ABC):
             created: The time in seconds since 1970 since when there are these models.
         """
 
+    def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return the request whose tokens are to be counted; see `read`, which may require more fields."""
+        return self.read(body, headers, memory)
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to a request that tokens are counted."""
+        return {"input_tokens": tokens}
+
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep what later requests may name. A server calls it before it sends the response."""
         del request, replies, memory
