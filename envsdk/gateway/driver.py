@@ -261,22 +261,22 @@ class ProgramDriver(EnvDriver):
             outer = ToolCall(name=call.name, arguments=call.arguments, id=self._new_id("call"))
             self._calls[str(outer.id)] = call
             calls.append(outer)
-        content = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
+        content, stop = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
         self._inner[id(message)] = message, recorded
         tokens = context.log_tokens.copy(step.action_start, step.stop)
         logprobs = context.log_logprobs.copy(step.action_start, step.stop)
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
-        body = cast("Mapping[str, Any]", asked.request.body or {})
         decode = context.renderer.tokenizer.token_bytes
         return ModelReply(
             id=self._new_id("reply"),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
+            stop_sequence=stop,
             prompt_tokens=len(context) - len(tokens),
             tokens=tokens.tolist(),
             logprobs=logprobs.tolist() if is_known else None,
-            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if body.get("logprobs") else (),
+            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )
 
     def _new_id(self, kind: str) -> str:
@@ -297,7 +297,7 @@ class ProgramDriver(EnvDriver):
             raise RequestError(f"the model family cannot express the request: {message_of(error)}") from error
 
 
-def _until_stop(text: str, stops: Sequence[str]) -> str:
-    """Return a text without the stop string that ended it, as servers do."""
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
+def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Return a text without the stop string that ended it, as servers do, and that string."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)[0]], min(found)[1]) if found else (text, None)
