@@ -14,6 +14,7 @@ from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.turn import Opening, Turn
 from ..errors import EpisodeError, RenderError, RequestError, message_of
+from ..limits import StopReason
 from ..messages import Message, ToolCall
 from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
@@ -23,6 +24,7 @@ from .session import Asked, Ended, ProgramSession
 
 _REMEMBERED = 64
 """How many answers are kept for a program that did not get them, and asks again."""
+_CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
 _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
@@ -139,6 +141,8 @@ class ProgramDriver(EnvDriver):
         trajectory = self.env.trajectory
         if trajectory is None or trajectory.status == "error":
             return RequestError("the episode failed", 500, "episode_failed")
+        if trajectory.stop_reason in _CONTEXT_IS_FULL:
+            return RequestError(f"the episode is over: {trajectory.stop_reason}", 400, "context_length_exceeded")
         return _OVER
 
     # Requests.
@@ -196,7 +200,7 @@ class ProgramDriver(EnvDriver):
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
-            "sampling": request.sampling,
+            "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
         if isinstance(placed, Opens):

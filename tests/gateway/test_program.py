@@ -75,6 +75,13 @@ def played(program: Callable[[Callable[..., str]], Outcome], *says: str, **optio
     return trajectory
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 # What a program returns.
 
 
@@ -250,6 +257,39 @@ def test_a_limit_is_an_error_of_the_protocol_and_what_it_returns_then_counts():
     assert seen[0].code == "max_steps"
 
 
+def test_a_context_without_room_is_an_error_that_programs_know():
+    seen: list[openai.BadRequestError] = []
+
+    def program(ask: Any) -> float:
+        try:
+            ask("a " * 300)
+        except openai.BadRequestError as error:
+            seen.append(error)
+            raise
+        return 1.0
+
+    trajectory = played(lambda ask: ask("a") and program(ask), limits=Limits(max_context_tokens=200))
+    assert (trajectory.stop_reason, trajectory.reward) == ("max_context_tokens", 0.0)
+    wait_until(lambda: bool(seen))
+    assert seen[0].code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("sampling", "told"), [(None, {"temperature": 0.25}), ({}, {}), ({"top_k": 3}, {"top_k": 3})])
+def test_sampling_is_the_programs_unless_the_environment_sets_it(sampling: Any, told: dict[str, Any]):
+    seen: list[Any] = []
+
+    def noting(prompt: Any, **request: Any) -> Action:
+        seen.append(request["sampling"])
+        return saying("x")(prompt)
+
+    noting.tokenizer = "any"  # type: ignore[attr-defined]
+    env = env_of(lambda ask: ask("a", temperature=0.25) and 1.0)
+    type(env).sampling = sampling
+    with contextlib.closing(env):
+        rollout(env, noting, seed=0)
+    assert seen == [told]
+
+
 def test_a_program_that_ignores_a_limit_is_left_alone():
     def program(ask: Any) -> float:
         said = ["a"]
@@ -327,9 +367,7 @@ def test_a_policy_that_fails_is_a_server_error_for_the_program():
     failing.tokenizer = "any"  # type: ignore[attr-defined]
     (ended,) = Rollouts(Asking, failing, seeds=[0], group_size=1).run()
     assert (ended.status, ended.error_kind) == ("error", "policy")
-    deadline = time.monotonic() + 10
-    while not seen and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: bool(seen))
     assert isinstance(seen[0], openai.InternalServerError)
     assert "secret" not in str(seen[0])
 
@@ -436,10 +474,7 @@ ask({{"role": "user", "content": "a"}})
         env.close()
     else:
         rollout(env, saying("hello"), seed=0)
-    deadline = time.monotonic() + 10
-    while processes_with(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not processes_with(mark)
+    wait_until(lambda: not processes_with(mark))
     env.close()
 
 
