@@ -95,7 +95,7 @@ class ProgramDriver(EnvDriver):
             api_key=session.key,
             seed=self.running_episode.seed,
         )
-        if self.env.command is None:
+        if self.env.command is None and self.env.has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.end)
         else:
             environ = endpoint.environ()

@@ -4,6 +4,7 @@ FIELD: clients strip text, re-serialize arguments, drop reasoning, move text bet
 into the text. None of this changes what a message means.
 """
 
+import ast
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
@@ -19,6 +20,7 @@ Form: TypeAlias = tuple[Hashable, ...]
 Call: TypeAlias = tuple[str, str]
 """A call's name, and its arguments as JSON in one form."""
 
+_CODE_CALL = "\nCalling tools:\n"
 _ID = re.compile(r"[A-Za-z0-9_-]{6,}")
 _WORD = re.compile(r"\w{3,}")
 _ESCAPE = re.compile(r"\\.")
@@ -84,16 +86,31 @@ def _plain(value: Any) -> Any:
 def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
     """Return whether a message is what a program made of the assistant's message that belongs at its place.
 
-    A program may lose the text or the calls of a reply, write the calls into the text, and put back the stop string at
-    which sampling stopped.
+    A program may lose the text or the calls of a reply, write the calls into the text, put back the stop string at
+    which sampling stopped, and append the code of a reply once more as a call.
     """
     if sent.calls == recorded.calls:
         is_lost = bool(sent.calls) and not sent.text
-        return is_lost or recorded.text in (sent.text, without_stop(sent.text, stop))
+        own = _without_own_code(sent.text)
+        return is_lost or recorded.text in (sent.text, own, without_stop(own, stop))
     if sent.calls or not sent.text.startswith(recorded.text):
         return False
     written = sent.text.removeprefix(recorded.text)
     return all(word in written for word in _words(recorded.calls)) if written else bool(recorded.text)
+
+
+def _without_own_code(text: str) -> str:
+    """Return a text without the call at its end that repeats code of the text, as smolagents' CodeAgent writes it."""
+    own, mark, written = text.rpartition(_CODE_CALL)
+    if not mark:
+        return text
+    try:
+        calls = ast.literal_eval(written)
+        code = [call["function"]["arguments"] for call in calls]
+    except (SyntaxError, ValueError, TypeError, LookupError, MemoryError, RecursionError):
+        return text
+    is_repeated = all(isinstance(one, str) and all(word in own for word in _WORD.findall(one)) for one in code)
+    return own.strip() if is_repeated else text
 
 
 def without_stop(text: str, stop: Collection[str]) -> str:

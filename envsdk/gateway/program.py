@@ -45,6 +45,11 @@ class ProgramEnv(Env):
     limit_grace_s: ClassVar[float | None] = 10.0
     """How long a program may still run after a limit refused a request, in seconds; None for any time."""
 
+    @property
+    def has_run(self) -> bool:
+        """Whether `run` is written; if not, the program is `command`, which `prepare` may set."""
+        return type(self).run is not ProgramEnv.run
+
     def run(self, model: Endpoint) -> Outcome | Awaitable[Outcome]:
         """Run the program and return what it earned. It may be `async def`.
 
@@ -54,7 +59,7 @@ class ProgramEnv(Env):
         Args:
             model: The endpoint that the program asks.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither run() nor a command")
+        raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
 
     def prepare(self, folder: Path) -> None:
         """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`."""

@@ -197,6 +197,8 @@ class CommandProgram:
 
 
 def _checked(command: Any) -> list[str]:
+    if command is None:
+        raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
     if isinstance(command, str) or not command or not all(isinstance(part, (str, os.PathLike)) for part in command):
         raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
     return [os.fspath(part) for part in command]

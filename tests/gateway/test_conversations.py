@@ -217,6 +217,30 @@ def test_a_program_that_changes_the_reply_edits(session, text):
     assert [message.content for message in placed.messages] == [text, "Result: 3"]
 
 
+CODE = "I look.\n<code>\nx = look('Zürich')\nprint(x)\n"
+
+
+def with_code_as_a_call(code: Any) -> dict[str, Any]:
+    """The assistant's message as smolagents' CodeAgent keeps it: with the stop string, and the code once more."""
+    function = {"name": "python_interpreter", "arguments": code}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    return assistant(f"{CODE}</code>\nCalling tools:\n{calls}")
+
+
+def test_code_that_a_program_repeats_as_a_call_is_no_change(session):
+    session.ask([user("Go")], CODE, stop=["</code>"])
+    code = "x = look('Zürich')\nprint(x)"
+    placed = session.place([user("Go"), with_code_as_a_call(code), user("3")], stop=["</code>"])
+    assert placed == Continues("main", (Message(role="user", content="3"),))
+
+
+@pytest.mark.parametrize("code", ["another = program()", {"code": "print(x)"}])
+def test_a_call_that_a_program_adds_to_a_reply_is_a_change(session, code):
+    session.ask([user("Go")], CODE, stop=["</code>"])
+    placed = session.place([user("Go"), with_code_as_a_call(code), user("3")], stop=["</code>"])
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
+
+
 def test_a_stop_string_that_a_program_puts_back_is_no_change(session):
     session.ask([user("Go")], "<code>\nlook()", stop=["</code>"])
     placed = session.place([user("Go"), assistant("<code>\nlook()\n</code>"), user("3")], stop=["</code>"])

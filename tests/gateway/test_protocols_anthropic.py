@@ -9,7 +9,7 @@ from wire_clients import Wire, a_call, a_reply, anthropic_client, as_sent_back, 
 
 from envsdk import Message
 from envsdk.errors import RequestError
-from envsdk.gateway.protocols import load_protocol
+from envsdk.gateway.protocols import SessionMemory, load_protocol
 from envsdk.gateway.requests import ModelReply
 
 TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}]
@@ -244,6 +244,10 @@ USE = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
         ({"output_config": {"effort": "low", "format": {"type": "json_schema"}}}, "output_config.format"),
         ({"output_format": {"type": "json_schema"}}, "output_format"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"compaction": {}}, "compaction"),
+        ({"thread": {}}, "thread.type"),
+        ({"thread": {"type": "fork"}}, "thread.type"),
+        ({"thread": {"type": "continue"}}, "thread.previous_message_id"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"system": 5}, "system"),
         ({"temperature": 1.5}, "temperature"),
@@ -297,3 +301,60 @@ def test_an_error_within_a_stream_ends_it_with_an_exception() -> None:
 
 def test_the_client_lists_models() -> None:
     assert [model.id for model in anthropic_client(Wire("anthropic")).models.list()] == ["policy", "other"]
+
+
+# Message threads: the tool runner sends only what is new.
+
+
+def runner_of(wire: Wire) -> Any:
+    @anthropic.beta_tool
+    def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    messages = anthropic_client(wire).beta.messages
+    return messages.tool_runner(model="policy", max_tokens=9, system="Be brief.", tools=[add], messages=HI)
+
+
+def test_a_thread_has_the_messages_the_system_prompt_and_the_tools_of_its_first_request() -> None:
+    wire = Wire("anthropic")
+    wire.answers(a_reply("Let me.", calls=[a_call("call_1")]))
+    wire.answers(a_reply("Once more.", id="r2", calls=[a_call("call_2", arguments={"a": 3, "b": 4})]))
+    wire.answers(a_reply("3 and 7"))
+    assert runner_of(wire).until_done().content[0].text == "3 and 7"
+    assert [len(request.body["messages"]) for request in wire.requests] == [1, 1, 1]
+    assert [(request.previous, request.system) for request in wire.requests] == [
+        (None, "Be brief."),
+        ("r1", "Be brief."),
+        ("r2", "Be brief."),
+    ]
+    assert wire.last.tools == wire.requests[0].tools
+    assert wire.last.tools
+    assert [(one.message.role, one.message.content, one.link) for one in wire.last.messages] == [
+        ("user", "Hi", None),
+        ("assistant", "Let me.", "r1"),
+        ("tool", "3", None),
+        ("assistant", "Once more.", "r2"),
+        ("tool", "7", None),
+    ]
+
+
+def test_a_thread_that_is_not_known_is_begun_anew_with_the_whole_conversation() -> None:
+    wire = Wire("anthropic")
+    wire.answers(a_reply(calls=[a_call("call_1")]))
+    wire.answers(a_reply("3"))
+    runner = runner_of(wire)
+    next(iter(runner))
+    wire.memory = SessionMemory()
+    assert runner.until_done().content[0].text == "3"
+    assert [one.message.role for one in wire.last.messages] == ["user", "assistant", "tool"]
+    assert wire.last.body["thread"] == {"type": "create"}
+
+
+def test_a_thread_keeps_what_it_was_created_with() -> None:
+    wire = Wire("anthropic")
+    wire.answers(a_reply("Hello"))
+    create = anthropic_client(wire).beta.messages.create
+    create(**SETTINGS, messages=HI, thread={"type": "create"})
+    with pytest.raises(anthropic.BadRequestError, match="tools: a thread keeps"):
+        create(**SETTINGS, messages=HI, thread={"type": "continue", "previous_message_id": "msg_r1"})

@@ -7,9 +7,12 @@
   read back as this text.
 - `is_error` of a tool's result is ignored: the content is what the model sees.
 - A conversation must not end with an assistant message (prefill).
+- A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
+  session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -29,11 +32,11 @@ from anthropic.types import (
 from pydantic import BaseModel
 
 from ...errors import RequestError
-from ...messages import ToolSchema
-from ..requests import ModelReply, ModelRequest
+from ...messages import Message, ToolSchema
+from ..requests import ModelReply, ModelRequest, ReceivedMessage
 from .anthropic_blocks import INVALID_JSON, blocks_of, received_of, text_of
 from .fields import Fields, refused, tool_schema
-from .memory import SessionMemory
+from .memory import SessionMemory, StoredConversation
 from .wire import LARGEST, WireFormat, compact, event_bytes, joined, pieces, signature, split_system
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -49,6 +52,15 @@ _ERRORS = {
     529: "overloaded_error",
 }
 _TOO_LONG = "prompt is too long"  # the words by which agents recognize that they have to compact
+_MESSAGE = "msg_"
+_THREAD_NOT_FOUND = "thread_not_found"  # the code at which the package sends the whole conversation again
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(ModelRequest):
+    """A request, and what is kept of its thread; None if it has none."""
+
+    thread: StoredConversation | None = None
 
 
 class Anthropic(WireFormat):
@@ -75,19 +87,25 @@ class Anthropic(WireFormat):
         if not given:
             raise refused("messages", "it is required: give at least one message")
         values, received = self._read_messages(given, memory, received_of)
-        system, messages = split_system(received)
-        return ModelRequest(
+        named, previous = _continued(fields, memory)
+        tools = self._read_tools(fields, memory) if previous is None else previous.tools
+        opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
+        conversation = StoredConversation([*opening, *received], previous, tools)
+        system, messages = split_system(conversation.messages())
+        return _Request(
             **self._request(
                 Fields({**fields.value, "messages": values}),
                 headers,
                 messages=messages,
-                system=joined([*_system(fields), *system]),
-                tools=self._read_tools(fields, memory),
+                system=joined(system),
+                tools=tools,
                 tool_choice=_choice(fields.object("tool_choice")),
                 max_tokens=fields.integer("max_tokens", 1, LARGEST),
                 stop=fields.stops("stop_sequences"),
                 sampling=_sampling(fields),
-            )
+                previous=None if named is None else named.removeprefix(_MESSAGE),
+            ),
+            thread=None if fields.object("thread") is None else conversation,
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
@@ -110,12 +128,25 @@ class Anthropic(WireFormat):
         yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
         yield _event(RawMessageStopEvent)
 
+    def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
+        """Keep the conversation of a thread."""
+        if not isinstance(request, _Request) or request.thread is None:
+            return
+        [reply] = replies
+        value = {"role": "assistant", "content": _blocks(request.body, reply)}
+        [read] = received_of(value, 0)
+        received = ReceivedMessage(read.message, value, reply.id)
+        thread = request.thread
+        kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
+        memory.responses.add(_MESSAGE + reply.id, kept, ())
+
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
         type_ = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         is_too_long = error.code == "context_length_exceeded" and _TOO_LONG not in str(error)
         text = f"{_TOO_LONG}: {error}" if is_too_long else str(error)
-        return {"type": "error", "error": {"type": type_, "message": text}}
+        details = {"details": {"error_code": error.code}} if error.code == _THREAD_NOT_FOUND else {}
+        return {"type": "error", "error": {"type": type_, "message": text, **details}}
 
     def error_event(self, error: RequestError) -> bytes:
         """Return the event that ends a stream which has begun, with an error."""
@@ -147,12 +178,34 @@ class Anthropic(WireFormat):
         return tool_schema(tool, "input_schema")
 
 
+def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredConversation | None]:
+    """Return the id of the reply from which a request continues its thread, and the conversation up to it."""
+    thread = fields.object("thread")
+    if thread is None:
+        return None, None
+    thread.required_text("type")
+    if thread.one_of("type", ("create", "continue")) == "create":
+        return None, None
+    named = thread.required_text("previous_message_id")
+    conversation = memory.responses.conversation(named)
+    if conversation is None:
+        reason = "it is of another session, or was forgotten; create a thread with the whole conversation"
+        field = thread.name("previous_message_id")
+        raise RequestError(f"{field}: the message {named!r:.80} is not known: {reason}", 404, _THREAD_NOT_FOUND, field)
+    for key in ("system", "tools"):
+        if fields.get(key):
+            raise refused(key, "a thread keeps what it was created with: leave it out, or create a thread")
+    return named, conversation
+
+
 def _check_unsupported(fields: Fields) -> None:
     """Refuse what a reply cannot be made to be, and what only Anthropic's servers can do."""
     config = fields.object("output_config")
     if (config is not None and config.get("format") is not None) or fields.get("output_format") is not None:
         field = "output_format" if fields.get("output_format") is not None else "output_config.format"
         raise refused(field, "replies cannot be constrained here: describe the form in the prompt")
+    if fields.get("compaction") is not None:
+        raise refused("compaction", "no summary is made here: ask for one in the prompt")
     if fields.items("mcp_servers"):
         raise refused("mcp_servers", "there are none: give the tools of the server as `tools`")
     _shown_thinking(fields)
@@ -169,9 +222,7 @@ def _shown_thinking(fields: Fields) -> str:
 
 
 def _system(fields: Fields) -> list[str]:
-    return (
-        [text_of(block, "system") for block in blocks_of(fields, "system")] if fields.get("system") is not None else []
-    )
+    return [] if fields.get("system") is None else [text_of(block, "system") for block in blocks_of(fields, "system")]
 
 
 def _sampling(fields: Fields) -> dict[str, Any]:
@@ -232,7 +283,7 @@ def _deltas(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
     """Return a response before its first block."""
     return {
-        "id": f"msg_{reply.id}",
+        "id": _MESSAGE + reply.id,
         "type": "message",
         "role": "assistant",
         "model": body["model"],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
+from ...messages import ToolSchema
 from ..requests import ReceivedMessage
 
 T = TypeVar("T")
@@ -135,10 +136,12 @@ class StoredConversation:
     Attributes:
         received: What the request added: its messages, then the reply. System messages are among them.
         previous: The conversation that it continues, or None.
+        tools: Its tools, where the protocol keeps them.
     """
 
     received: Sequence[ReceivedMessage]
     previous: "StoredConversation | None" = None
+    tools: Sequence[ToolSchema] = ()
 
     def messages(self) -> list[ReceivedMessage]:
         """Return the whole conversation."""

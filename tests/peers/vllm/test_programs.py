@@ -1,0 +1,239 @@
+"""Agent programs on a real vLLM, through the gateway: what is trained is what the server sampled."""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import agents
+import anthropic
+import openai
+import pydantic_ai
+import pytest
+import smolagents
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from soundness import check
+from vllm_checks import check_logprobs, check_tokens, samples_of
+
+from envsdk.gateway import Endpoint, ProgramEnv
+from envsdk.rollouts import rollout_many
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+EPISODES = 16
+MAX_TOKENS = 24
+QUESTIONS = ("What is your name?", "Which color has the sky?", "How many days has a week?")
+SYSTEM = "You are a helpful assistant."
+SUB_SYSTEM = "You count words."
+ADD: Mapping[str, Any] = {
+    "name": "add",
+    "description": "Add two numbers",
+    "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+}
+agents.set_tracing_disabled(True)
+
+
+class OpenAIChat(ProgramEnv):
+    """Three questions in one conversation, with the `openai` package."""
+
+    async def run(self, model: Endpoint) -> float:
+        messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            for question in QUESTIONS:
+                messages.append({"role": "user", "content": question})
+                completion = await client.chat.completions.create(
+                    model=model.model, messages=messages, max_tokens=MAX_TOKENS
+                )
+                messages.append(completion.choices[0].message)
+        return float(len(messages[-1].content))
+
+
+class OpenAIResponses(ProgramEnv):
+    """The same in Responses, streamed; each response names the one before."""
+
+    def run(self, model: Endpoint) -> float:
+        previous: dict[str, Any] = {}
+        with openai.OpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            for question in QUESTIONS:
+                with client.responses.stream(
+                    model=model.model, input=question, instructions=SYSTEM, max_output_tokens=MAX_TOKENS, **previous
+                ) as stream:
+                    for event in stream:
+                        if event.type in ("response.completed", "response.incomplete"):
+                            previous = {"previous_response_id": event.response.id}
+        return 1.0
+
+
+class AnthropicChat(ProgramEnv):
+    """The same with the `anthropic` package, streamed, with thinking blocks."""
+
+    def run(self, model: Endpoint) -> float:
+        messages: list[Any] = []
+        with anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key) as client:
+            for question in QUESTIONS:
+                messages.append({"role": "user", "content": question})
+                with client.messages.stream(
+                    model=model.model,
+                    system=SYSTEM,
+                    messages=messages,
+                    max_tokens=MAX_TOKENS,
+                    thinking={"type": "enabled", "budget_tokens": 1024},
+                ) as stream:
+                    messages.append({"role": "assistant", "content": stream.get_final_message().content})
+        return 1.0
+
+
+class OpenAITools(ProgramEnv):
+    """An agent with a tool, and a sub-agent whose reply is in its second question."""
+
+    async def run(self, model: Endpoint) -> float:
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as self._client:
+            main: list[Any] = [{"role": "system", "content": SYSTEM}]
+            text = await self._ask(main, "Add 1 and 2.")
+            counted = await self._ask([{"role": "system", "content": SUB_SYSTEM}], f"Count: {text}")
+            await self._ask(main, f"The sub-agent says: {counted}. Continue.")
+        return 1.0
+
+    async def _ask(self, messages: list[Any], question: str) -> str:
+        tools: Any = [{"type": "function", "function": ADD}] if messages[0]["content"] == SYSTEM else openai.omit
+        messages.append({"role": "user", "content": question})
+        for _ in range(2):
+            completion = await self._client.chat.completions.create(
+                model="m", messages=messages, tools=tools, max_completion_tokens=MAX_TOKENS
+            )
+            message = completion.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in message.tool_calls]
+        return message.content or ""
+
+
+class AnthropicTools(ProgramEnv):
+    """The same with the `anthropic` package."""
+
+    def run(self, model: Endpoint) -> float:
+        with anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key) as self._client:
+            main: list[Any] = []
+            tool = {"name": "add", "description": ADD["description"], "input_schema": ADD["parameters"]}
+            text = self._ask(main, SYSTEM, "Add 1 and 2.", [tool])
+            counted = self._ask([], SUB_SYSTEM, f"Count: {text}", [])
+            self._ask(main, SYSTEM, f"The sub-agent says: {counted}. Continue.", [tool])
+        return 1.0
+
+    def _ask(self, messages: list[Any], system: str, question: str, tools: Any) -> str:
+        messages.append({"role": "user", "content": question})
+        for _ in range(2):
+            reply = self._client.messages.create(
+                model="m", system=system, messages=messages, tools=tools, max_tokens=MAX_TOKENS
+            )
+            messages.append({"role": "assistant", "content": reply.content})
+            calls = [block for block in reply.content if block.type == "tool_use"]
+            if not calls:
+                break
+            results = [{"type": "tool_result", "tool_use_id": call.id, "content": "3"} for call in calls]
+            messages.append({"role": "user", "content": results})
+        return "".join(block.text for block in reply.content if block.type == "text")
+
+
+@agents.function_tool
+def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+class OpenAIAgents(ProgramEnv):
+    """Two agents of `openai-agents`; the first has a tool, and goes on with what the second said."""
+
+    async def run(self, model: Endpoint) -> float:
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            asked = agents.OpenAIChatCompletionsModel(model.model, client)
+            settings = agents.ModelSettings(max_tokens=MAX_TOKENS)
+            main = agents.Agent(name="Main", instructions=SYSTEM, tools=[add], model=asked, model_settings=settings)
+            sub = agents.Agent(name="Sub", instructions=SUB_SYSTEM, model=asked, model_settings=settings)
+            with contextlib.suppress(agents.MaxTurnsExceeded, agents.ModelBehaviorError):  # a call of an unknown tool
+                first = await agents.Runner.run(main, "Add 1 and 2.", max_turns=2)
+                counted = await agents.Runner.run(sub, f"Count: {first.final_output}", max_turns=2)
+                more = {"role": "user", "content": f"The sub-agent says: {counted.final_output}. Continue."}
+                await agents.Runner.run(main, [*first.to_input_list(), more], max_turns=2)
+        return 1.0
+
+
+class PydanticAI(ProgramEnv):
+    """The same with `pydantic-ai`. It asks again after a reply without a text or a call."""
+
+    async def run(self, model: Endpoint) -> float:
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            asked = OpenAIChatModel(model.model, provider=OpenAIProvider(openai_client=client))
+            settings: Any = {"max_tokens": MAX_TOKENS}
+            main: Any = pydantic_ai.Agent(asked, instructions=SYSTEM, model_settings=settings)
+            main.tool_plain(lambda a, b: a + b, name="add", description="Add two numbers")
+            sub: Any = pydantic_ai.Agent(asked, instructions=SUB_SYSTEM, model_settings=settings)
+            limits = pydantic_ai.UsageLimits(request_limit=3)
+            with contextlib.suppress(pydantic_ai.UnexpectedModelBehavior, pydantic_ai.UsageLimitExceeded):
+                first = await main.run("Add 1 and 2.", usage_limits=limits)
+                counted = await sub.run(f"Count: {first.output}", usage_limits=limits)
+                question = f"The sub-agent says: {counted.output}. Continue."
+                await main.run(question, message_history=first.all_messages(), usage_limits=limits)
+        return 1.0
+
+
+PROMPTS: Any = {
+    "system_prompt": SYSTEM,
+    "planning": {"initial_plan": "", "update_plan_pre_messages": "", "update_plan_post_messages": ""},
+    "managed_agent": {"task": "{{task}}", "report": "{{final_answer}}"},
+    "final_answer": {"pre_messages": SUB_SYSTEM, "post_messages": "Answer: {{task}}"},
+}
+
+
+class SmolAgents(ProgramEnv):
+    """`smolagents` with a short prompt: two steps, then the answer that it asks for with another system message."""
+
+    def run(self, model: Endpoint) -> float:
+        asked = smolagents.OpenAIModel(
+            model_id=model.model, api_base=model.base_url, api_key=model.api_key, max_tokens=MAX_TOKENS
+        )
+
+        class Add(smolagents.Tool):
+            name = "add"
+            description = "Add two numbers"
+            inputs: Any = {name: {"type": "number", "description": "a number"} for name in ("a", "b")}  # noqa: RUF012
+            output_type = "number"
+
+            def forward(self, a: float, b: float) -> float:
+                return a + b
+
+        agent = smolagents.ToolCallingAgent(
+            [Add()], asked, prompt_templates=PROMPTS, max_steps=2, verbosity_level=smolagents.LogLevel.OFF
+        )
+        agent.run("Add 1 and 2.")
+        return float(len(json.dumps(agent.memory.get_full_steps(), default=str)))
+
+
+CHATS = (OpenAIChat, OpenAIResponses, AnthropicChat)
+OTHERS = (OpenAITools, AnthropicTools, OpenAIAgents, PydanticAI, SmolAgents)
+
+
+@pytest.mark.parametrize("program", [*CHATS, *OTHERS], ids=lambda program: program.__name__)
+def test_what_a_program_was_answered_is_what_is_trained(
+    program: type[ProgramEnv], policy_of: Any, env_options: Any, transformers_model: Any, compared: Counter[str]
+) -> None:
+    policy = policy_of(max_tokens=MAX_TOKENS)
+    options = env_options(max_steps=12)
+    trajectories = rollout_many(lambda: program(**options), policy, seeds=range(EPISODES), max_concurrency=8)
+    assert [one.status for one in trajectories] == ["terminated"] * EPISODES, [one.error for one in trajectories]
+    check(*trajectories)
+    samples = samples_of(trajectories)
+    assert sum(int(sample.mask.sum()) for sample in samples) == sum(one.sampled_tokens for one in trajectories)
+    breaks = Counter((break_.reason, break_.detail) for one in trajectories for break_ in one.breaks)
+    print(f"{len(samples)} samples; {dict(breaks)}")
+    if program in CHATS:
+        assert [len(one.steps) for one in trajectories] == [3] * EPISODES
+        assert (len(samples), breaks) == (EPISODES, {})
+    else:
+        assert {log.role for one in trajectories for log in one.contexts.values()} <= {"main", "agent", "side"}
+        assert max(len(one.contexts) for one in trajectories) > 1
+    check_tokens(policy, samples, compared)
+    check_logprobs(samples, {-1: transformers_model}, compared)
