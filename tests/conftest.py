@@ -64,8 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--full") or any("[" in argument for argument in config.args):
         return
     kept = matrices.short_run(items)
+    of_kept = set(kept)
     left_out = len(items) - len(kept)
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    config.hook.pytest_deselected(items=[item for item in items if item not in of_kept])
     items[:] = kept
     config.stash[LEFT_OUT] = left_out
     if hasattr(config, "workeroutput"):  # pytest-xdist sends it to the process that reports

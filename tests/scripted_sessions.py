@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from envsdk.errors import ConfigError, EpisodeError, RequestError
 from envsdk.gateway.management import Gateway
@@ -18,9 +18,14 @@ SECRET = "swordfish"
 class ScriptedSession:
     """Answers with its name and the last message, or does what the last message commands.
 
-    `fail` is refused with status 502, `break` raises an unexpected error, `wait` never ends, `sleep` takes 0.2 s, and
-    `long` has a reply of a million characters.
+    `fail` is refused with status 502, `break` raises an unexpected error, `wait` never ends, `sleep` takes 0.5 s,
+    `long` has a reply of a million characters, and `longest` one that no socket buffers as a whole.
+
+    Attributes:
+        most_asking: How many sessions were sleeping when this one had slept.
     """
+
+    asking: ClassVar[int] = 0
 
     def __init__(self, name: str = "session") -> None:
         self.name = name
@@ -28,7 +33,7 @@ class ScriptedSession:
         self.asked: list[ModelRequest] = []
         self.abandoned: list[ModelRequest] = []
         self.canceled = 0
-        self.waiting = threading.Event()
+        self.most_asking = 0
 
     async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
         self.asked.append(request)
@@ -40,12 +45,15 @@ class ScriptedSession:
         if text == "wait":
             await self._wait()
         if text == "sleep":
-            await asyncio.sleep(0.2)
-        content = "0123456789" * 100_000 if text == "long" else f"{self.name}: {text}"
+            ScriptedSession.asking += 1
+            await asyncio.sleep(0.5)
+            self.most_asking = ScriptedSession.asking
+            ScriptedSession.asking -= 1
+        times = {"long": 100_000, "longest": 2_000_000}.get(text)
+        content = f"{self.name}: {text}" if times is None else "0123456789" * times
         return [self._reply(content) for _ in range(request.n)]
 
     async def _wait(self) -> None:
-        self.waiting.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -76,6 +84,7 @@ class ScriptedFactory:
         self.options: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, list[Mapping[str, float]]] = {}
         self.closed: dict[str, str] = {}
+        self.is_released = False
 
     async def open(self, options: Mapping[str, Any]) -> ScriptedSession:
         if options.get("task") == "broken":
@@ -99,6 +108,9 @@ class ScriptedFactory:
         if self.options[session_id].get("task") == "slow":
             await asyncio.sleep(0.2)
         return {"steps": len(self.sessions[session_id].asked)}
+
+    async def aclose(self) -> None:
+        self.is_released = True
 
 
 class RunningGateway:

@@ -42,6 +42,8 @@ class EnvDriver(Driver):
 
     config_base: ClassVar[type[EnvConfig]] = EnvConfig
     """The class that `Env.Config` derives from."""
+    why_no_fork: ClassVar[str | None] = None
+    """Why its episodes cannot be forked; None if they can."""
     runs_tools: ClassVar[bool] = False
     """Whether methods that are tools are run."""
     summarizer: ClassVar[SummarizerFactory]
@@ -166,6 +168,8 @@ class EnvDriver(Driver):
 
     def fork(self) -> Any:
         """Copy the environment with its running episode; see `Env.fork`."""
+        if self.why_no_fork is not None:
+            raise EpisodeError(f"{self.env!r} cannot be copied: {self.why_no_fork}")
         agent, episode = self.running, self.running_episode
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")

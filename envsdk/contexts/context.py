@@ -164,7 +164,7 @@ class Context:
     ) -> Delta:
         """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
         self._view, self.conversation = base._view.copy(), list(base.conversation)
-        self.messages = list(base.messages if edit is None else base.conversation[: edit.keep])
+        self.messages = list(base.messages if edit is None else base.conversation[edit.start : edit.keep])
         self.inherited = len(self.messages)
         self._opening = len(self.view) + len(messages)
         return self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
@@ -227,7 +227,7 @@ class Context:
         delta = self._edit(delta, system, tools)
         self._add(unknown)
         if edit is not None:
-            delta = self._replace(delta, [*self.conversation[: edit.keep], *given], edit.detail)
+            delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit.detail)
         return self._emit(self._rewrite(delta, summary), max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:

@@ -13,10 +13,12 @@ class Edit(NamedTuple):
     Attributes:
         keep: How many messages of the conversation stay, its system message included.
         detail: What changed, for people.
+        start: How many messages at the start are dropped; `keep` counts them. 1 drops the system message.
     """
 
     keep: int
     detail: str = ""
+    start: int = 0
 
 
 def without(messages: Sequence[Message], known: Sequence[Message]) -> list[Message]:

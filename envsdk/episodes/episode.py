@@ -27,7 +27,7 @@ from .environment import Environment, StepResult
 from .handoff import Handoff, HandoffResult, PendingHandoffs, is_handoff
 from .recording import EpisodeHeader, describe_error, record
 from .requests import Call, EpisodeGenerator, Join, Method, Request, RunChildren
-from .turn import Turn
+from .turn import Opening, Turn
 
 FORK = "/fork-"
 """What separates the id of a forked episode from the fork's number."""
@@ -500,7 +500,7 @@ class Episode:
             delta = self._open_on_parent(agent, context, [*system, *turn.messages], tools, limit, turn)
         elif opening is not None and parent is not None:
             base = parent
-            delta = self._open_on_part(context, self.contexts[base], opening.keep, turn, limit)
+            delta = self._open_on_part(context, self.contexts[base], opening, turn, limit)
         else:
             base = None
             before = (
@@ -542,7 +542,7 @@ class Episode:
         self,
         context: Context,
         base: Context,
-        keep: int,
+        opening: Opening,
         turn: Turn,
         limit: int | None,
     ) -> Delta:
@@ -556,7 +556,7 @@ class Episode:
             prefill=turn.prefill,
             system=turn.system,
             tools=turn.tools,
-            edit=Edit(keep),
+            edit=Edit(opening.keep, start=opening.start),
         )
 
     # Observations.

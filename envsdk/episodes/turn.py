@@ -40,6 +40,7 @@ class Opening(NamedTuple):
         keep: How many messages of that conversation it begins with, the system message included.
         detail: Why it is opened, for people.
         is_trainable: Whether the context gives samples.
+        start: How many messages of that conversation are left out at its start; `keep` counts them.
     """
 
     role: str
@@ -47,6 +48,7 @@ class Opening(NamedTuple):
     keep: int = 0
     detail: str = ""
     is_trainable: bool = True
+    start: int = 0
 
 
 class Turn:
@@ -291,7 +293,7 @@ def _read_context(name: object) -> str:
 
 
 def _read_edit(edit: Any) -> Edit:
-    if not isinstance(edit, Edit) or not _is_count(edit.keep) or not isinstance(edit.detail, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(edit, Edit) or not _are_counts(edit.start, edit.keep) or not isinstance(edit.detail, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TurnError(
             f"edit is {edit!r:.80}; expected an Edit(keep, detail) with an integer of at least 0 and a text"
         )
@@ -301,7 +303,7 @@ def _read_edit(edit: Any) -> Edit:
 def _read_opening(opening: Any, context: object, edit: object) -> Opening:
     if context is None or edit is not None:
         raise TurnError("opening= describes the new context that context= names; it goes without edit=")
-    if not isinstance(opening, Opening) or not _is_count(opening.keep):
+    if not isinstance(opening, Opening) or not _are_counts(opening.start, opening.keep):
         raise TurnError(f"opening is {opening!r:.80}; expected an Opening(role, base, keep) with keep at least 0")
     _read_context(opening.role)
     if opening.keep and opening.base is None:
@@ -309,8 +311,8 @@ def _read_opening(opening: Any, context: object, edit: object) -> Opening:
     return opening
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _are_counts(start: object, keep: object) -> bool:
+    return type(start) is int and type(keep) is int and 0 <= start <= keep
 
 
 def _read_max_tokens(value: object) -> int:

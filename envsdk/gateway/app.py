@@ -9,10 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +25,8 @@ from .exchange import (
     Exchange,
     Guard,
     Refusal,
-    answer_http_exception,
     answer_refusal,
+    answer_unknown_route,
     json_response,
     unexpected,
     wire_format,
@@ -36,6 +35,9 @@ from .metrics import Metrics
 from .protocols import WireFormat
 from .requests import ModelRequest
 from .sessions import OpenSession, Sessions
+
+if TYPE_CHECKING:
+    from .protocols.anthropic import Anthropic
 
 _LARGE_BYTES = 262_144
 """A body is read in a thread if it is larger: meanwhile, other requests are answered."""
@@ -84,7 +86,7 @@ def model_app(
     app = Starlette(
         routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
         middleware=[Middleware(Guard, metrics=metrics)],
-        exception_handlers={RequestError: answer_refusal, HTTPException: answer_http_exception},
+        exception_handlers={RequestError: answer_refusal, 404: answer_unknown_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
@@ -93,16 +95,18 @@ def model_app(
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route's end: notes in the exchange which route and protocol it is, then answers.
+    """A route's end: notes in the exchange which route and protocol it is, checks the method, then answers.
 
     Attributes:
         route: The template of the route.
+        method: The method; a route with GET has HEAD, too.
         protocol: The name of the protocol; None for the one that the request looks like.
         answer: Returns the response, which is sent.
         send: Sends the response itself, instead of `answer`.
     """
 
     route: str
+    method: str
     protocol: str | None = None
     answer: Callable[[Request], Awaitable[Response]] | None = None
     send: Callable[[Request, Send], Awaitable[None]] | None = None
@@ -112,6 +116,10 @@ class Endpoint:
         exchange = Exchange.of(scope)
         exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
         request = Request(scope, receive, send)
+        allowed = ("GET", "HEAD") if self.method == "GET" else (self.method,)
+        if request.method not in allowed:
+            headers = {"allow": ", ".join(allowed)}
+            raise Refusal(405, "method_not_allowed", f"the route has {self.method} only", headers)
         if self.send is not None:
             await self.send(request, send)
         elif self.answer is not None:
@@ -138,7 +146,7 @@ class ModelRoutes:
         routes: list[Route] = []
 
         def add(path: str, method: str, **endpoint: Any) -> None:
-            routes.append(Route(path, Endpoint(path, **endpoint), methods=[method]))
+            routes.append(Route(path, Endpoint(path, method, **endpoint)))
 
         for root in ("/s/{session_id}", ""):
             for base in (f"{root}/v1", root, f"{root}/v1/v1"):
@@ -156,7 +164,8 @@ class ModelRoutes:
         opened = self._admit(request)
         exchange = Exchange.of(request.scope)
         with opened.answering():
-            wire, asked, body = await self._read(opened, request)
+            wire = await wire_format(exchange.protocol)
+            asked, body = await self._read(opened, request, wire.read)
             abandon = partial(self._abandon, opened, asked, exchange)
             async with Client(request.receive) as client:
                 replies = await client.wait_for(opened.session.ask(asked), abandon)
@@ -178,10 +187,11 @@ class ModelRoutes:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
         with opened.answering():
-            _, asked, _ = await self._read(opened, request)
+            wire = cast("Anthropic", await wire_format("anthropic"))
+            asked, _ = await self._read(opened, request, wire.read_count)
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
-        return json_response({"input_tokens": count})
+        return json_response(wire.count(count))
 
     async def models(self, request: Request) -> Response:
         """List the one model, in the form of the client's protocol."""
@@ -229,14 +239,15 @@ class ModelRoutes:
             raise Refusal(429, "rate_limit_exceeded", message, {"retry-after": "1"})
         return opened
 
-    async def _read(self, opened: OpenSession, request: Request) -> tuple[WireFormat, ModelRequest, Any]:
-        """Return a request's protocol, what it asks for, and its body."""
+    async def _read(
+        self, opened: OpenSession, request: Request, read: Callable[..., ModelRequest]
+    ) -> tuple[ModelRequest, Any]:
+        """Return what a request asks for, and its body."""
         body, size = await read_json(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
-        wire = await wire_format(Exchange.of(request.scope).protocol)
         async with opened.reading:
             if size <= _LARGE_BYTES:
-                return wire, wire.read(body, request.headers, opened.memory), body
-            return wire, await asyncio.to_thread(wire.read, body, request.headers, opened.memory), body
+                return read(body, request.headers, opened.memory), body
+            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
 
     def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
         if self._metrics is not None:

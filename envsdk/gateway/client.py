@@ -35,7 +35,10 @@ class Client:
 
     async def is_gone(self) -> bool:
         """Return whether the client closed the connection. Ask before the last part of the response is sent."""
-        await asyncio.sleep(0)  # lets `_leave` notice
+        for _ in range(
+            2
+        ):  # a failed write is noted in the next turn of the event loop, and by `_leave` in the one after
+            await asyncio.sleep(0)
         return self._leaving.done()
 
     async def wait_for(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:

@@ -7,143 +7,32 @@ taken for one: in doubt, a request opens a context, whose `base` is the conversa
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from dataclasses import replace
 
-from ..messages import Message, ToolSchema
-from .normalized import Entry, Setting, entry_of, is_edited_reply, is_long, is_quoted, without_stop
+from ..messages import Message
+from .normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, without_stop
+from .placements import Continues, Opens, Repeats
 from .reading import Reading, Replies, read
 from .requests import ModelReply, ModelRequest, ReceivedMessage
+from .rules import (
+    Context,
+    Fit,
+    Placed,
+    closeness,
+    difference,
+    givers,
+    is_alike,
+    is_longer,
+    kind_of,
+    may_change_setting,
+    same_end,
+    setting_of,
+    shares_history,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Continues:
-    """A request that continues a conversation.
-
-    Attributes:
-        context: The name of its context.
-        messages: The messages after `keep`. One that is recorded already, such as a reply, is the recorded object.
-        keep: None if the whole conversation stays and `messages` follow; else how many of its messages stay, including
-            its system message if it has one: `messages` replace the others.
-        changed: What changed first, for people; empty if `keep` is None.
-        system: The new system text, empty if it was left out; None if it is the context's.
-        tools: The new tools; None if they are the context's.
-        was_choice: Whether it fits other contexts equally well.
-    """
-
-    context: str
-    messages: tuple[Message, ...]
-    keep: int | None = None
-    changed: str = ""
-    system: str | None = None
-    tools: tuple[ToolSchema, ...] | None = None
-    was_choice: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Opens:
-    """A request that opens a context.
-
-    Attributes:
-        context: Its name, which no other context has.
-        role: Its role.
-        messages: The messages after the first `keep` of `base`, without the system message.
-        system: The text of its system message, which replaces that of `base`; None without any.
-        tools: Its tools.
-        base: The context whose messages it begins with; None if it shares none.
-        keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
-            may include those of a request to which no reply was given yet.
-        was_choice: Whether it begins with other contexts equally well.
-    """
-
-    context: str
-    role: str
-    messages: tuple[Message, ...]
-    system: str | None
-    tools: tuple[ToolSchema, ...]
-    base: str | None = None
-    keep: int = 0
-    was_choice: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """A retry of a request whose reply did not reach the program.
-
-    Attributes:
-        request: The earlier request; its replies are the answer.
-    """
-
-    request: ModelRequest
-
-
-@dataclass(eq=False, slots=True)
-class _Context:
-    name: str
-    role: str
-    setting: Setting
-    base: "_Context | None" = None
-    is_side: bool = False
-    record: Reading = field(default_factory=Reading)
-    pending: "_Placed | None" = None
-    answered: "_Placed | None" = None  # the last one
-    answered_at: int = 0  # in replies of the session
-
-    @property
-    def newest(self) -> Reading:
-        """What is recorded and asked."""
-        return self.pending.reading if self.pending else self.record
-
-    @property
-    def bases(self) -> "list[_Context]":
-        """The base, the base of that, ..."""
-        bases: list[_Context] = []
-        while base := (bases[-1] if bases else self).base:
-            bases.append(base)
-        return bases
-
-    def position(self, messages: int) -> int:
-        """Return a number of messages with the system message."""
-        setting = self.pending.setting if self.pending else self.setting
-        return messages + (setting.system is not None)
-
-
-@dataclass(eq=False, slots=True)
-class _Placed:
-    """A request, and its retries, in its context."""
-
-    requests: list[ModelRequest]
-    placement: Continues | Opens
-    context: _Context
-    reading: Reading
-    setting: Setting
-    branches: list[_Context] = field(default_factory=list[_Context])
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A request, read as the continuation of a context.
-
-    Attributes:
-        context: The context.
-        reading: The conversation of the request.
-        reach: How many messages of it are explained if it continues the context; -1 if it does not.
-        changed: What changed first, if anything did.
-    """
-
-    context: _Context
-    reading: Reading
-    reach: int = -1
-    changed: str = ""
-
-    @property
-    def rank(self) -> tuple[int, bool]:
-        """How well it fits."""
-        return self.reach, not self.changed
-
-
-_FAILED = 64  # requests that are remembered for a retry
+_RETRIED = 64  # requests that are remembered for a retry
 _RECENT = 8  # replies that may be the summary with which a request begins
 
 
@@ -159,18 +48,15 @@ class Conversations:
 
     def __init__(self, role_of: Callable[[Sequence[Message]], str | None] | None = None) -> None:
         self._role_of = role_of
-        self._contexts: dict[str, _Context] = {}
-        self._placed: dict[int, _Placed] = {}  # by the identity of each request
-        self._failed: list[_Placed] = []
+        self._contexts: dict[str, Context] = {}
+        self._placed: dict[int, Placed] = {}  # by the identity of each request
+        self._answered: deque[Placed] = deque()
+        self._failed: deque[Placed] = deque(maxlen=_RETRIED)
         self._opened: dict[str, int] = {}  # contexts by role
         self._replies = Replies()
-        self._owners: dict[Entry, _Context] = {}  # of the replies
-        self._meanings: dict[
-            Hashable, dict[_Context, Entry]
-        ] = {}  # assistant messages by their text and by their calls
-        self._asked: dict[
-            Hashable, dict[_Context, None]
-        ] = {}  # contexts by the last assistant message before a request
+        self._owners: dict[Entry, Context] = {}  # of the replies
+        self._meanings: dict[Hashable, dict[Context, Entry]] = {}  # assistant messages by their calls and their text
+        self._asked: dict[Hashable, dict[Context, None]] = {}  # by the last assistant message of a request
         self._clock = 0
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
@@ -195,7 +81,7 @@ class Conversations:
         placed = self._pending(request)
         base, setting = placed.context, placed.setting
         name = self._name(base.role)
-        context = _Context(name, base.role, setting, base, base.is_side, pending=placed)
+        context = Context(name, base.role, setting, base, base.is_side, pending=placed)
         self._contexts[name] = context
         placed.branches.append(context)
         keep = base.position(len(placed.reading.path))
@@ -215,9 +101,10 @@ class Conversations:
                 "request and one for each branch: call branch() for each further reply before answer()"
             )
         for context, reply in zip(contexts, replies, strict=True):
-            if context.answered is not None:
-                self._forget(context.answered)
             self._record(context, placed, entry_of(reply.message, reply.id))
+        self._answered.append(placed)
+        if len(self._answered) > _RETRIED:
+            self._forget(self._answered.popleft())
 
     def fail(self, request: ModelRequest) -> None:
         """Note that a request got no reply, or that its reply did not reach the program.
@@ -227,8 +114,8 @@ class Conversations:
         """
         placed = self._placed.get(id(request))
         if placed is None:
-            raise ValueError("the request is neither pending nor the last one of its context that was answered")
-        self._failed = [*self._failed[1 - _FAILED :], placed]
+            raise ValueError("the request is neither pending nor one of the last that were answered")
+        self._failed.append(placed)
         if placed.context.pending is not placed:
             return
         self._forget(placed)
@@ -238,17 +125,20 @@ class Conversations:
             self._asked[_last_assistant(placed.reading)].pop(context, None)
         placed.context.pending = None
 
-    def _pending(self, request: ModelRequest) -> _Placed:
+    def _pending(self, request: ModelRequest) -> Placed:
         placed = self._placed.get(id(request))
         if placed is None or placed.context.pending is not placed:
             raise ValueError("the request is not pending: place it first, and answer it once")
         return placed
 
-    def _forget(self, placed: _Placed) -> None:
+    def _forget(self, placed: Placed) -> None:
+        """Let go of a request, which is large."""
         for request in placed.requests:
             self._placed.pop(id(request), None)
+        if placed.context.answered is placed:
+            placed.context.answered = None
 
-    def _take_failed(self, request: ModelRequest) -> _Placed | None:
+    def _take_failed(self, request: ModelRequest) -> Placed | None:
         """Return the failed request that a request repeats, once."""
         for placed in self._failed if request.body is not None else ():
             first = placed.requests[0]
@@ -257,7 +147,7 @@ class Conversations:
                 return placed
         return None
 
-    def _record(self, context: _Context, placed: _Placed, reply: Entry) -> None:
+    def _record(self, context: Context, placed: Placed, reply: Entry) -> None:
         self._clock += 1
         context.record = replace(placed.reading, path=(*placed.reading.path, reply))
         context.setting, context.pending = placed.setting, None
@@ -270,29 +160,29 @@ class Conversations:
 
     # Which contexts a request may belong to.
 
-    def _fits(self, request: ModelRequest) -> list[_Fit]:
+    def _fits(self, request: ModelRequest) -> list[Fit]:
         """Return how a request fits the contexts that share its last known reply, or at least its first message."""
-        fits: dict[_Context, _Fit] = {}
+        fits: dict[Context, Fit] = {}
 
-        def find(index: int, contexts: Iterable[_Context]) -> bool:
+        def find(index: int, contexts: Iterable[Context]) -> bool:
             for context in contexts:
                 if context not in fits and self._contexts.get(context.name) is context:
                     fits[context] = self._fit(context, request)
             return any(fit.reach >= 0 or (index >= 0 and fit.reading.knows(index)) for fit in fits.values())
 
         for index, contexts in self._candidates(request):
-            others = [context for context in contexts if not _is_alike(request, context)]
-            is_found = find(-1, contexts) or find(-1, _givers(request, others))  # an agent may get a conversation back
+            others = [context for context in contexts if not is_alike(request, context)]
+            is_found = find(-1, contexts) or find(-1, givers(request, others))  # an agent may get a conversation back
             if is_found or find(index, ()) or find(index, self._branches(contexts)):
                 break
         return list(fits.values())
 
-    def _branches(self, contexts: Sequence[_Context]) -> list[_Context]:
+    def _branches(self, contexts: Sequence[Context]) -> list[Context]:
         """Return the branches of contexts, and theirs."""
         bases = set(contexts)
         return [c for c in self._contexts.values() if not bases.isdisjoint(c.bases)] if bases else []
 
-    def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, list[_Context]]]:
+    def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, list[Context]]]:
         """Yield contexts with the index of the message that they may share with the request, the last one first."""
         if request.context in self._contexts:
             yield 0, [self._contexts[request.context]]
@@ -306,7 +196,7 @@ class Conversations:
         if request.messages:
             yield 0, list(self._asked.get(_first_line(request.messages[0].message), ()))
 
-    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[_Context]:
+    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[Context]:
         """Return the contexts with an assistant message."""
         if reply := self._replies.named(received):
             return self._around(reply, self._owners[reply])
@@ -317,10 +207,10 @@ class Conversations:
             return self._around(reply, self._owners[reply])
         return [near for context, known in found for near in self._around(known, context)]
 
-    def _around(self, entry: Entry, owner: _Context) -> list[_Context]:
+    def _around(self, entry: Entry, owner: Context) -> list[Context]:
         return [owner, *self._asked.get(entry, ())]
 
-    def _best(self, request: ModelRequest, fits: Sequence[_Fit]) -> _Fit | None:
+    def _best(self, request: ModelRequest, fits: Sequence[Fit]) -> Fit | None:
         """Return the context that a request continues, or None if it opens one."""
         if request.context is not None and request.context not in self._contexts:
             return None
@@ -330,7 +220,7 @@ class Conversations:
         shared = max((fit.reading.keep for fit in fits), default=0)
         return self._compacted(request, shared) if request.context is None else None
 
-    def _compacted(self, request: ModelRequest, shared: int) -> _Fit | None:
+    def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the context of which a request has only a summary, which a side branch of it or itself replied.
 
         Args:
@@ -340,31 +230,33 @@ class Conversations:
         recent = heapq.nlargest(_RECENT, self._contexts.values(), key=lambda context: context.answered_at)
         for context in recent:
             whole = context.base if context.is_side else context
-            if context.pending or whole is None or whole.pending or not _is_alike(request, whole):
+            if whole is None or self._contexts.get(whole.name) is not whole:  # the request that opened it failed
+                continue
+            if context.pending or whole.pending or not is_alike(request, whole):
                 continue
             reading = read(request, whole.record, self._replies)
             new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
             is_its_own = reading.keep >= shared and (context.is_side or reading.keep)
             if is_its_own and is_quoted(context.record.path[-1], new):
-                return _Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
+                return Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
         return None
 
-    def _fit(self, context: _Context, request: ModelRequest) -> _Fit:
+    def _fit(self, context: Context, request: ModelRequest) -> Fit:
         """Return whether a request continues a context, and what it changes."""
         reading = read(request, context.newest, self._replies)
-        fit, whole, keep = _Fit(context, reading), context.record.path, reading.keep
+        is_same, is_named = is_alike(request, context), request.context == context.name
+        fit, whole, keep = Fit(context, reading, is_alike=is_same), context.record.path, reading.keep
         if context.pending or request.role not in (None, context.role):
             return fit
-        is_same, is_named = _is_alike(request, context), request.context == context.name
         if keep == len(whole):
-            return replace(fit, reach=keep) if is_same or is_named or _changes_setting(context, request) else fit
-        changed, head, following = _difference(context, reading), whole[-1], reading.path[keep:]
+            return replace(fit, reach=keep) if is_same or is_named or may_change_setting(context, request) else fit
+        changed, head, following = difference(context, reading), whole[-1], reading.path[keep:]
         if head in following:
             reach = reading.path.index(head) + 1
-            is_known = head in reading.named and _changes_setting(context, request)
-            if is_named or is_known or (is_same and self._is_evidence(_run(whole, reading.path[:reach]), keep)):
+            is_known = head in reading.named and may_change_setting(context, request)
+            if is_named or is_known or (is_same and self._is_evidence(same_end(whole, reading.path[:reach]), keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif is_same and following and keep == len(whole) - 2 and _is_longer(following[0], whole[keep]):
+        elif is_same and following and keep == len(whole) - 2 and is_longer(following[0], whole[keep]):
             return replace(fit, reach=keep, changed=f"the reply {context.position(keep + 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
@@ -380,10 +272,10 @@ class Conversations:
 
     # Opening a context.
 
-    def _open(self, request: ModelRequest, fits: Sequence[_Fit], failed: _Placed | None) -> _Placed:
-        setting = _setting(request)
-        shared = [fit for fit in fits if _shares_history(fit, setting)]
-        best = max(shared, key=lambda fit: (fit.reading.keep, *_closeness(fit.context, setting)), default=None)
+    def _open(self, request: ModelRequest, fits: Sequence[Fit], failed: Placed | None) -> Placed:
+        setting = setting_of(request)
+        shared = [fit for fit in fits if shares_history(fit, setting)]
+        best = max(shared, key=lambda fit: (fit.reading.keep, *closeness(fit.context, setting)), default=None)
         reading = best.reading if best else read(request, Reading(), self._replies)
         base, keep = (best.context, best.reading.keep) if best else (None, 0)
         others = [
@@ -391,9 +283,9 @@ class Conversations:
             for fit in shared
             if fit.reading.keep == keep and fit.reading.path[keep - 1] is not reading.path[keep - 1]
         ]
-        kind = _kind(base, setting) if self._contexts else "main"
+        kind = kind_of(base, setting) if self._contexts else "main"
         role = request.role or self._given_role(request) or (base.role if base and kind == "branch" else kind)
-        context = _Context(self._new_name(request, role, failed), role, setting, base, kind == "side")
+        context = Context(self._new_name(request, role, failed), role, setting, base, kind == "side")
         self._contexts[context.name] = context
         opens = Opens(
             context=context.name,
@@ -405,7 +297,7 @@ class Conversations:
             keep=base.position(keep) if base else 0,
             was_choice=bool(others),
         )
-        return _Placed([request], opens, context, reading, setting)
+        return Placed([request], opens, context, reading, setting)
 
     def _given_role(self, request: ModelRequest) -> str | None:
         if self._role_of is None:
@@ -413,7 +305,7 @@ class Conversations:
         system = [] if request.system is None else [Message(role="system", content=request.system)]
         return self._role_of([*system, *(received.message for received in request.messages)])
 
-    def _new_name(self, request: ModelRequest, role: str, failed: _Placed | None) -> str:
+    def _new_name(self, request: ModelRequest, role: str, failed: Placed | None) -> str:
         if request.context is not None and request.context not in self._contexts:
             return request.context
         if failed and isinstance(failed.placement, Opens) and failed.context.name not in self._contexts:
@@ -428,8 +320,19 @@ class Conversations:
                 return name
 
 
-def _setting(request: ModelRequest) -> Setting:
-    return Setting(request.system, tuple(request.tools))
+def _continue(request: ModelRequest, fit: Fit, *, was_choice: bool) -> Placed:
+    context, reading, setting = fit.context, fit.reading, setting_of(request)
+    is_edit = reading.keep < len(context.record.path)
+    continues = Continues(
+        context=context.name,
+        messages=_messages(reading.path[reading.keep :]),
+        keep=context.position(reading.keep) if is_edit else None,
+        changed=fit.changed,
+        system=None if setting.has_system_of(context.setting) else setting.system or "",
+        tools=None if setting.has_tools_of(context.setting) else setting.tools,
+        was_choice=was_choice,
+    )
+    return Placed([request], continues, context, reading, setting)
 
 
 def _messages(path: Sequence[Entry]) -> tuple[Message, ...]:
@@ -451,88 +354,3 @@ def _last_assistant(reading: Reading) -> Hashable:
 def _first_line(message: Message) -> tuple[str, str]:
     """Return what stays the same of a first message to which text is added."""
     return message.role, message.content.strip().partition("\n")[0]
-
-
-# Rules.
-
-
-def _givers(request: ModelRequest, contexts: Sequence[_Context]) -> list[_Context]:
-    """Return the bases of contexts that are alike to a request."""
-    return [base for context in contexts for base in context.bases if _is_alike(request, base)]
-
-
-def _is_alike(request: ModelRequest, context: _Context) -> bool:
-    """Return whether a request has the role, the system message and the tools of a context."""
-    return request.role in (None, context.role) and _setting(request).is_same(context.setting)
-
-
-def _changes_setting(context: _Context, request: ModelRequest) -> bool:
-    """Return whether a request with another system message or other tools may continue a context.
-
-    Both are other in another conversation. Fewer tools and an instruction, or another system message without any tools,
-    are those of a side request, such as for a title.
-    """
-    old, new = context.setting, _setting(request)
-    if new.has_tools_of(old):
-        return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
-    is_instructed = not request.messages or request.messages[-1].message.role != "tool"
-    return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
-
-
-def _is_longer(sent: Entry, recorded: Entry) -> bool:
-    """Return whether a message is another one to which text was added: programs merge messages of one role."""
-    return sent.form[:-1] == recorded.form[:-1] and sent.text.startswith(recorded.text) and not sent.is_assistant
-
-
-def _run(whole: Sequence[Entry], path: Sequence[Entry]) -> list[Entry]:
-    """Return the messages at the ends that are the same."""
-    pairs = zip(reversed(whole), reversed(path), strict=False)
-    return [entry for entry, _ in takewhile(lambda pair: pair[0].form == pair[1].form, pairs)]
-
-
-def _difference(context: _Context, reading: Reading) -> str:
-    """Return what changed first, for people. Messages are counted like `keep`."""
-    keep, first = reading.keep, context.position(reading.keep)
-    dropped, following = context.record.path[keep:], reading.path[keep:]
-    if following and following[0] not in dropped:
-        is_inserted = dropped[:1] == following[1:2]
-        return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
-    last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
-    return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
-
-
-def _continue(request: ModelRequest, fit: _Fit, *, was_choice: bool) -> _Placed:
-    context, reading, setting = fit.context, fit.reading, _setting(request)
-    is_edit = reading.keep < len(context.record.path)
-    continues = Continues(
-        context=context.name,
-        messages=_messages(reading.path[reading.keep :]),
-        keep=context.position(reading.keep) if is_edit else None,
-        changed=fit.changed,
-        system=None if setting.has_system_of(context.setting) else setting.system or "",
-        tools=None if setting.has_tools_of(context.setting) else setting.tools,
-        was_choice=was_choice,
-    )
-    return _Placed([request], continues, context, reading, setting)
-
-
-def _shares_history(fit: _Fit, setting: Setting) -> bool:
-    """Return whether a request begins with messages of a context, and not only with the question to another agent."""
-    reading, base = fit.reading, fit.context.setting
-    has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
-    is_asked_again = setting.has_system_of(base) and (setting.has_tools_of(base) or not setting.tools)
-    return reading.keep > 0 and (has_reply or is_asked_again)
-
-
-def _closeness(context: _Context, setting: Setting) -> tuple[int, bool, int]:
-    """Return by what contexts with the same messages are told apart as a base."""
-    return -len(context.bases), setting.is_same(context.setting), context.answered_at
-
-
-def _kind(base: _Context | None, setting: Setting) -> str:
-    """Return what a new context is: a branch of its base, a side branch of it, or another agent's conversation."""
-    if base is None:
-        return "agent"
-    if setting.is_same(base.setting):
-        return "branch"
-    return "side" if not setting.tools or setting.has_system_of(base.setting) else "agent"

@@ -1,10 +1,9 @@
 """The description of a standalone gateway's routes in the form of OpenAPI 3.1."""
 
+import importlib.metadata
 from typing import Any
 
 from pydantic import BaseModel
-
-from .. import __version__
 
 _REFUSALS = {
     400: "The body is not JSON, or a field is invalid",
@@ -25,6 +24,7 @@ _REFUSALS = {
 _OF_BODY = (400, 408, 413, 415)
 _OF_MODEL = (401, 404, *_OF_BODY, 429, 500, 502, 503, 504)
 _OF_MANAGEMENT = (401, 403, 500)
+_TOKEN, _KEY = ("token", "token_header"), ("key", "key_header")
 _TEXT = {"type": "string"}
 _SUMMARY: dict[str, Any] = {
     "type": "object",
@@ -49,21 +49,30 @@ _MESSAGES: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "
 _MODEL = {"type": "string", "minLength": 1}
 
 
-def description(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[str, Any]:
+def description(opening: type[BaseModel], rewarding: type[BaseModel], *, has_token: bool) -> dict[str, Any]:
     """Return the description.
 
     Args:
         opening: The body of `POST /sessions`.
         rewarding: The body of `POST /sessions/{session_id}/reward`.
+        has_token: Whether managing sessions requires a token.
     """
+    management = _management(opening, rewarding, _TOKEN if has_token else ())
     return {
         "openapi": "3.1.0",
-        "info": {"title": "envsdk gateway", "version": __version__},
-        "paths": {**_management(opening, rewarding), **_of_session("/v1", "session"), **_in_path("/s/{session_id}/v1")},
+        "info": {"title": "envsdk gateway", "version": importlib.metadata.version("envsdk")},
+        "paths": {**management, **_of_session("/v1", _KEY), **_in_path("/s/{session_id}/v1")},
         "components": {
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "The token of the gateway"},
-                "session": {"type": "http", "scheme": "bearer", "description": "The key of a session"},
+                "token_header": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-api-key",
+                    "description": "The token, too",
+                },
+                "key": {"type": "http", "scheme": "bearer", "description": "The key of a session"},
+                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The key, too"},
             },
             "schemas": {
                 "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}},
@@ -72,30 +81,31 @@ def description(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[st
     }
 
 
-def _management(opening: type[BaseModel], rewarding: type[BaseModel]) -> dict[str, Any]:
+def _management(opening: type[BaseModel], rewarding: type[BaseModel], schemes: tuple[str, ...]) -> dict[str, Any]:
+    created = {**_json(_CREATED), "links": _links("showSession", "rewardSession", "closeSession")}
     described, named = {200: _json(_SUMMARY)}, [_session_id()]
     text = {200: {"description": "The metrics", "content": {"text/plain": {"schema": _TEXT}}}}
     health = {200: _json({"type": "object", "required": ["status"], "properties": {"status": _TEXT}})}
     any_object = {200: _json({"type": "object"})}
-    opened = _operation("Open a session", {201: _json(_CREATED)}, (*_OF_MANAGEMENT, *_OF_BODY, 429), "token")
-    shown = _operation("Describe a session", described, (*_OF_MANAGEMENT, 404), "token")
-    rewarded = _operation("Reward a session", described, (*_OF_MANAGEMENT, *_OF_BODY, 404, 409), "token")
-    closed = _operation("End a session", described, (*_OF_MANAGEMENT, 400, 404, 409), "token")
+    opened = _operation("Open a session", {201: created}, (*_OF_MANAGEMENT, *_OF_BODY, 409, 429), schemes)
+    shown = _operation("Describe a session", described, (*_OF_MANAGEMENT, 404), schemes)
+    rewarded = _operation("Reward a session", described, (*_OF_MANAGEMENT, *_OF_BODY, 404, 409), schemes)
+    closed = _operation("End a session", described, (*_OF_MANAGEMENT, 400, 404, 409), schemes)
     return {
         "/sessions": {"post": {**opened, "requestBody": _body(opening.model_json_schema())}},
-        "/sessions/{session_id}": {"parameters": named, "get": shown},
+        "/sessions/{session_id}": {"parameters": named, "get": {**shown, "operationId": "showSession"}},
         "/sessions/{session_id}/reward": {
             "parameters": named,
-            "post": {**rewarded, "requestBody": _body(rewarding.model_json_schema())},
+            "post": {**rewarded, "operationId": "rewardSession", "requestBody": _body(rewarding.model_json_schema())},
         },
-        "/sessions/{session_id}/close": {"parameters": named, "post": closed},
-        "/metrics": {"get": _operation("Return metrics for Prometheus", text, _OF_MANAGEMENT, "token")},
+        "/sessions/{session_id}/close": {"parameters": named, "post": {**closed, "operationId": "closeSession"}},
+        "/metrics": {"get": _operation("Return metrics for Prometheus", text, _OF_MANAGEMENT, schemes)},
         "/health": {"get": _operation("Report that the gateway runs", health, (500,))},
         "/openapi.json": {"get": _operation("Return this description", any_object, (500,))},
     }
 
 
-def _of_session(base: str, scheme: str | None) -> dict[str, Any]:
+def _of_session(base: str, schemes: tuple[str, ...]) -> dict[str, Any]:
     """Describe the routes on which programs ask the model."""
     asked: dict[str, tuple[str, str, dict[str, Any]]] = {
         "chat/completions": ("Reply, as OpenAI Chat Completions", "messages", {"messages": _MESSAGES}),
@@ -109,15 +119,21 @@ def _of_session(base: str, scheme: str | None) -> dict[str, Any]:
         success = _json({"type": "object"})
         if not name.endswith("count_tokens"):
             success["content"]["text/event-stream"] = {"schema": _TEXT}
-        operation = _operation(summary, {200: success}, _OF_MODEL, scheme)
+        operation = _operation(summary, {200: success}, _OF_MODEL, schemes)
         paths[f"{base}/{name}"] = {"post": {**operation, "requestBody": _body(schema)}}
-    listed = _operation("List the model", {200: _json({"type": "object"})}, (401, 404, 500), scheme)
+    listed = _operation("List the model", {200: _json({"type": "object"})}, (401, 404, 500), schemes)
     return {**paths, f"{base}/models": {"get": listed}}
 
 
 def _in_path(base: str) -> dict[str, Any]:
     """Describe the same routes, with the session in the path and no key."""
-    return {path: {"parameters": [_session_id()], **item} for path, item in _of_session(base, None).items()}
+    return {path: {"parameters": [_session_id()], **item} for path, item in _of_session(base, ()).items()}
+
+
+def _links(*operations: str) -> dict[str, Any]:
+    """Return the links from a new session to what may be done with it."""
+    parameters = {"session_id": "$response.body#/id"}
+    return {operation: {"operationId": operation, "parameters": parameters} for operation in operations}
 
 
 def _session_id() -> dict[str, Any]:
@@ -125,12 +141,12 @@ def _session_id() -> dict[str, Any]:
 
 
 def _operation(
-    summary: str, success: dict[int, Any], refusals: tuple[int, ...], scheme: str | None = None
+    summary: str, success: dict[int, Any], refusals: tuple[int, ...], schemes: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     refused = {status: {"description": _REFUSALS[status], "content": error} for status in (*refusals, 405)}
     responses = {str(status): response for status, response in sorted({**success, **refused}.items())}
-    return {"summary": summary, "responses": responses, "security": [{scheme: []}] if scheme else []}
+    return {"summary": summary, "responses": responses, "security": [{scheme: []} for scheme in schemes]}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """The driver of a `ProgramEnv`: it turns the program's requests into turns, and the model's replies into answers."""
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
@@ -20,17 +22,17 @@ from .programs import CommandProgram, Endpoint, Program, ThreadProgram, as_json
 from .requests import ModelReply, ModelRequest
 from .session import Asked, Ended, ProgramSession
 
-if TYPE_CHECKING:
-    from .program import ProgramEnv
-
+_REMEMBERED = 64
+"""How many answers are kept for a program that did not get them, and asks again."""
+_CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
 _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
 class ProgramDriver(EnvDriver):
     """Meets the program's requests in a session, and recognizes what they mean."""
 
-    env: "ProgramEnv"
     may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond")
+    why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
 
     @override
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
@@ -47,21 +49,21 @@ class ProgramDriver(EnvDriver):
             EpisodeError: If it ends without a request.
         """
         self.end_program()
-        self._conversations = Conversations(self.env.role_of)
+        self._conversations = Conversations(self._role_of)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
-        self._cut: list[tuple[Any, list[ModelReply]]] = []
+        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
         self._asked: Asked | None = None
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
         self._session = self.new_session()
         self.open_session(self._session)
-        event = await self._next()
-        if isinstance(event, Ended):
-            raise EpisodeError(f"the program ended without a request to the model: it returned {event.outcome!r:.200}")
-        return self._turn(event)
+        turn = await self._next()
+        if isinstance(turn, Ended):
+            raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
+        return turn
 
     async def following(self, reply: Message) -> Turn:
         """Give the program its reply, and return the turn of its next request, or of its end."""
@@ -72,12 +74,12 @@ class ProgramDriver(EnvDriver):
             return self._branch(asked.request)
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
-        if not asked.answer(replies):
-            self._cut.append((asked.request.body, replies))
-        event = await self._next()
-        if isinstance(event, Ended):
-            return self._last_turn(event)
-        return self._turn(event)
+        self._answers[id(asked.request)] = asked.request, replies
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
+        asked.answer(replies)
+        turn = await self._next()
+        return self._last_turn(turn) if isinstance(turn, Ended) else turn
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
@@ -137,28 +139,22 @@ class ProgramDriver(EnvDriver):
 
     def _why_it_ended(self) -> RequestError:
         trajectory = self.env.trajectory
-        if trajectory is None or not trajectory.error:
-            return _OVER
-        if trajectory.error.startswith(RenderError.__name__):
-            return RequestError(f"the model family cannot express the request: {trajectory.error}")
-        return RequestError("the episode failed", 500, "episode_failed")
-
-    @override
-    def fork(self) -> Any:
-        raise EpisodeError(
-            f"{self.env!r} runs a program, whose state cannot be copied: play the episode again with the same seed"
-        )
+        if trajectory is None or trajectory.status == "error":
+            return RequestError("the episode failed", 500, "episode_failed")
+        if trajectory.stop_reason in _CONTEXT_IS_FULL:
+            return RequestError(f"the episode is over: {trajectory.stop_reason}", 400, "context_length_exceeded")
+        return _OVER
 
     # Requests.
 
-    async def _next(self) -> Asked | Ended:
-        """Wait for a request that needs a reply, or for the program's end."""
+    async def _next(self) -> Turn | Ended:
+        """Wait for the turn of the next request that needs a reply, or for the program's end."""
         session, program = self._session, self._program
         assert session is not None
-        limit: StopReason | None = None
+        limit, deadline, now = None, None, asyncio.get_running_loop().time
         while True:
             try:
-                async with asyncio.timeout(None if limit is None else self.env.limit_grace_s):
+                async with asyncio.timeout_at(deadline):
                     event = await session.next()
             except TimeoutError:
                 return Ended()
@@ -168,27 +164,31 @@ class ProgramDriver(EnvDriver):
                 return event
             limit = self.running.limit_now() if self.running.current is not None else None
             if limit is not None:
+                grace_s = self.env.limit_grace_s
+                deadline = deadline or (None if grace_s is None else now() + grace_s)
                 event.refuse(RequestError(f"the episode ends here: {limit}", 400, str(limit)))
                 if program is not None:
                     program.stop()
-            elif not event.is_abandoned and not self._was_answered(event):
-                return event
+            elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
+                return turn
 
-    def _was_answered(self, asked: Asked) -> bool:
-        """Answer a request again whose first answer did not reach the program."""
-        for index, (body, replies) in enumerate(self._cut):
-            if body == asked.request.body:
-                del self._cut[index]
-                asked.answer(replies)
-                return True
-        return False
+    def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
+        """Return the turn of a request; None if it was answered before, and is answered again.
 
-    def _turn(self, asked: Asked) -> Turn:
-        request = asked.request
-        placed = self._conversations.place(request)
-        assert not isinstance(placed, Repeats)
+        Args:
+            asked: The request.
+            cut: Earlier requests whose answers did not reach the program.
+        """
+        for request in cut:
+            if id(request) in self._answers:
+                with contextlib.suppress(ValueError):  # the program went on without the whole answer
+                    self._conversations.fail(request)
+        placed = self._conversations.place(asked.request)
+        if isinstance(placed, Repeats):
+            asked.answer(self._answers[id(placed.request)][1])
+            return None
         self._asked = asked
-        return self._turn_of(request, placed)
+        return self._turn_of(asked.request, placed)
 
     def _branch(self, request: ModelRequest) -> Turn:
         return self._turn_of(request, self._conversations.branch(request))
@@ -200,21 +200,30 @@ class ProgramDriver(EnvDriver):
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
-            "sampling": request.sampling,
+            "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
         if isinstance(placed, Opens):
-            roles = self.env.trainable_roles
+            roles, base = self.env.trainable_roles, placed.base
+            leaves_system = base is not None and placed.system is None and self._has_system(base)
             options["opening"] = Opening(
                 placed.role,
-                placed.base,
+                base,
                 placed.keep,
-                f"{placed.role}: a conversation of its own" if placed.base is None else f"from {placed.base}",
+                f"{placed.role}: a conversation of its own" if base is None else f"from {base}",
                 is_trainable=roles is None or placed.role in roles,
+                start=int(leaves_system),
             )
+        elif placed.system == "" and self._has_system(placed.context):
+            keep = len(self.running.contexts[placed.context].conversation) - 1 if placed.keep is None else placed.keep
+            changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
+            options |= {"system": None, "edit": Edit(keep + 1, changed, start=1)}
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
+
+    def _has_system(self, context: str) -> bool:
+        return self.running.contexts[context].conversation[0].role == "system"
 
     def _last_turn(self, ended: Ended) -> Turn:
         outcome = ended.outcome
@@ -224,6 +233,10 @@ class ProgramDriver(EnvDriver):
             return outcome
         reward = cast("float | Mapping[str, float] | None", outcome)
         return Turn(reward=reward, terminated=not is_limited)
+
+    def _role_of(self, messages: Sequence[Message]) -> str | None:
+        role = self.env.role_of(messages)
+        return role if role is not None or self._session is None else self._session.role
 
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 
@@ -252,22 +265,22 @@ class ProgramDriver(EnvDriver):
             outer = ToolCall(name=call.name, arguments=call.arguments, id=self._new_id("call"))
             self._calls[str(outer.id)] = call
             calls.append(outer)
-        content = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
+        content, stop = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
         self._inner[id(message)] = message, recorded
         tokens = context.log_tokens.copy(step.action_start, step.stop)
         logprobs = context.log_logprobs.copy(step.action_start, step.stop)
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
-        body = cast("Mapping[str, Any]", asked.request.body or {})
         decode = context.renderer.tokenizer.token_bytes
         return ModelReply(
             id=self._new_id("reply"),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
+            stop_sequence=stop,
             prompt_tokens=len(context) - len(tokens),
             tokens=tokens.tolist(),
             logprobs=logprobs.tolist() if is_known else None,
-            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if body.get("logprobs") else (),
+            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )
 
     def _new_id(self, kind: str) -> str:
@@ -288,7 +301,7 @@ class ProgramDriver(EnvDriver):
             raise RequestError(f"the model family cannot express the request: {message_of(error)}") from error
 
 
-def _until_stop(text: str, stops: Sequence[str]) -> str:
-    """Return a text without the stop string that ended it, as servers do."""
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
+def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Return a text without the stop string that ended it, as servers do, and that string."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)[0]], min(found)[1]) if found else (text, None)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,10 +25,6 @@ from .protocols import WireFormat, load_protocol
 _log = logging.getLogger(__name__)
 _KEY = "envsdk.exchange"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_REFUSED = {
-    404: ("not_found", "no route has this path"),
-    405: ("method_not_allowed", "the route does not have this method; the Allow header has those of the route"),
-}
 CLIENT_GONE = 499
 """The status in the log and the metrics of a request whose client went away before the answer, as in nginx."""
 
@@ -169,9 +164,7 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
     return await error_response(cast("RequestError", error), Exchange.of(request.scope))
 
 
-async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answer an unknown route, or a method that a route does not have."""
-    refused = cast("HTTPException", error)
-    code, message = _REFUSED.get(refused.status_code, ("refused", refused.detail))
-    refusal = Refusal(refused.status_code, code, message, refused.headers)
+async def answer_unknown_route(request: Request, error: Exception) -> Response:
+    """Answer a request whose path is that of no route."""
+    refusal = Refusal(404, "not_found", "no route has this path")
     return await error_response(refusal, Exchange.of(request.scope))

@@ -112,7 +112,7 @@ class Gateway:
         ]
         public = [("/health", "GET", self._health), ("/openapi.json", "GET", self._describe)]
         return [
-            Route(path, Endpoint(path, answer=answer), methods=[method])
+            Route(path, Endpoint(path, method, answer=answer))
             for path, method, answer in [*((p, m, self._guarded(a)) for p, m, a in managed), *public]
         ]
 
@@ -166,7 +166,7 @@ class Gateway:
         return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions)})
 
     async def _describe(self, request: Request) -> Response:
-        return json_response(description(OpenRequest, RewardRequest))
+        return json_response(description(OpenRequest, RewardRequest, has_token=self.has_token))
 
     async def _read(self, request: Request, body: type[Body]) -> Body:
         """Return a checked body."""

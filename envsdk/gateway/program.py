@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..authoring.env import Env
 from ..authoring.machinery import DRIVERS
@@ -39,6 +39,9 @@ class ProgramEnv(Env):
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
+    sampling: ClassVar[Mapping[str, Any] | None] = None
+    """Parameters of sampling in place of those that the program asks for, such as `{"temperature": 1.0}`; None takes
+    the program's. Trainers mostly need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
     """How long a program may still run after a limit refused a request, in seconds; None for any time."""
 

@@ -7,8 +7,7 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
-from typing import Any
+from itertools import groupby, islice, takewhile
 
 from ..messages import Message, ToolCall
 from .normalized import Entry, Form, entry_of, ids_in, is_same_reply
@@ -21,7 +20,7 @@ class Reading:
 
     Attributes:
         path: Its messages, as they are recorded.
-        sent: The JSON values of the messages that the program sent.
+        sent: The messages as the program sent them.
         asked: How many messages of `path` `sent` has: all but the reply to it.
         starts: For each assistant message that the program sent, in order: its index in `sent` and in `path`.
         calls: The calls by the ids that the program sent instead of the gateway's.
@@ -30,7 +29,7 @@ class Reading:
     """
 
     path: tuple[Entry, ...] = ()
-    sent: tuple[Any, ...] = ()
+    sent: tuple[ReceivedMessage, ...] = ()
     asked: int = 0
     starts: tuple[tuple[int, int], ...] = ()
     calls: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
@@ -75,7 +74,7 @@ class Replies:
 
 def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
-    begin = _common(recorded.sent, tuple(map(_RAW, request.messages)))
+    begin = _common(recorded.sent, request.messages)
     known, keep = len(recorded.starts), recorded.asked
     if begin < len(recorded.sent):  # read on from the reply before the change, which names the calls of its results
         known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
@@ -84,7 +83,7 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     reader.read(list(_in_call_order(request.messages[begin:])))
     return Reading(
         path=tuple(reader.path),
-        sent=(*recorded.sent[:begin], *map(_value, request.messages[begin:])),
+        sent=(*recorded.sent[:begin], *request.messages[begin:]),
         asked=len(reader.path),
         starts=(*recorded.starts[:known], *((begin + index, position) for index, position in reader.starts)),
         calls={**recorded.calls, **reader.calls} if reader.calls else recorded.calls,
@@ -93,18 +92,11 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     )
 
 
-_RAW = operator.attrgetter("raw")
-
-
-def _common(before: tuple[Any, ...], now: tuple[Any, ...]) -> int:
-    """Return how many values at the start are equal. Equal tuples, and the same objects in them, cost almost nothing."""
-    if now[: len(before)] == before:
-        return len(before)
-    return len(list(takewhile(bool, map(operator.eq, before, now))))
-
-
-def _value(received: ReceivedMessage) -> Any:
-    return object() if received.raw is None else received.raw  # None is no evidence that two messages are the same
+def _common(before: Sequence[ReceivedMessage], now: Sequence[ReceivedMessage]) -> int:
+    """Return how many messages at the start are the same objects, or have the same JSON."""
+    same = len(list(takewhile(bool, map(operator.is_, before, now))))
+    rest = zip(islice(before, same, None), islice(now, same, None), strict=False)
+    return same + len(list(takewhile(lambda pair: pair[0].raw is not None and pair[0].raw == pair[1].raw, rest)))
 
 
 def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ConfigError
 
@@ -33,6 +34,17 @@ class Servable(Protocol):
         ...
 
 
+class _QuietProtocol(H11Protocol):
+    """HTTP without uvicorn's access log, which would have paths, and so the ids of sessions.
+
+    The option `access_log` would change the log of every server in the process.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.access_log = False
+
+
 class Server(uvicorn.Server):
     """A server of one application.
 
@@ -43,12 +55,10 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Any, *, grace_s: float, lifespan: str = "off") -> None:
-        # uvicorn's access log would have the ids of sessions, which are in paths.
         config = uvicorn.Config(
             app,
             log_config=None,
-            access_log=False,
-            http="h11",
+            http=_QuietProtocol,
             ws="none",
             loop="asyncio",
             lifespan=lifespan,  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RequestError
@@ -56,7 +56,7 @@ class ProgramSession:
 
     Args:
         count_tokens: Returns how many tokens the prompt of a request has.
-        role: The role of the requests that name none.
+        role: The role of contexts whose requests name none.
 
     Attributes:
         was_asked: Whether a request came.
@@ -66,11 +66,12 @@ class ProgramSession:
         self.id = secrets.token_urlsafe(24)
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
         self.was_asked = False
-        self._count_tokens, self._role = count_tokens, role
+        self.role, self._count_tokens = role, count_tokens
         self._lock = threading.Lock()
         self._events: deque[Asked | Ended] = deque()
         self._waiting: Future[Asked | Ended] | None = None
         self._closed: RequestError | None = None
+        self._cut: list[ModelRequest] = []
 
     # The server's side, in its event loop.
 
@@ -80,14 +81,15 @@ class ProgramSession:
         Raises:
             RequestError: If the episode is over, or ends before the reply.
         """
-        is_named = request.role is not None or self._role is None
-        asked = Asked(request if is_named else replace(request, role=self._role))
         self.was_asked = True
+        asked = Asked(request)
         self._put(asked)
         return await asyncio.wrap_future(asked.replies)
 
     def abandon(self, request: ModelRequest) -> None:
-        """Note that the client has gone; `ask` is cancelled, too."""
+        """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
+        with self._lock:
+            self._cut.append(request)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -106,6 +108,12 @@ class ProgramSession:
                 return self._events.popleft()
             waiting = self._waiting = Future()
         return await asyncio.wrap_future(waiting)
+
+    def cut(self) -> list[ModelRequest]:
+        """Return the requests that were abandoned since the last call."""
+        with self._lock:
+            cut, self._cut = self._cut, []
+        return cut
 
     def close(self, error: RequestError) -> None:
         """Refuse the requests that wait, and all further ones."""

@@ -13,6 +13,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from ..authoring.env import Env
+from ..authoring.machinery import EnvDriver
+from ..episodes.driver import driver_of
 from ..trajectories.trajectory import Trajectory
 from .env_differences import difference, transcript
 from .env_episodes import NONDETERMINISTIC, NOT_REPRODUCIBLE, Episodes, closing, roll_out, step_with, trajectory_of
@@ -148,6 +150,10 @@ def copies(episodes: Episodes) -> str:
 
 def forks(episodes: Episodes) -> str:
     """Check that a running episode and its forks do not affect each other."""
+    driver = driver_of(episodes.sample)
+    assert isinstance(driver, EnvDriver)
+    if driver.why_no_fork is not None:
+        raise NotPossible(f"a running episode cannot be copied: {driver.why_no_fork}")
     for seed in episodes.few_seeds:
         episodes.reproducible(seed)
         with episodes.attempt(seed):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from ..errors import ConfigError
+from ..errors import ConfigError, SandboxUnavailable
 from .env_episodes import Episodes, closing, roll_out
 from .reports import Failure, NotPossible
 
@@ -97,7 +97,10 @@ def _option(episodes: Episodes, name: str, value: Any, ends: Mapping[str, float]
                 except (ConfigError, ImportError) as error:  # such as a package that is not installed
                     return f"{name}={value!r} is not available here ({error})"
                 with closing(env):
-                    rewards[seed] = roll_out(env, policy, seed).reward
+                    try:
+                        rewards[seed] = roll_out(env, policy, seed).reward
+                    except SandboxUnavailable as error:
+                        return f"{name}={value!r} is not available here ({error})"
         wrong = {seed: reward for seed, reward in rewards.items() if not _is(reward, ends[policy])}
         if not _holds(policy, [seed not in wrong for seed in rewards]):
             seed, reward = next(iter(wrong.items()))

@@ -17,6 +17,7 @@ from ..errors import InvalidRecord
 from ..messages import Message
 from ..trajectories.replay import Prompt
 from ..trajectories.trajectory import Trajectory
+from .atif_reading import from_atif as from_atif
 from .capability import Capability
 from .checks import check_samples
 

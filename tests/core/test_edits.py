@@ -44,7 +44,7 @@ class Editing(Env):
     def start(self) -> Turn:
         self.told, self.tools, self.at = {}, {"main": TOOLS}, "main"
         system = "Be brief." if self.has_system else None
-        return self.noted("main", Turn("Go.", system=system, tools=TOOLS), 0)
+        return self.noted("main", Turn("Go.", system=system, tools=TOOLS), int(self.has_system))
 
     def noted(self, name: str, turn: Turn, keep: int, base: str | None = None) -> Turn:
         before = list(self.told.get(base or name, []))

@@ -91,6 +91,7 @@ def case_of(method: str, base: str = "TestCase", decorator: str = "") -> str:
 
 
 @needs_namespaces
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "tests",
     [

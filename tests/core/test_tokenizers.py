@@ -88,7 +88,7 @@ def test_every_byte_is_encoded_as_the_slower_library_does(fast: Tokenizer, slow:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-oss", *(pytest.param(n, marks=pytest.mark.full) for n in ("qwen2.5", "deepseek-v4"))]
+    "name", ["qwen3", *(pytest.param(n, marks=pytest.mark.full) for n in ("gpt-oss", "qwen2.5", "deepseek-v4"))]
 )
 def test_a_real_vocabulary_has_every_byte_and_knows_its_every_id(name: str) -> None:
     folder = real_models.SHARED / "tokenizers" / name

@@ -87,6 +87,7 @@ def test_the_parent_is_one_sample_and_so_is_each_researcher():
     assert kinds == [handoff, handoff, handoff, back, handoff, back]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 def test_it_is_solved_with_every_family_and_history_policy(family: str, history: Any):

@@ -150,6 +150,7 @@ def test_the_first_player_alternates_and_both_players_read_how_a_hand_ended():
     assert env.won == [-3 / 6, 3 / 6]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}], ids=str)
 def test_it_is_played_with_every_family_and_history_policy(family: str, history: Any):

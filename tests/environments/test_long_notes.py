@@ -161,6 +161,7 @@ def test_a_context_that_may_not_hold_all_ends_before_anything_is_asked_unless_ol
     assert play(LongNotes(limits=limits, history={**BUDGET, "max_tokens": 2000})).reward == 1.0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 def test_it_is_solved_with_every_family(family: str, history: Any):

@@ -336,6 +336,7 @@ def test_every_tool_and_argument_is_described():
         assert all(field.get("description") for field in tool.parameters["properties"].values()), tool.name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("user", "history"), [("scripted", "keep"), ("policy", "strip")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_solved_with_every_family_and_history_policy(family: str, history: str, user: str):

@@ -88,6 +88,7 @@ def test_near_seeds_ask_something_else_and_the_same_seed_gives_the_same_bytes():
     assert once == again
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 def test_it_is_solved_with_every_family_and_history_policy(family: str, history: Any):

@@ -412,6 +412,18 @@ def test_a_context_whose_request_failed_gets_its_name_again(session):
     assert session.place([user("Sub task.")], system="Sub agent.", tools=OTHER_TOOLS) == placed
 
 
+def test_a_branch_outlives_the_request_that_it_branched_from(session):
+    session.place([user("Hi")])
+    first = session.request
+    session.ask([user("Hi"), user("Summarize.")], "The user said hi, and nothing else.", tools=())
+    assert (session.placed.context, session.placed.base) == ("main/side-1", "main")
+    session.conversations.fail(first)
+    placed = session.place([user("So far: The user said hi, and nothing else.")])
+    assert (type(placed), placed.context) == (Opens, "main/agent-1")
+    placed = session.place([user("Hi")])
+    assert (placed.context, placed.base) == ("main", None)
+
+
 def test_a_reply_that_did_not_arrive_is_repeated(session):
     sent, _ = opened(session)
     first = session.request

@@ -104,7 +104,7 @@ class Program:
     def request(self, thread: Thread, **options: Any) -> Any:
         return to_request(self.sent(thread.sent), system=thread.system, tools=thread.tools, **options)
 
-    def ask(self, thread: Thread) -> Continues | Opens:
+    def ask(self, thread: Thread) -> Any:
         """Place a thread's request, check what it became, and answer it."""
         request = self.request(thread)
         placed = self.conversations.place(request)
@@ -112,7 +112,9 @@ class Program:
             self.conversations.fail(request)
             assert self.conversations.place(request) == placed
         self.check(thread, placed)
-        calls = [(name, {"x": next(self.numbers), "y": 1000000}) for name in ("look", "add")[: self.random.randrange(3)]]
+        calls = [
+            (name, {"x": next(self.numbers), "y": 1000000}) for name in ("look", "add")[: self.random.randrange(3)]
+        ]
         reply = self.session.reply("" if calls and self.random.random() < 0.5 else self.text("reply"), calls)
         self.conversations.answer(request, [ModelReply(f"reply_{next(self.numbers):06d}", reply, "stop", 0, ())])
         thread.asked = len(thread.sent)

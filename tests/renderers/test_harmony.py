@@ -234,6 +234,7 @@ class Talks(Env):
         )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("history", ["keep", "strip"])
 def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(renderer: Harmony, shape: str, history: str):

@@ -1,13 +1,14 @@
 """Where a think block is in a reply, and which part of the reply is then content."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 from envsdk_renderers.fixed_base import FixedBase
 from families import FAMILIES, vocabulary
 
-from envsdk import Message
+from envsdk import Message, Renderer
 from envsdk.rendering.renderer import NOT_ENDED
 
 PLAIN = """{%- for m in messages %}
@@ -15,15 +16,17 @@ PLAIN = """{%- for m in messages %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def of_template(reply_format: str) -> FixedBase:
-    return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=reply_format)
-
-
-NAMED = {name: family.renderer() for name, family in FAMILIES.items()}
-THINKING = {name: renderer for name, renderer in NAMED.items() if renderer.writes_reasoning} | {
-    name: of_template(name) for name in ("plain", "hermes", "xml", "glm", "llama", "mistral")
-}
+FORMATS = ["plain", "hermes", "xml", "glm", "llama", "mistral"]
+THINKING = [name for name, family in FAMILIES.items() if "<think>" in family.type().blocks] + FORMATS
 BEFORE = "there is text before the think block"
+
+
+@cache
+def renderer_of(name: str) -> Renderer:
+    """The renderer of a family, or of a template whose replies have a format."""
+    if name in FAMILIES:
+        return FAMILIES[name].renderer()
+    return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=name)
 
 
 def read(renderer: Any, pieces: Sequence[str]) -> Message:
@@ -54,12 +57,12 @@ def read(renderer: Any, pieces: Sequence[str]) -> Message:
 def test_text_before_a_think_block_is_content(
     name: str, pieces: Sequence[str], content: str, reasoning: str, errors: Sequence[str]
 ) -> None:
-    reply = read(THINKING[name], pieces)
+    reply = read(renderer_of(name), pieces)
     assert (reply.content, reply.reasoning, list(reply.errors)) == (content, reasoning, [*errors, NOT_ENDED])
 
 
 @pytest.mark.parametrize("name", THINKING)
 def test_an_error_that_comes_up_often_is_reported_once(name: str) -> None:
-    reply = read(THINKING[name], ["<think>", "x", "</think>", *["<think>", "y", "</think>"] * 3])
+    reply = read(renderer_of(name), ["<think>", "x", "</think>", *["<think>", "y", "</think>"] * 3])
     assert reply.content == "<think>y</think>" * 3
     assert reply.errors == ("<think> is out of place", "</think> is out of place", NOT_ENDED)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,16 @@ ENVSDK = [sys.executable, "-m", "envsdk"]
 MATH = "envsdk/MathChat-v0"
 
 
-def run(*arguments: Any, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: Any) -> str:
+    """Run a command in this process; return what it writes to standard output."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def run_program(*arguments: Any, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own: one that imports from `cwd`, or whose connections end with the process."""
     done = subprocess.run(
         [*ENVSDK, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
     )
@@ -31,7 +41,7 @@ def run(*arguments: Any, code: int = 0, cwd: Path | None = None) -> subprocess.C
 
 def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) -> None:
     with ModelServer(stop_logit=9.0) as server:
-        printed = run(
+        printed = run_program(
             *("rollout", MATH, "--policy", f"vllm:{server.url}", "--model", "toy", "--policy-option", "seed=1"),
             *("--episodes", 3, "--group-size", 2, "--out", tmp_path / "run"),
         )
@@ -41,8 +51,8 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     assert len(samples) >= 6
     run("replay", tmp_path / "run")
-    again = run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run", "--resume", code=2)
-    assert "policy" in again.stderr
+    with pytest.raises(EnvsdkError, match="policy"):  # `main` prints it in one line
+        run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run", "--resume")
 
 
 @pytest.mark.parametrize(
@@ -57,9 +67,8 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(app, ["rollout", MATH, *arguments])
-    assert isinstance(done.exception, EnvsdkError)  # `main` prints it in one line
-    assert message in str(done.exception)
+    with pytest.raises(EnvsdkError, match=re.escape(message)):
+        run("rollout", MATH, *arguments)
 
 
 def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
@@ -71,14 +80,14 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
         "    def reference_reply(self): return 'ok'\n"
     )
     options = ("--executor", "processes", "--workers", 2, "--episodes", 6, "--out", "run", "--json")
-    printed = run("rollout", "mine:Mine", *options, cwd=tmp_path)
+    printed = run_program("rollout", "mine:Mine", *options, cwd=tmp_path)
     assert json.loads(printed.stdout)["mean_reward"] == 1.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    with ModelServer(stop_logit=9.0, token_s=0.5) as server:
+    with ModelServer(stop_logit=9.0, token_s=0.2) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
         command += ["--episodes", "10", "--group-size", "4", "--concurrency", "4", "--out", str(out)]
         with subprocess.Popen(
@@ -98,7 +107,7 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
         before = {one.id for one in RunFolder.open(out).trajectories()}
         assert 0 < len(before) < 40
         server.token_s = 0.0  # quickly to the end
-        run(*command, "--resume")
+        run_program(*command, "--resume")
     stored = [one.id for one in RunFolder.open(out).trajectories()]
     assert len(stored) == len(set(stored)) == 40
     assert before <= set(stored)
@@ -107,26 +116,26 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
 def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
     options = ("--seeds", 4, "--samples", 2)
     good = run("eval", MATH, *options, "--out", tmp_path / "good")
-    assert "pass@2" in good.stdout
+    assert "pass@2" in good
     assert "1.000 ± 0.000" in (tmp_path / "good" / "evaluation.md").read_text()
     bad = run(
         *("eval", MATH, *options, "--policy", "null", "--out", tmp_path / "bad"),
         *("--compare", tmp_path / "good", "--json"),
     )
-    (result,) = json.loads(bad.stdout)["results"]
+    (result,) = json.loads(bad)["results"]
     assert result["comparison"]["difference"] == -1.0
     assert result["pass_all"] == {"1": 0.0, "2": 0.0}
     again = run("eval", tmp_path / "good", "--json")
-    assert json.loads(again.stdout)["results"][0]["reward"] == 1.0
+    assert json.loads(again)["results"][0]["reward"] == 1.0
 
 
 def test_eval_scores_a_stored_run_with_another_reward(tmp_path: Path) -> None:
     run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run")
     (tmp_path / "mine.py").write_text("def steps(trajectory):\n    return {'steps': len(trajectory.steps)}\n")
-    printed = run("eval", "run", "--reward", "mine:steps", "--json", cwd=tmp_path)
+    printed = run_program("eval", "run", "--reward", "mine:steps", "--json", cwd=tmp_path)
     (result,) = json.loads(printed.stdout)["results"]
     assert result["rewards"] == {"steps": result["steps"]}
-    refused = run("eval", "run", "--reward", "mine:nothing", code=2, cwd=tmp_path)
+    refused = run_program("eval", "run", "--reward", "mine:nothing", code=2, cwd=tmp_path)
     assert "mine:nothing" in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -144,7 +153,7 @@ def test_eval_of_a_suite_with_a_server(tmp_path: Path) -> None:
             'options = { model = "toy", api_key = "x", price = [1.0, 2.0] }\n'
             f'[[environments]]\nid = "{MATH}"\n'
         )
-        printed = run("eval", suite, "--out", tmp_path / "out", "--json")
+        printed = run_program("eval", suite, "--out", tmp_path / "out", "--json")
     (result,) = json.loads(printed.stdout)["results"]
     assert (result["model"], result["episodes"], result["failed"]) == ("chat", 32, {})
     assert result["price"] is not None

@@ -7,8 +7,8 @@
   read back as this text.
 - `is_error` of a tool's result is ignored: the content is what the model sees.
 - A conversation must not end with an assistant message (prefill).
-- A message thread (`thread`, which the package's tool runner uses) keeps its messages, its system prompt and its tools in
-  the session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
+- A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
+  session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,13 +32,13 @@ from anthropic.types import (
 from pydantic import BaseModel
 
 from ...errors import RequestError
-from ...messages import Message, ToolCall, ToolSchema
+from ...messages import Message, ToolSchema
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call, tool_schema
+from .anthropic_blocks import INVALID_JSON, blocks_of, received_of, text_of
+from .fields import Fields, refused, tool_schema
 from .memory import SessionMemory, StoredConversation
-from .wire import LARGEST, WireFormat, compact, event_bytes, joined, pieces, signature, signed, split_system
+from .wire import LARGEST, WireFormat, compact, event_bytes, joined, pieces, signature, split_system
 
-_INVALID = "INVALID_JSON"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS = {
@@ -79,14 +79,14 @@ class Anthropic(WireFormat):
         return request
 
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return the request whose tokens are to be counted: like any other, but `max_tokens` is not required."""
+        """Return the request whose tokens are to be counted; `max_tokens` is not required."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body)
+        fields = self._fields(body, lists=["messages"])
         _check_unsupported(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, _received, memory)
+        values, received = self._read_messages(given, memory, received_of)
         named, previous = _continued(fields, memory)
         tools = self._read_tools(fields, memory) if previous is None else previous.tools
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
@@ -134,7 +134,8 @@ class Anthropic(WireFormat):
             return
         [reply] = replies
         value = {"role": "assistant", "content": _blocks(request.body, reply)}
-        received = ReceivedMessage(_assistant(Fields(value))[0], value, reply.id)
+        [read] = received_of(value, 0)
+        received = ReceivedMessage(read.message, value, reply.id)
         thread = request.thread
         kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
         memory.responses.add(_MESSAGE + reply.id, kept, ())
@@ -175,21 +176,6 @@ class Anthropic(WireFormat):
         if tool.get("input_schema") is None:
             raise refused(tool.name("input_schema"), "it is required")
         return tool_schema(tool, "input_schema")
-
-
-def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
-    """Return the messages that a value of `messages` holds."""
-    fields = Fields(value, f"messages[{index}]")
-    role = fields.text("role")
-    if role == "user":
-        return [ReceivedMessage(received, value) for received in _user(fields)]
-    if role == "assistant":
-        received, link = _assistant(fields)
-        return [ReceivedMessage(received, value, link)]
-    if role == "system":
-        texts = [_text(block, "system messages") for block in _content(fields, "content")]
-        return [ReceivedMessage(message(fields.path, role=role, content=content_of(texts)), value)]
-    raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
 
 
 def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredConversation | None]:
@@ -236,7 +222,7 @@ def _shown_thinking(fields: Fields) -> str:
 
 
 def _system(fields: Fields) -> list[str]:
-    return [_text(block, "system") for block in _content(fields, "system")] if fields.get("system") is not None else []
+    return [] if fields.get("system") is None else [text_of(block, "system") for block in blocks_of(fields, "system")]
 
 
 def _sampling(fields: Fields) -> dict[str, Any]:
@@ -258,89 +244,6 @@ def _choice(choice: Fields | None) -> str | dict[str, str]:
     return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
 
 
-def _content(fields: Fields, key: str) -> list[Fields]:
-    """Return the blocks of a content, which may be a text."""
-    given = fields.get(key)
-    if isinstance(given, str):
-        return [Fields({"type": "text", "text": given}, fields.name(key))]
-    if not isinstance(given, list):
-        raise not_of_kind(fields.name(key), "a text or a list of blocks", given)
-    return [Fields(block, f"{fields.name(key)}[{i}]") for i, block in enumerate(fields.items(key))]
-
-
-def _text(block: Fields, where: str) -> str:
-    if block.text("type") != "text":
-        raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
-    text = block.text("text")
-    if text is None:
-        raise refused(block.name("text"), "it is required")
-    return text
-
-
-def _user(fields: Fields) -> list[Message]:
-    """Return the messages in a user message: one for each tool's result, and one for each run of texts."""
-    blocks = _content(fields, "content")
-    if not blocks:
-        raise refused(fields.name("content"), "expected a text, or at least one block")
-    check_unique([b.text("tool_use_id") for b in blocks if b.text("type") == "tool_result"], fields.name("content"))
-    messages: list[Message] = []
-    texts: list[str] = []
-    for block in blocks:
-        if block.text("type") != "tool_result":
-            texts.append(_text(block, "user messages"))
-            continue
-        messages += _of_texts(fields.path, texts)
-        texts = []
-        messages.append(_result(block))
-    return messages + _of_texts(fields.path, texts)
-
-
-def _of_texts(path: str, texts: list[str]) -> list[Message]:
-    return [message(path, role="user", content=content_of(texts))] if texts else []
-
-
-def _result(block: Fields) -> Message:
-    block.boolean("is_error")
-    call = block.required_text("tool_use_id")
-    blocks = [] if block.get("content") is None else _content(block, "content")
-    texts = [_text(part, "results of tools") for part in blocks]
-    return message(block.path, role="tool", tool_call_id=call, content=content_of(texts))
-
-
-def _assistant(fields: Fields) -> tuple[Message, str | None]:
-    """Return an assistant message, and the id of the reply that its thinking identifies, if it is only one."""
-    thinking: list[str] = []
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    links: set[str] = set()
-    for block in _content(fields, "content"):
-        match block.text("type"):
-            case "thinking":
-                thinking.append(block.text("thinking") or "")
-                links |= {*filter(None, [signed(block.text("signature"))])}
-            case "redacted_thinking":
-                links |= {*filter(None, [signed(block.text("data"))])}
-            case "tool_use":
-                calls.append(_call(block))
-            case _:
-                texts.append(_text(block, "assistant messages"))
-    check_unique([call.id for call in calls], fields.name("content"))
-    reasoning = "\n\n".join(filter(None, thinking)) or None
-    content = content_of(texts)
-    read = message(fields.path, role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
-    return read, links.pop() if len(links) == 1 else None
-
-
-def _call(block: Fields) -> ToolCall:
-    given = block.object("input")
-    if given is None:
-        raise refused(block.name("input"), "it is required: give an object")
-    arguments: Any = given.value
-    if arguments.keys() == {_INVALID} and isinstance(arguments[_INVALID], str):
-        arguments = arguments[_INVALID]
-    return tool_call(block.path, id=block.required_text("id"), name=block.required_text("name"), arguments=arguments)
-
-
 def _blocks(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
     """Return the content of a response."""
     blocks: list[dict[str, Any]] = []
@@ -351,7 +254,7 @@ def _blocks(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
     if reply.message.content:
         blocks.append({"type": "text", "text": reply.message.content})
     for call in reply.message.tool_calls:
-        given = {_INVALID: call.arguments} if isinstance(call.arguments, str) else call.arguments
+        given = {INVALID_JSON: call.arguments} if isinstance(call.arguments, str) else call.arguments
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
     return blocks
 

@@ -50,14 +50,14 @@ class Chat(OpenAIFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return what a request asks for; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body)
+        fields = self._fields(body, lists=["messages"])
         refuse_given(fields, _UNSUPPORTED)
         _check_format(fields)
         check_top_logprobs(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, _received, memory)
+        values, received = self._read_messages(given, memory, _received)
         system, messages = split_system(received)
         return ModelRequest(
             **self._request(
@@ -145,7 +145,7 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
 
 
 def _check_format(fields: Fields) -> None:
-    """Refuse what a reply cannot be made to be: JSON of a schema, or speech."""
+    """Check the fields that shape a response, and refuse a form that a reply cannot be made to have."""
     format_ = fields.object("response_format")
     if format_ is not None and format_.text("type") != "text":
         raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
@@ -154,6 +154,7 @@ def _check_format(fields: Fields) -> None:
     options = fields.object("stream_options")
     if options is not None:
         options.boolean("include_usage")
+    fields.boolean("parallel_tool_calls")
 
 
 def _max_tokens(fields: Fields) -> int | None:

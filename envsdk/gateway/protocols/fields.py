@@ -1,13 +1,13 @@
 """Read the fields of a request, which may hold anything: a field of a wrong type is an error that names it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 from pydantic import ValidationError
 
-from ...errors import RequestError, what_is_invalid
+from ...errors import RequestError, encodable, what_is_invalid
 from ...messages import Message, ToolCall, ToolSchema, check_json
 
 _MAX_STOPS = 64
@@ -36,8 +36,12 @@ def _kind(value: Any) -> str:
     return next((name for kind, name in _KINDS.items() if type(value) is kind), "an object")
 
 
-def check_body(body: Any) -> "dict[str, Any]":
-    """Check that a request is an object, and that it can be written as JSON and compared.
+def check_body(body: Any, unchecked: Container[str]) -> "dict[str, Any]":
+    """Check that a request is an object, and that its fields can be written as JSON and compared.
+
+    Args:
+        body: The request.
+        unchecked: The fields that are checked later.
 
     Raises:
         RequestError: If it is not an object, contains half of a surrogate pair, or is nested too deeply. The error
@@ -46,26 +50,25 @@ def check_body(body: Any) -> "dict[str, Any]":
     if not isinstance(body, dict):
         raise RequestError(f"the request has to be a JSON object, but it is {_kind(body)}")
     fields = cast("dict[str, Any]", body)
-    try:
-        orjson.dumps(fields)  # fast, and refuses what is invalid, but also long integers
-    except (TypeError, RecursionError):
-        for key, value in fields.items():
-            _check_value(key, value)
+    for key, value in fields.items():
+        if key not in unchecked:
+            check_json_value({key: value}, key)
     return fields
 
 
-def _check_value(key: Any, value: Any) -> None:
+def check_json_value(value: Any, field: str) -> None:
+    """Check that a value can be written as JSON and compared.
+
+    Raises:
+        RequestError: If it contains half of a surrogate pair, or is nested too deeply.
+    """
     try:
-        check_json({key: None})
-    except ValueError as error:
-        raise RequestError(f"the request has an invalid key: {error}") from None
-    items = cast("list[Any]", value) if isinstance(value, list) else [value]
-    for i, item in enumerate(items):
-        field = f"{key}[{i}]" if items is value else key
+        orjson.dumps(value)  # fast, but it refuses long integers, too
+    except (TypeError, RecursionError):
         try:
-            check_json(item)
+            check_json(value)
         except ValueError as error:
-            raise refused(field, f"it is not valid JSON: {error}") from None
+            raise refused(encodable(field), f"it is not valid JSON: {error}") from None
 
 
 class Fields:

@@ -1,11 +1,10 @@
 """What a session remembers between requests: messages that were read, and responses that later requests name."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar, cast
-
-import orjson
+from itertools import islice
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ...messages import ToolSchema
 from ..requests import ReceivedMessage
@@ -23,11 +22,11 @@ class RecentlyRead(Generic[T]):
         limit: How many lists are kept.
     """
 
-    def __init__(self, limit: int = 32) -> None:
-        self._lists: list[list[_Read[T]]] = []
+    def __init__(self, limit: int = 16) -> None:
+        self._lists: list[list[Read[T]]] = []
         self._limit = limit
 
-    def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["_Read[T]"]:
+    def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["Read[T]"]:
         """Read a list of values.
 
         Args:
@@ -35,11 +34,12 @@ class RecentlyRead(Generic[T]):
             read: Reads one value, given with its index.
 
         Returns:
-            The values, with what they were read as. Those that came before are the objects of the earlier list.
+            The values, with what they were read as. Those that came before are the objects of the earlier list, so that
+            a session keeps them only once.
         """
         best, common = self._longest_beginning(values)
         earlier = self._lists[best] if common else []
-        new = [_Read(value, read(value, i), _has_numbers(value)) for i, value in enumerate(values[common:], common)]
+        new = [Read(value, read(value, i), _numbers(value)) for i, value in enumerate(values[common:], common)]
         result = earlier[:common] + new
         if common and common == len(earlier):
             del self._lists[best]
@@ -50,44 +50,83 @@ class RecentlyRead(Generic[T]):
     def _longest_beginning(self, values: Sequence[Any]) -> tuple[int, int]:
         """Return which list has the longest common beginning with the values, and its length."""
         best, longest = -1, 0
-        for index, earlier in enumerate(self._lists):
-            common = _common(earlier, values)
-            if common > longest:
+        for index in range(len(self._lists) - 1, -1, -1):
+            known = _shared(self._lists[index], self._lists[best], longest)
+            if known == longest and (common := _common(self._lists[index], values, known)) > longest:
                 best, longest = index, common
         return best, longest
 
 
-class _Read(NamedTuple, Generic[T]):
+def _shared(one: Sequence[object], other: Sequence[object], most: int) -> int:
+    """Return how many objects at the beginning of two lists, at most `most`, are the same objects.
+
+    A list begins with objects of an earlier list up to one place, and has new ones from there on.
+    """
+    low, high = 0, min(len(one), most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] is other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+class Read(NamedTuple, Generic[T]):
+    """A value that was read.
+
+    Attributes:
+        value: The value.
+        result: What it was read as.
+        numbers: The places of the numbers and booleans in it.
+    """
+
     value: Any
     result: T
-    has_numbers: bool
+    numbers: Sequence[_Path]
 
 
-def _common(earlier: Sequence[_Read[Any]], values: Sequence[Any]) -> int:
-    """Return how many values at the beginning of two lists are the same."""
-    common = 0
-    for (one, _, has_numbers), other in zip(earlier, values, strict=False):
-        if one != other or (has_numbers and not _is_same(one, other)):
+def _common(earlier: Sequence[Read[Any]], values: Sequence[Any], known: int) -> int:
+    """Return how many values at the beginning of two lists are the same, up to the order of keys.
+
+    Args:
+        earlier: The values that were read.
+        values: The values of a request.
+        known: How many of them are known to be the same.
+    """
+    common = known
+    for (one, _, numbers), other in zip(islice(earlier, known, None), islice(values, known, None), strict=False):
+        if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
             break
         common += 1
     return common
 
 
-def _has_numbers(value: Any) -> bool:
-    """Return whether a JSON value contains a number or a boolean: `1`, `1.0` and `True` are equal in Python."""
+def _numbers(value: Any, path: _Path = ()) -> list[_Path]:
+    """Return the places of the numbers and booleans in a JSON value, because Python takes `1` and `True` for equal."""
+    if isinstance(value, str) or value is None:
+        return []
     if isinstance(value, dict):
-        return any(map(_has_numbers, cast("dict[str, Any]", value).values()))
-    if isinstance(value, list):
-        return any(map(_has_numbers, cast("list[Any]", value)))
-    return not (value is None or isinstance(value, str))
+        items: Iterable[tuple[str | int, Any]] = cast("dict[str, Any]", value).items()
+    elif isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+    else:
+        return [path]
+    return [place for key, item in items for place in _numbers(item, (*path, key))]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two equal JSON values have the same text."""
-    try:
-        return one is other or orjson.dumps(one) == orjson.dumps(other)
-    except TypeError:  # a long integer
-        return False
+def _is_same_type(one: Any, other: Any, numbers: Sequence[_Path]) -> bool:
+    """Return whether the numbers of two equal values have the same types."""
+    for path in numbers:
+        number, its_other = one, other
+        for key in path:
+            number, its_other = number[key], its_other[key]
+        if type(number) is not type(its_other):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +201,12 @@ class SessionMemory:
     """What one session remembers between its requests. It is not safe to use from several threads at once.
 
     Attributes:
-        messages: The messages that were read, for each protocol by name.
-        tools: The tools that were read, for each protocol by name.
         responses: The responses that requests may name.
     """
 
-    messages: dict[str, RecentlyRead[Sequence[ReceivedMessage]]] = field(
-        default_factory=dict[str, RecentlyRead[Sequence[ReceivedMessage]]]
-    )
-    tools: dict[str, RecentlyRead[ToolSchema]] = field(default_factory=dict[str, RecentlyRead[ToolSchema]])
     responses: StoredResponses = field(default_factory=StoredResponses)
+    _recent: dict[str, RecentlyRead[Any]] = field(default_factory=dict[str, RecentlyRead[Any]])
+
+    def recently_read(self, kind: str) -> RecentlyRead[Any]:
+        """Return the lists of one kind that were read last, such as the messages of a protocol."""
+        return self._recent.setdefault(kind, RecentlyRead())

@@ -1,12 +1,12 @@
 """The items of a conversation in OpenAI Responses: which of them are one message, and what it holds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ...messages import ToolCall, read_arguments
 from ..requests import ReceivedMessage
 from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call
-from .memory import SessionMemory
+from .memory import Read, SessionMemory
 from .openai_format import Content, read_content
 from .wire import signed
 
@@ -14,44 +14,54 @@ _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 
 
-def _type_of(item: Mapping[str, Any]) -> Any:
-    """Return the type of an item, which a message and a reference may leave out."""
-    if item.get("type") is not None:
-        return item["type"]
-    return "message" if "role" in item else "item_reference" if list(item) == ["id"] else None
+class Place(NamedTuple):
+    """Where an item belongs.
+
+    Attributes:
+        type: The item's type.
+        rank: The place of its type in a reply; None for an item that is not of a reply.
+        link: The id of the reply that it is of, if it has one.
+    """
+
+    type: Any
+    rank: int | None
+    link: str | None
 
 
-def is_reference(item: Mapping[str, Any]) -> bool:
-    """Return whether an item refers to an item of a stored response."""
-    return _type_of(item) == "item_reference"
+def place_of(value: Any, path: str) -> Place:
+    """Return where an item belongs; a message and a reference may leave out their type.
+
+    Raises:
+        RequestError: If the item is not an object.
+    """
+    item = Fields(value, path).value
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference" if list(item) == ["id"] else None
+    rank = _RANKS.get(kind) if isinstance(kind, str) else None
+    if kind == "message" and item.get("role") != "assistant":
+        rank = None
+    return Place(kind, rank, _link(item))
 
 
-def resolved(value: Any, path: str, memory: SessionMemory) -> Mapping[str, Any]:
+def resolved(item: Read[Place], index: int, memory: SessionMemory) -> Read[Place]:
     """Return an item, or the one that it refers to.
 
     Raises:
-        RequestError: If it is not an object, or if the item that it refers to is not known.
+        RequestError: If the item that it refers to is not known.
     """
-    item = Fields(value, path)
-    if not is_reference(item.value):
-        return item.value
-    named = item.required_text("id")
+    if item.result.type != "item_reference":
+        return item
+    fields = Fields(item.value, f"input[{index}]")
+    named = fields.required_text("id")
     found = memory.responses.item(named)
     if found is None:
         reason = f"no item {named!r:.80} is known: it was not stored, or was forgotten; give the item itself"
-        raise refused(item.name("id"), reason)
-    return found
+        raise refused(fields.name("id"), reason)
+    return Read(found, place_of(found, fields.path), ())
 
 
-def _rank(item: Mapping[str, Any]) -> int | None:
-    """Return the place of an item's type in a reply; None for an item that is not of a reply."""
-    type_ = _type_of(item)
-    if type_ == "message" and item.get("role") != "assistant":
-        return None
-    return _RANKS.get(type_) if isinstance(type_, str) else None
-
-
-def grouped(items: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[Any]]:
+def grouped(items: Sequence[Read[Place]]) -> tuple[list[int], list[Any]]:
     """Put the items of each reply into a list.
 
     Returns:
@@ -60,27 +70,30 @@ def grouped(items: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[Any]]:
     starts: list[int] = []
     values: list[Any] = []
     reply: list[Any] = []
-    for i, item in enumerate(items):
-        if reply and _rank(item) is not None and _continues(reply, item):
-            reply.append(item)
+    link, last = None, 0
+    for i, (value, place, _) in enumerate(items):
+        if place.rank is None:
+            reply = []
+        elif reply and _continues(place, place.rank, link, last):
+            reply.append(value)
+            link, last = link or place.link, place.rank
             continue
-        reply = [] if _rank(item) is None else [item]
+        else:
+            reply = [value]
+            link, last = place.link, place.rank
         starts.append(i)
-        values.append(reply or item)
+        values.append(reply or value)
     return starts, values
 
 
-def _continues(group: Sequence[Mapping[str, Any]], item: Mapping[str, Any]) -> bool:
-    """Return whether an item belongs to the same reply as those before it."""
-    link, before = _link(item), next(filter(None, map(_link, group)), None)
-    if link is not None and before is not None:
-        return link == before
-    rank, last = _rank(item) or 0, _rank(group[-1]) or 0
+def _continues(place: Place, rank: int, link: str | None, last: int) -> bool:
+    """Return whether an item belongs to the same reply as those before it, given their link and the last one's rank."""
+    if place.link is not None and link is not None:
+        return place.link == link
     return rank > last or (rank == last and rank != _RANKS["message"])
 
 
 def _link(item: Mapping[str, Any]) -> str | None:
-    """Return the id of the reply that an item is of, if it has one."""
     encrypted, named = item.get("encrypted_content"), item.get("id")
     if isinstance(encrypted, str) and (link := signed(encrypted)):
         return link
@@ -97,7 +110,7 @@ def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
     if isinstance(value, list):
         return (reply_of(cast("list[Any]", value), "input", index),)
     item = Fields(value, f"input[{index}]")
-    type_ = _type_of(value)
+    type_ = place_of(value, item.path).type
     if type_ == "function_call_output":
         call = item.required_text("call_id")
         content = read_content(item, "output", _PARTS)
@@ -125,7 +138,7 @@ def reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> 
     calls: list[ToolCall] = []
     for i, value in enumerate(items, start):
         item = Fields(value, f"{where}[{i}]")
-        match _type_of(value):
+        match place_of(value, item.path).type:
             case "reasoning":
                 reasoning += _thinking(item)
             case "message":

@@ -13,7 +13,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from openai.types.responses import (
     Response,
@@ -26,7 +26,7 @@ from openai.types.responses import (
 from ...errors import RequestError
 from ...messages import ToolSchema
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, message, refused, tool_schema
+from .fields import Fields, check_json_value, message, refused, tool_schema
 from .memory import SessionMemory, StoredConversation
 from .openai_format import (
     NO_GRAMMAR,
@@ -37,7 +37,7 @@ from .openai_format import (
     read_sampling,
     refuse_given,
 )
-from .response_items import grouped, is_reference, received_of, reply_of, resolved
+from .response_items import grouped, place_of, received_of, reply_of, resolved
 from .response_output import event, item_events, output_items
 from .wire import LARGEST, event_bytes, joined, split_system
 
@@ -64,7 +64,7 @@ class Responses(OpenAIFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return what a request asks for; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body)
+        fields = self._fields(body, lists=["input"])
         refuse_given(fields, _UNSUPPORTED)
         _check_form(fields)
         check_top_logprobs(fields)
@@ -122,6 +122,10 @@ class Responses(OpenAIFormat):
         flat = {"code": error_["code"] or error_["type"], "message": error_["message"], "param": error_["param"]}
         return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": error_}, "error")
 
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to `POST /responses/input_tokens`."""
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep a response for `previous_response_id`, unless `store` is false."""
         if not isinstance(request, _Request) or request.conversation is None or request.body.get("store") is False:
@@ -136,14 +140,15 @@ class Responses(OpenAIFormat):
         """Return the input, and its messages."""
         given = fields.get("input")
         if isinstance(given, str):
+            check_json_value(given, "input")
             return given, [ReceivedMessage(message("input", role="user", content=given), given)]
-        items = [resolved(item, f"input[{i}]", memory) for i, item in enumerate(fields.items("input"))]
-        if not items:
+        if not fields.items("input"):
             raise refused("input", "it is required: give a text, or at least one item")
-        starts, groups = grouped(items)
-        values, received = self._read_messages(groups, lambda value, index: received_of(value, starts[index]), memory)
-        flat = [item for value in values for item in (cast("list[Any]", value) if isinstance(value, list) else [value])]
-        return given if any(map(is_reference, cast("list[Any]", given))) else flat, received
+        items = self._read_list("input", fields.items("input"), lambda item, i: place_of(item, f"input[{i}]"), memory)
+        starts, groups = grouped([resolved(item, i, memory) for i, item in enumerate(items)])
+        replies = memory.recently_read(f"{self.name}.replies")
+        found = replies.read(groups, lambda value, index: received_of(value, starts[index]))
+        return [item.value for item in items], [received for group in found for received in group.result]
 
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")

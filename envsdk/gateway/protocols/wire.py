@@ -3,19 +3,20 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...errors import RequestError
 from ...messages import ToolCall, ToolSchema
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, check_body, check_choice, check_names, header
-from .memory import RecentlyRead, SessionMemory
+from .fields import Fields, check_body, check_choice, check_json_value, check_names, header
+from .memory import Read, SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
 _PIECES = 8
 _MIN_PIECE = 8
 _SIGNED = "envsdk_"
 _NOT_ASKED = {"stream", "stream_options"}
+T = TypeVar("T")
 
 
 class WireFormat(ABC):
@@ -74,6 +75,14 @@ class WireFormat(ABC):
             created: The time in seconds since 1970 since when there are these models.
         """
 
+    def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return the request whose tokens are to be counted; see `read`, which may require more fields."""
+        return self.read(body, headers, memory)
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to a request that tokens are counted."""
+        return {"input_tokens": tokens}
+
     def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
         """Keep what later requests may name. A server calls it before it sends the response."""
         del request, replies, memory
@@ -82,33 +91,45 @@ class WireFormat(ABC):
         """Return whether a request that was read asks for a streamed response."""
         return body.get("stream") is True
 
-    def _fields(self, body: Any) -> Fields:
-        """Return the fields of a request after the checks that each request needs."""
-        fields = Fields(check_body(body))
+    def _fields(self, body: Any, *, lists: Sequence[str]) -> Fields:
+        """Return the fields of a request after the checks that each request needs.
+
+        Args:
+            body: The request.
+            lists: The fields that are lists, whose values are checked when they are read.
+        """
+        fields = Fields(check_body(body, {"tools", *lists}))
         fields.required_text("model")
         fields.boolean("stream")
         return fields
 
-    def _read_messages(
-        self, values: Sequence[Any], read: Callable[[Any, int], Sequence[ReceivedMessage]], memory: SessionMemory
-    ) -> tuple[list[Any], list[ReceivedMessage]]:
-        """Return the values of a list of messages, and the messages that they hold; `read` returns those of one value.
+    def _read_list(
+        self, key: str, values: Sequence[Any], read: Callable[[Any, int], T], memory: SessionMemory
+    ) -> Sequence[Read[T]]:
+        """Return the values of a list of a request with what they are read as; those of earlier requests are known."""
 
-        A value that came before is the object of the earlier request, so that a session keeps it only once.
-        """
-        found = memory.messages.setdefault(self.name, RecentlyRead()).read(values, read)
+        def checked(value: Any, index: int) -> T:
+            check_json_value(value, f"{key}[{index}]")
+            return read(value, index)
+
+        return memory.recently_read(f"{self.name}.{key}").read(values, checked)
+
+    def _read_messages(
+        self, values: Sequence[Any], memory: SessionMemory, read: Callable[[Any, int], Sequence[ReceivedMessage]]
+    ) -> tuple[list[Any], list[ReceivedMessage]]:
+        """Return the values of `messages`, and the messages that they hold; `read` returns those of one value."""
+        found = self._read_list("messages", values, read, memory)
         return [item.value for item in found], [received for item in found for received in item.result]
 
     def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
         """Return the tools, whose names differ."""
-        read = memory.tools.setdefault(self.name, RecentlyRead()).read(fields.items("tools"), self._tool)
-        tools = [item.result for item in read]
+        tools = [item.result for item in self._read_list("tools", fields.items("tools"), self._tool, memory)]
         check_names(tools, "tools")
         return tools
 
+    @abstractmethod
     def _tool(self, value: Any, index: int) -> ToolSchema:
         """Return a tool in the OpenAI form."""
-        raise NotImplementedError
 
     def _request(
         self,

@@ -1,0 +1,128 @@
+"""The server of a process: started when it is first used, one for each process, and quiet at the end."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from scripted_sessions import ScriptedSession
+
+from envsdk.gateway.background import BackgroundServer, background_server
+
+BODY: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def asked(server: BackgroundServer, session: ScriptedSession, text: str = "hi") -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=20)
+
+
+def test_a_process_has_one_server_whichever_thread_asks_first() -> None:
+    found: list[BackgroundServer] = []
+    threads = [threading.Thread(target=lambda: found.append(background_server())) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+
+
+def test_the_server_is_on_loopback() -> None:
+    session = ScriptedSession()
+    assert background_server().anthropic_base_url(session).startswith("http://127.0.0.1:")
+    assert background_server().openai_base_url(session).endswith(f"/s/{session.id}/v1")
+
+
+def test_a_stopped_server_answers_those_who_wait_and_is_replaced() -> None:
+    server, session = BackgroundServer(), ScriptedSession()
+    server.add(session)
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: answers.append(asked(server, session, "wait")))
+    waiting.start()
+    while not session.asked:
+        time.sleep(0.01)
+    server.stop()
+    waiting.join()
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["message"] == "the gateway is shutting down"
+    assert session.abandoned == session.asked
+    assert not server.is_running
+    with pytest.raises(httpx.ConnectError):
+        asked(server, session)
+
+
+def _child(parent_url: str, results: Any) -> None:
+    server, session = background_server(), ScriptedSession("child")
+    server.add(session)
+    reply = asked(server, session).json()["choices"][0]["message"]["content"]
+    results.put((reply, server.anthropic_base_url(session).startswith(parent_url)))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_starts_a_server_of_its_own() -> None:
+    server, session = background_server(), ScriptedSession("parent")
+    server.add(session)
+    assert asked(server, session).status_code == 200
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    children = [context.Process(target=_child, args=(server.anthropic_base_url(session)[:22], results)) for _ in "ab"]
+    for child in children:
+        child.start()
+    assert [results.get(timeout=30) for _ in children] == [("child: hi", False)] * 2
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    assert asked(server, session).json()["choices"][0]["message"]["content"] == "parent: hi"
+    server.remove(session)
+    results.close()
+
+
+PROGRAM = """
+import asyncio, os, sys, threading
+import httpx
+from scripted_sessions import ScriptedSession
+from envsdk.gateway.background import background_server
+
+server, session = background_server(), ScriptedSession()
+server.add(session)
+url = server.openai_base_url(session) + "/chat/completions"
+
+def ask(text):
+    return httpx.post(url, json={"model": "m", "messages": [{"role": "user", "content": text}]}, timeout=20)
+
+print(ask("hi").json()["choices"][0]["message"]["content"])
+if "waiting" in sys.argv:
+    threading.Thread(target=lambda: print(ask("wait").status_code), daemon=True).start()
+    while len(session.asked) < 2:
+        pass
+if "fork" in sys.argv:
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if "error" in sys.argv:
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "waiting", "fork", "error"])
+def test_a_program_ends_quietly(how: str) -> None:
+    started = time.monotonic()
+    program = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert program.stderr == ""
+    assert program.stdout.splitlines()[0] == "session: hi"
+    assert program.returncode == (1 if how == "error" else 0)
+    assert time.monotonic() - started < 30
+    if how == "fork":
+        assert program.stdout.splitlines()[1] == "3"

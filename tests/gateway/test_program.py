@@ -1,0 +1,586 @@
+"""Programs as environments: they ask over HTTP, and an episode answers."""
+
+import asyncio
+import contextlib
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import gymnasium
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundness
+
+import envsdk
+from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
+from envsdk.errors import EpisodeError
+from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
+from envsdk.rollouts import Rollouts
+from envsdk.testing import check_env
+
+Messages = list[dict[str, Any]]
+
+
+def saying(*contents: str, calls: Sequence[Any] = ()) -> Any:
+    """A policy that says these texts, the last one again and again."""
+    left = list(contents)
+    renderer = envsdk.get_renderer("qwen3", "embedded")
+
+    def policy(prompt: Any, **_: Any) -> Action:
+        content = left.pop(0) if len(left) > 1 else left[0]
+        tokens = renderer.reply(Message(role="assistant", content=content, reasoning="Hm.", tool_calls=calls))
+        return Action(tokens, np.linspace(-1, -0.5, len(tokens)))
+
+    policy.tokenizer = "any"  # type: ignore[attr-defined]
+    return policy
+
+
+@contextlib.contextmanager
+def asking(model: Endpoint) -> Iterator[Callable[..., str]]:
+    """A function that sends messages and returns the reply's text."""
+    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+
+        def ask(*said: str, system: str | None = None, **options: Any) -> str:
+            messages = [] if system is None else [{"role": "system", "content": system}]
+            messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+            return client.chat.completions.create(model="m", messages=messages, **options).choices[0].message.content
+
+        yield ask
+
+
+def env_of(program: Callable[[Callable[..., str]], Outcome], **options: Any) -> ProgramEnv:
+    class Program(ProgramEnv):
+        trainable_roles = options.pop("trainable_roles", None)
+        limit_grace_s = 2.0
+
+        def run(self, model: Endpoint) -> Outcome:
+            with asking(model) as ask:
+                return program(ask)
+
+    return Program(**options)
+
+
+def played(program: Callable[[Callable[..., str]], Outcome], *says: str, **options: Any) -> Trajectory:
+    with contextlib.closing(env_of(program, **options)) as env:
+        trajectory = rollout(env, saying(*(says or ("one", "two", "three"))), seed=0)
+    if env.trainable_roles is None:
+        soundness.check(trajectory)
+    return trajectory
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# What a program returns.
+
+
+def test_a_linear_program_is_one_sample():
+    def program(ask: Any) -> float:
+        first = ask("a", system="S")
+        second = ask("a", first, "b", system="S")
+        assert (first, second) == ("one", "two")
+        ask("a", first, "b", second, "c", system="S")
+        return 0.5
+
+    trajectory = played(program)
+    assert (trajectory.status, trajectory.reward, len(trajectory.steps)) == ("terminated", 0.5, 3)
+    assert not list(trajectory.breaks)
+    (sample,) = trajectory.samples()
+    assert int(sample.mask.sum()) == sum(step.stop - step.action_start for step in trajectory.steps)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reward", "rewards", "status"),
+    [
+        ({"a": 1.0, "b": -0.25}, 0.75, {"a": 1.0, "b": -0.25}, "terminated"),
+        (2, 2.0, {"reward": 2.0}, "terminated"),
+        (None, 0.0, {}, "terminated"),
+        (Turn(reward=1.0), 1.0, {"reward": 1.0}, "terminated"),
+        (Turn(reward=1.0, truncated=True), 1.0, {"reward": 1.0}, "truncated"),
+    ],
+)
+def test_what_it_returns_is_the_reward(outcome: Any, reward: float, rewards: dict[str, float], status: str):
+    trajectory = played(lambda ask: ask("a") and outcome)
+    assert (trajectory.reward, trajectory.status) == (reward, status)
+    assert {name: value for step in trajectory.steps for name, value in step.rewards.items() if value} == rewards
+
+
+def test_what_it_raises_ends_the_episode_as_an_error():
+    def program(ask: Any) -> float:
+        ask("a")
+        raise LookupError("broken tool")
+
+    with contextlib.closing(env_of(program)) as env, pytest.raises(LookupError, match="broken tool"):
+        rollout(env, saying("x"), seed=0)
+    (ended,) = Rollouts(lambda: env_of(program), saying("x"), seeds=[0], group_size=1).run()
+    assert (ended.status, ended.error_kind, len(ended.steps)) == ("error", "environment", 1)
+
+
+def test_a_program_that_asks_nothing_is_an_error():
+    with contextlib.closing(env_of(lambda ask: 1.0)) as env, pytest.raises(EpisodeError, match="without a request"):
+        env.reset(seed=0)
+
+
+def test_neither_run_nor_a_command():
+    with contextlib.closing(ProgramEnv()) as env, pytest.raises(NotImplementedError, match="neither run"):
+        env.reset(seed=0)
+
+
+# What requests mean.
+
+
+def test_dropped_messages_are_a_declared_edit():
+    def program(ask: Any) -> float:
+        first = ask("a", system="S")
+        second = ask("a", first, "What is the capital of France?", system="S")
+        ask("What is the capital of France?", second, "And that of Spain?", system="S")
+        return 1.0
+
+    trajectory = played(program, "one", "The capital of France is Paris.", "Madrid")
+    (break_,) = trajectory.breaks
+    assert (break_.kind, break_.reason, break_.context) == ("rewrite", "edit", "main")
+    assert "1" in break_.detail
+    assert len(trajectory.samples()) == 2
+
+
+def test_sub_agents_and_side_questions_are_contexts():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    def program(ask: Any) -> float:
+        first = ask("a long task to work on", system="S", tools=tools)
+        ask("search the library", system="You search.")
+        ask("a long task to work on", first, "Write a title", system="S")
+        ask("a long task to work on", first, "go on", system="S", tools=tools)
+        return 1.0
+
+    trajectory = played(program)
+    roles = {name: (log.role, log.parent) for name, log in trajectory.contexts.items()}
+    assert roles == {"main": ("main", None), "main/agent-1": ("agent", None), "main/side-1": ("side", "main")}
+    assert [step.context for step in trajectory.steps] == ["main", "main/agent-1", "main/side-1", "main"]
+    assert trajectory.steps[2].base == "main"
+    assert {sample.context for sample in trajectory.samples()} == set(roles)
+    only = played(program, trainable_roles=frozenset({"main"}))
+    assert {sample.context for sample in only.samples()} == {"main"}
+
+
+def test_headers_name_contexts_and_roles():
+    def program(ask: Any) -> float:
+        ask("x", extra_headers={"x-envsdk-role": "planner"})
+        ask("x", extra_headers={"x-envsdk-role": "coder", "x-envsdk-context": "mine"})
+        return 1.0
+
+    trajectory = played(program)
+    assert {name: log.role for name, log in trajectory.contexts.items()} == {"main": "planner", "mine": "coder"}
+
+
+def test_several_replies_to_one_request_are_contexts_that_share_it():
+    class Two(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+                ask = client.chat.completions.create
+                choices = ask(model="m", n=3, messages=[{"role": "user", "content": "a"}]).choices
+                assert [choice.message.content for choice in choices] == ["one", "two", "three"]
+                chosen = choices[1].message.content
+                messages = [("user", "a"), ("assistant", chosen), ("user", "b")]
+                ask(model="m", messages=[{"role": role, "content": content} for role, content in messages])
+            return 1.0
+
+    with contextlib.closing(Two()) as env:
+        trajectory = rollout(env, saying("one", "two", "three", "four"), seed=0)
+    soundness.check(trajectory)
+    assert [step.context for step in trajectory.steps] == ["main", "main/main-1", "main/main-2", "main/main-1"]
+    prompts = [prompt.tolist() for _, prompt, _ in trajectory.prompts()]
+    assert prompts[0] == prompts[1] == prompts[2] == prompts[3][: len(prompts[0])]
+
+
+def test_requests_at_the_same_time_are_contexts_of_their_own():
+    class Parallel(ProgramEnv):
+        async def run(self, model: Endpoint) -> float:
+            async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+
+                async def agent(number: int) -> None:
+                    messages: Messages = [{"role": "system", "content": f"agent {number}"}]
+                    for turn in range(3):
+                        messages.append({"role": "user", "content": f"turn {turn}"})
+                        reply = await client.chat.completions.create(model="m", messages=messages)
+                        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+
+                await asyncio.gather(*(agent(number) for number in range(4)))
+            return 1.0
+
+    with contextlib.closing(Parallel()) as env:
+        trajectory = rollout(env, saying("same"), seed=0)
+    soundness.check(trajectory)
+    assert sorted(len(sample) > 0 for sample in trajectory.samples()) == [True] * 4
+    assert all(break_.kind == "switch" for break_ in trajectory.breaks)
+
+
+def test_a_history_policy_decides_what_the_model_sees():
+    def program(ask: Any) -> float:
+        said = ["a"]
+        for _ in range(3):
+            said += [ask(*said), "go on"]
+        return 1.0
+
+    trajectory = played(program, history="strip")
+    assert [break_.reason for break_ in trajectory.breaks] == ["thinking_stripped"] * 2
+
+
+# Limits and ends.
+
+
+def test_a_limit_is_an_error_of_the_protocol_and_what_it_returns_then_counts():
+    seen: list[openai.BadRequestError] = []
+
+    def program(ask: Any) -> float:
+        said = ["a"]
+        try:
+            while True:
+                said += [ask(*said), "go on"]
+        except openai.BadRequestError as error:
+            seen.append(error)
+            return 0.25
+
+    trajectory = played(program, limits=Limits(max_steps=3))
+    assert (trajectory.stop_reason, trajectory.status, trajectory.reward) == ("max_steps", "truncated", 0.25)
+    assert seen[0].code == "max_steps"
+
+
+def test_a_context_without_room_is_an_error_that_programs_know():
+    seen: list[openai.BadRequestError] = []
+
+    def program(ask: Any) -> float:
+        try:
+            ask("a " * 300)
+        except openai.BadRequestError as error:
+            seen.append(error)
+            raise
+        return 1.0
+
+    trajectory = played(lambda ask: ask("a") and program(ask), limits=Limits(max_context_tokens=200))
+    assert (trajectory.stop_reason, trajectory.reward) == ("max_context_tokens", 0.0)
+    wait_until(lambda: bool(seen))
+    assert seen[0].code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("sampling", "told"), [(None, {"temperature": 0.25}), ({}, {}), ({"top_k": 3}, {"top_k": 3})])
+def test_sampling_is_the_programs_unless_the_environment_sets_it(sampling: Any, told: dict[str, Any]):
+    seen: list[Any] = []
+
+    def noting(prompt: Any, **request: Any) -> Action:
+        seen.append(request["sampling"])
+        return saying("x")(prompt)
+
+    noting.tokenizer = "any"  # type: ignore[attr-defined]
+    env = env_of(lambda ask: ask("a", temperature=0.25) and 1.0)
+    type(env).sampling = sampling
+    with contextlib.closing(env):
+        rollout(env, noting, seed=0)
+    assert seen == [told]
+
+
+def test_a_program_that_ignores_a_limit_is_left_alone():
+    def program(ask: Any) -> float:
+        said = ["a"]
+        while True:
+            with contextlib.suppress(openai.BadRequestError):
+                said += [ask(*said), "go on"]
+            time.sleep(0.01)
+
+    began = time.monotonic()
+    trajectory = played(program, limits=Limits(max_steps=1))
+    assert (trajectory.stop_reason, trajectory.reward) == ("max_steps", 0.0)
+    assert time.monotonic() - began < 20
+
+
+def test_close_ends_an_async_program():
+    ended = threading.Event()
+
+    class Waiting(ProgramEnv):
+        async def run(self, model: Endpoint) -> float:
+            try:
+                async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+                    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+            finally:
+                ended.set()
+            return 1.0
+
+    env = Waiting()
+    env.reset(seed=0)
+    env.close()
+    assert ended.wait(10)
+    env.reset(seed=0)  # a used environment starts again
+    env.close()
+
+
+def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
+    def slow(prompt: Any, **_: Any) -> Action:
+        time.sleep(0.5)
+        return saying("slow")(prompt)
+
+    slow.tokenizer = "any"  # type: ignore[attr-defined]
+
+    class Impatient(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+            headers = {"authorization": f"Bearer {model.api_key}"}
+            with httpx.Client(base_url=f"{model.base_url}/", headers=headers) as client:
+                with contextlib.suppress(httpx.ReadTimeout):
+                    client.post("chat/completions", json=body, timeout=0.1)
+                reply = client.post("chat/completions", json=body, timeout=30).json()
+            assert reply["choices"][0]["message"]["content"] == "slow"
+            return 1.0
+
+    with contextlib.closing(Impatient()) as env:
+        trajectory = rollout(env, slow, seed=0)
+    assert (len(trajectory.steps), trajectory.reward) == (1, 1.0)
+    soundness.check(trajectory)
+
+
+def test_a_policy_that_fails_is_a_server_error_for_the_program():
+    seen: list[Exception] = []
+
+    class Asking(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            try:
+                with asking(model) as ask:
+                    ask("a")
+            except openai.APIStatusError as error:
+                seen.append(error)
+                raise
+            return 1.0
+
+    def failing(prompt: Any, **_: Any) -> Action:
+        raise RuntimeError("no GPU, secret detail")
+
+    failing.tokenizer = "any"  # type: ignore[attr-defined]
+    (ended,) = Rollouts(Asking, failing, seeds=[0], group_size=1).run()
+    assert (ended.status, ended.error_kind) == ("error", "policy")
+    wait_until(lambda: bool(seen))
+    assert isinstance(seen[0], openai.InternalServerError)
+    assert "secret" not in str(seen[0])
+
+
+# Other protocols.
+
+
+def test_anthropic_messages_with_tools():
+    class Tools(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            tools: Any = [{"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}]
+            with anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key, max_retries=0) as client:
+                messages: Any = [{"role": "user", "content": "a"}]
+                ask = client.messages.create
+                reply = ask(model="m", max_tokens=100, messages=messages, tools=tools, system="S")
+                uses = [block for block in reply.content if block.type == "tool_use"]
+                assert [(use.name, use.input) for use in uses] == [("f", {"x": 1})]
+                assert client.messages.count_tokens(model="m", messages=messages).input_tokens > 0
+                results = [{"type": "tool_result", "tool_use_id": use.id, "content": "42"} for use in uses]
+                messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": results}]
+                ask(model="m", max_tokens=100, messages=messages, tools=tools, system="S")
+            return 1.0
+
+    policy = saying("", calls=[envsdk.ToolCall(name="f", arguments={"x": 1})])
+    with contextlib.closing(Tools()) as env:
+        trajectory = rollout(env, policy, seed=0)
+    soundness.check(trajectory)
+    assert len(trajectory.samples()) == 1
+    (tool,) = [message for message in trajectory.contexts["main"].messages if message.role == "tool"]
+    assert (tool.content, tool.name) == ("42", "f")
+
+
+# Commands.
+
+
+class Command(ProgramEnv):
+    def __init__(self, script: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.script = script
+        self.command = [sys.executable, "program.py"]
+        self.results: list[ProgramResult] = []
+
+    def prepare(self, folder: Path) -> None:
+        (folder / "program.py").write_text(self.script)
+
+    def score(self, result: ProgramResult) -> float:
+        self.results.append(result)
+        return float((result.folder / "answer").exists())
+
+
+ASKS = """
+import json, os, urllib.request
+def ask(*messages):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def test_a_command_is_a_program():
+    script = (
+        ASKS
+        + """
+print(ask({"role": "user", "content": "a"}), os.environ["ENVSDK_SEED"], json.loads(os.environ["ENVSDK_TASK"]))
+open("answer", "w").close()
+raise SystemExit(3)
+"""
+    )
+    with contextlib.closing(Command(script, tasks=[{"question": "é"}])) as env:
+        trajectory = rollout(env, saying("hello"), seed=5)
+    (result,) = env.results
+    assert (result.returncode, result.stdout) == (3, "hello 5 {'question': 'é'}\n")
+    assert (trajectory.reward, trajectory.status) == (1.0, "terminated")
+    assert not result.folder.exists()
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("how", ["close", "end"])
+def test_all_processes_of_a_command_end_with_it(how: str):
+    mark = f"3{time.time_ns()}"  # how long they sleep
+    script = (
+        ASKS
+        + f"""
+import subprocess
+subprocess.Popen(["sleep", "{mark}"])
+subprocess.Popen(["sh", "-c", "trap '' TERM; sleep {mark} & sleep {mark}"], start_new_session=True)
+ask({{"role": "user", "content": "a"}})
+"""
+    )
+    env = Command(script)
+    if how == "close":
+        env.reset(seed=0)
+        assert processes_with(mark)
+        env.close()
+    else:
+        rollout(env, saying("hello"), seed=0)
+    wait_until(lambda: not processes_with(mark))
+    env.close()
+
+
+def test_a_command_that_reaches_a_limit_is_ended_and_scored():
+    script = (
+        ASKS
+        + """
+import time
+open("answer", "w").close()
+ask({"role": "user", "content": "a"})
+try:
+    ask({"role": "user", "content": "b"})
+finally:
+    time.sleep(1000)
+"""
+    )
+    with contextlib.closing(Command(script, limits=Limits(max_steps=1))) as env:
+        trajectory = rollout(env, saying("hello"), seed=0)
+    assert (trajectory.stop_reason, trajectory.reward) == ("max_steps", 1.0)
+    assert env.results[0].returncode is None
+
+
+def test_a_command_that_is_a_text_is_refused():
+    with contextlib.closing(Command("")) as env:
+        env.command = "ls -l"  # type: ignore[assignment]
+        with pytest.raises(envsdk.errors.ConfigError, match="expected a list"):
+            env.reset(seed=0)
+
+
+# What takes an Env takes a program.
+
+
+class Guess(ProgramEnv):
+    """Guesses a number."""
+
+    reward_range = (0.0, 1.0)
+    n_tasks = 3
+
+    def run(self, model: Endpoint) -> float:
+        self.secret = str(int(self.np_random.integers(3)))
+        with asking(model) as ask:
+            said = [f"Not {self.secret}5."]
+            for _ in range(3):
+                said += [ask(*said) or "", "No."]
+                if (said[-2] or "").strip() == self.secret:
+                    return 1.0
+        return 0.0
+
+    def reference_reply(self) -> Message:
+        return Message(role="assistant", content=self.secret)
+
+
+def test_check_env_names_what_cannot_hold():
+    report = check_env(Guess, seeds=4)
+    report.raise_if_failed()
+    (forks,) = [check for check in report.checks if check.name == "forks"]
+    assert forks.verdict == "NOT POSSIBLE" and "program" in forks.detail
+
+
+def test_a_fork_is_refused():
+    with contextlib.closing(Guess()) as env:
+        env.reset(seed=0)
+        with pytest.raises(EpisodeError, match="its program runs"):
+            env.fork()
+
+
+def test_it_runs_in_the_engine_and_the_same_seed_gives_the_same_bytes():
+    def contents(concurrency: int) -> list[bytes]:
+        rollouts = Rollouts(Guess, "random", seeds=range(4), group_size=2, max_concurrency=concurrency)
+        return sorted(trajectory.to_json() for trajectory in rollouts.run())
+
+    assert contents(1) == contents(8)
+
+
+def test_it_runs_in_vector_environments():
+    vector = gymnasium.vector.SyncVectorEnv([Guess, Guess], autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+    observations, _ = vector.reset(seed=1)
+    assert len(observations) == 2
+    vector.close()
+
+
+def test_it_runs_inside_an_event_loop():
+    async def play() -> list[Trajectory]:
+        envs = [Guess() for _ in range(3)]
+        try:
+            return await asyncio.gather(*(arollout(env, "random", seed=i) for i, env in enumerate(envs)))
+        finally:
+            for env in envs:
+                env.close()
+
+    assert [trajectory.status for trajectory in asyncio.run(play())] == ["terminated"] * 3
+
+
+def test_an_environment_that_is_not_running_can_be_pickled():
+    env = pickle.loads(pickle.dumps(Guess()))
+    assert rollout(env, "random", seed=0).status == "terminated"
+    env.close()
+
+
+def test_a_system_message_that_is_left_out_is_an_edit():
+    def program(ask: Any) -> float:
+        first = ask("What is the capital of France?", system="You are brief. You answer in one word, or in two.")
+        ask("What is the capital of France?", first, "And of Spain?")
+        return 1.0
+
+    trajectory = played(program, "The capital of France is Paris.", "Madrid.", history="keep")
+    assert [break_.reason for break_ in trajectory.breaks] in (["edit"], ["handoff"])
+    prompt = list(trajectory.prompts())[1][1]
+    assert "brief" not in envsdk.load_tokenizer("embedded").decode(prompt)

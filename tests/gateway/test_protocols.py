@@ -1,0 +1,431 @@
+"""What holds for each protocol: any body is read or refused, and a conversation that was written reads the same."""
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wire_clients import CREATED, a_reply
+
+from envsdk import Message
+from envsdk.errors import MissingPackage, RequestError, UnknownName
+from envsdk.gateway.protocols import SessionMemory, WireFormat, load_protocol
+from envsdk.gateway.protocols.memory import RecentlyRead
+from envsdk.gateway.requests import ModelReply, ModelRequest
+from envsdk.messages import ToolCall
+
+PROTOCOLS = ("chat", "responses", "anthropic")
+each_protocol = pytest.mark.parametrize("name", PROTOCOLS)
+FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {}}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"},
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "parallel_tool_calls": False,
+        "stop": ["END"],
+        "max_tokens": 5,
+        "n": 2,
+        "logprobs": True,
+        "temperature": 0.5,
+        "response_format": {"type": "text"},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "metadata": {"a": "b"},
+    },
+    "responses": {
+        "model": "m",
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {
+                "type": "reasoning",
+                "id": "rs_r0",
+                "summary": [{"type": "summary_text", "text": "r"}],
+                "content": None,
+                "encrypted_content": "envsdk_r0",
+            },
+            {
+                "type": "message",
+                "role": "assistant",
+                "id": "msg_r0",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+            },
+            {"type": "function_call", "id": "fc_r0_0", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "3"},
+        ],
+        "tools": [{"type": "function", **FUNCTION, "strict": True}],
+        "tool_choice": "required",
+        "max_output_tokens": 5,
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "store": False,
+        "stream": True,
+    },
+    "anthropic": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "r", "signature": "envsdk_r0"},
+                    {"type": "text", "text": "x"},
+                    {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "3"}]},
+                    {"type": "text", "text": "Go on"},
+                ],
+            },
+        ],
+        "tools": [{"name": "add", "description": "Add.", "input_schema": FUNCTION["parameters"]}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["END"],
+        "temperature": 0.5,
+        "stream": True,
+    },
+}
+
+texts = st.text(st.characters(), max_size=8)  # with halves of surrogate pairs
+odd = st.sampled_from(
+    [
+        "auto",
+        "text",
+        "function",
+        "assistant",
+        "item_reference",
+        "tool_result",
+        "",
+        "\ud800",
+        10**30,
+        10**4100,
+        -1,
+        1e308,
+    ]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | odd,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+NESTED: Any = "deep"
+for _ in range(600):
+    NESTED = {"a": [NESTED]}
+
+
+def places_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all values in a JSON value, apart from itself."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((*path, key), *places_of(value[key], (*path, key)))]
+
+
+def change(body: Any, path: tuple[Any, ...], how: str, new: Any) -> None:
+    """Replace, remove, repeat or rename the value at a place."""
+    for key in path[:-1]:
+        body = body[key]
+    if how == "replace":
+        body[path[-1]] = new
+    elif how == "repeat" and isinstance(body, list):
+        body.insert(path[-1], copy.deepcopy(body[path[-1]]))
+    elif how == "rename" and isinstance(body, dict) and isinstance(new, str):
+        body[new] = body.pop(path[-1])
+    else:
+        del body[path[-1]]
+
+
+def check_read_or_refused(read: Callable[[], ModelRequest], wire: WireFormat) -> None:
+    """A request is read, and can be answered; or it is refused with an error that can be sent."""
+    try:
+        request = read()
+    except RequestError as error:
+        assert 400 <= error.status < 500
+        json.dumps(wire.error(error)).encode()
+        assert wire.error_event(error).endswith(b"\n\n")
+        return
+    assert isinstance(request.body, dict)
+    for received in request.messages:
+        received.message.model_dump_json()
+    replies = [a_reply("ok", reasoning="r", calls=[ToolCall(id="c", name="add")])]
+    json.dumps(wire.write(request, request.body, replies, CREATED)).encode()
+    b"".join(wire.events(request, request.body, replies, CREATED))
+
+
+@each_protocol
+@given(body=values)
+def test_any_json_value_is_read_or_refused(name: str, body: Any) -> None:
+    wire = load_protocol(name)
+    check_read_or_refused(lambda: wire.read(body, {}), wire)
+
+
+@each_protocol
+@given(data=st.data())
+def test_a_changed_request_is_read_or_refused_also_after_others(name: str, data: st.DataObject) -> None:
+    wire, memory = load_protocol(name), SessionMemory()
+    body = copy.deepcopy(BODIES[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not (places := places_of(body)):
+            break
+        how = data.draw(st.sampled_from(["replace", "replace", "remove", "repeat", "rename"]))
+        change(body, data.draw(st.sampled_from(places)), how, data.draw(values))
+        check_read_or_refused(lambda body=body: wire.read(copy.deepcopy(body), {}, memory), wire)
+        with_memory, without = (read_or_error(wire, body, kept) for kept in (memory, None))
+        assert with_memory == without
+
+
+def read_or_error(wire: WireFormat, body: Any, memory: SessionMemory | None) -> Any:
+    """What was read, in a form that distinguishes `1` and `True`; or the error."""
+    try:
+        request = wire.read(copy.deepcopy(body), {}, memory)
+    except RequestError as error:
+        return str(error)
+    return repr(([m.message for m in request.messages], [m.link for m in request.messages], request.tools))
+
+
+@each_protocol
+@pytest.mark.parametrize("where", [(), ("unknown",), ("tools", 0), ("messages", 0, "x"), ("input", 0, "x")], ids=str)
+def test_deep_nesting_is_refused(name: str, where: tuple[Any, ...]) -> None:
+    wire, body = load_protocol(name), copy.deepcopy(BODIES[name])
+    if not where:
+        body = NESTED
+    elif where[0] in (*body, "unknown"):
+        change(body, where, "replace", NESTED)
+    else:
+        return
+    with pytest.raises(RequestError):
+        wire.read(body, {})
+
+
+@each_protocol
+@pytest.mark.parametrize("headers", [{"x-envsdk-role": "a" * 1000}, {"x-envsdk-context": "a\x00b"}])
+def test_odd_headers_are_refused(name: str, headers: dict[str, str]) -> None:
+    with pytest.raises(RequestError) as found:
+        load_protocol(name).read(BODIES[name], headers)
+    assert found.value.field in headers
+
+
+# ---------------------------------------------------------------- conversations that are written, and read again
+
+safe = st.text(st.characters(codec="utf-8"), max_size=12)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | safe,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(safe, inner, max_size=3),
+    max_leaves=5,
+)
+arguments = st.dictionaries(safe, json_values, max_size=3) | st.sampled_from(['{"a":', "", "[1]", "none"])
+
+
+@st.composite
+def replies_of_a_model(draw: st.DrawFn) -> list[ModelReply]:
+    """The replies of a conversation, with unique ids."""
+    found: list[ModelReply] = []
+    for i in range(draw(st.integers(1, 4))):
+        calls = tuple(
+            ToolCall(id=f"call_{i}_{k}", name=draw(st.sampled_from(["add", "sub"])), arguments=draw(arguments))
+            for k in range(draw(st.integers(0, 3)))
+        )
+        message = Message(
+            role="assistant", content=draw(safe), reasoning=draw(st.none() | safe.filter(bool)), tool_calls=calls
+        )
+        finish = draw(st.sampled_from(["tool_calls" if calls else "stop", "length"]))
+        found.append(ModelReply(f"r_{i}", message, finish, prompt_tokens=3, tokens=[1, 2]))
+    return found
+
+
+def turn_of_program(name: str, reply: ModelReply, text: str) -> list[Any]:
+    """What a program adds after a reply: the results of its calls, and a message."""
+    ids = [call.id for call in reply.message.tool_calls]
+    if name == "chat":
+        return [{"role": "tool", "tool_call_id": call, "content": text} for call in ids] + [user(text)]
+    if name == "responses":
+        return [{"type": "function_call_output", "call_id": call, "output": text} for call in ids] + [user(text)]
+    results = [{"type": "tool_result", "tool_use_id": call, "content": text} for call in ids]
+    return [{"role": "user", "content": [*results, {"type": "text", "text": text}]}]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def sent_back(name: str, written: dict[str, Any]) -> list[Any]:
+    """What a program that keeps everything sends back of a response."""
+    if name == "chat":
+        return [written["choices"][0]["message"]]
+    return written["output"] if name == "responses" else [{"role": "assistant", "content": written["content"]}]
+
+
+@each_protocol
+@given(replies=replies_of_a_model(), text=safe)
+def test_a_conversation_reads_as_it_was_written(name: str, replies: list[ModelReply], text: str) -> None:
+    wire, memory = load_protocol(name), SessionMemory()
+    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "thinking": {"type": "adaptive"}}
+    history: list[Any] = [user("Hi")]
+    expected = [Message(role="user", content="Hi")]
+    key = "input" if name == "responses" else "messages"
+    for reply in replies:
+        request = wire.read({**body, key: history}, {}, memory)
+        written = json.loads(json.dumps(wire.write(request, body, [reply], CREATED)))
+        history = [*history, *sent_back(name, written), *turn_of_program(name, reply, text)]
+        expected.append(reply.message)
+        expected += [Message(role="tool", tool_call_id=call.id, content=text) for call in reply.message.tool_calls]
+        expected.append(user_message(text))
+        request = wire.read({**body, key: copy.deepcopy(history)}, {}, memory)
+        assert [received.message for received in request.messages] == expected
+        fresh = wire.read({**body, key: history}, {})
+        assert [received.message for received in fresh.messages] == expected
+    links = [received.link for received in request.messages if received.message.role == "assistant"]
+    if name == "responses":
+        assert links == [reply.id for reply in replies]
+    elif name == "anthropic":
+        assert links == [reply.id if reply.message.reasoning else None for reply in replies]
+
+
+def user_message(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+@each_protocol
+@given(replies=replies_of_a_model())
+def test_the_deltas_of_a_stream_add_up_to_the_response(name: str, replies: list[ModelReply]) -> None:
+    wire, body = load_protocol(name), BODIES[name]
+    request, reply = wire.read(body, {}), replies[-1]
+    events = b"".join(wire.events(request, body, [reply], CREATED)).decode().split("\n\n")
+    data = [json.loads(event.partition("data: ")[2]) for event in events if "{" in event]
+    content, reasoning, calls = {"chat": add_chat, "responses": add_responses, "anthropic": add_anthropic}[name](data)
+    message = reply.message
+    assert (content, reasoning) == (message.content, message.reasoning or "")
+    assert calls == [
+        call.arguments if name != "anthropic" or isinstance(call.arguments, dict) else {"INVALID_JSON": call.arguments}
+        for call in message.tool_calls
+    ]
+
+
+def read_arguments(text: str) -> Any:
+    return ToolCall.from_openai({"name": "f", "arguments": text}).arguments
+
+
+def add_chat(chunks: list[Any]) -> tuple[str, str, list[Any]]:
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    found: dict[int, str] = {}
+    for call in (call for delta in deltas for call in delta.get("tool_calls", [])):
+        found[call["index"]] = found.get(call["index"], "") + call["function"]["arguments"]
+    return (
+        "".join(delta.get("content") or "" for delta in deltas),
+        "".join(delta.get("reasoning_content", "") for delta in deltas),
+        [read_arguments(text) for text in found.values()],
+    )
+
+
+def add_responses(events: list[Any]) -> tuple[str, str, list[Any]]:
+    def deltas(kind: str) -> list[Any]:
+        return [event for event in events if event["type"] == f"response.{kind}.delta"]
+
+    indices = [event["output_index"] for event in events if event["type"] == "response.function_call_arguments.done"]
+    found = dict.fromkeys(indices, "")
+    for event in deltas("function_call_arguments"):
+        found[event["output_index"]] += event["delta"]
+    return (
+        "".join(event["delta"] for event in deltas("output_text")),
+        "".join(event["delta"] for event in deltas("reasoning_text")),
+        [read_arguments(text) for text in found.values()],
+    )
+
+
+def add_anthropic(events: list[Any]) -> tuple[str, str, list[Any]]:
+    found: dict[str, list[str]] = {"text": [], "thinking": [], "partial_json": [], "signature": []}
+    calls: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            calls.append("")
+        if event["type"] == "content_block_delta":
+            [(kind, text)] = [item for item in event["delta"].items() if item[0] != "type"]
+            found[kind].append(text)
+            if kind == "partial_json":
+                calls[-1] += text
+    return "".join(found["text"]), "".join(found["thinking"]), [json.loads(call) for call in calls]
+
+
+# ---------------------------------------------------------------- what is read only once
+
+
+def test_only_values_after_the_common_beginning_are_read() -> None:
+    recent: RecentlyRead[int] = RecentlyRead(limit=2)
+    was_read: list[Any] = []
+
+    def read(value: Any, index: int) -> int:
+        was_read.append(value)
+        return index
+
+    def lengths(*values: Any) -> int:
+        was_read.clear()
+        found = recent.read(copy.deepcopy([*values]), read)
+        assert [item.value for item in found] == [*values]
+        assert [item.result for item in found] == list(range(len(values)))
+        return len(was_read)
+
+    a, b, c = {"content": "a"}, {"content": "b"}, {"content": ["c", {"x": 1}]}
+    assert lengths(a, b) == 2
+    assert lengths(a, b, c) == 1
+    assert lengths(a, b, c, a) == 1
+    assert lengths(a, c) == 1  # another conversation with the same beginning
+    assert lengths(a, b, c, a, b) == 1  # both are kept
+    assert lengths(a, b, {"content": ["c", {"x": True}]}) == 1
+    assert lengths(a, b, {"content": ["c", {"x": 1.0}]}) == 1
+    assert lengths(a, c) == 1  # forgotten: two others came later
+
+
+@given(st.data())
+def test_the_longest_common_beginning_is_found_among_branches(data: st.DataObject) -> None:
+    recent: RecentlyRead[int] = RecentlyRead(limit=50)
+    earlier: list[list[int]] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        values = data.draw(st.lists(st.integers(0, 2), max_size=6))
+        was_read: list[int] = []
+        recent.read(values, lambda value, index, was_read=was_read: was_read.append(index) or index)
+        common = [
+            sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(values, other, strict=False)))
+            for other in earlier
+        ]
+        assert was_read == list(range(max(common, default=0), len(values)))
+        earlier.append(values)
+
+
+@each_protocol
+def test_a_session_keeps_a_message_only_once(name: str) -> None:
+    wire, memory = load_protocol(name), SessionMemory()
+    first = wire.read(copy.deepcopy(BODIES[name]), {}, memory)
+    second = wire.read(copy.deepcopy(BODIES[name]), {}, memory)
+    assert all(one is other for one, other in zip(first.messages, second.messages, strict=True))
+    key = "input" if name == "responses" else "messages"
+    assert all(one is other for one, other in zip(first.body[key], second.body[key], strict=True))
+    assert first.body == second.body == {k: v for k, v in BODIES[name].items() if k not in ("stream", "stream_options")}
+
+
+def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="chat"):
+        load_protocol("char")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "envsdk.gateway.protocols.anthropic", None)
+    with pytest.raises(MissingPackage, match=r"envsdk\[gateway\]"):
+        load_protocol("anthropic")
