@@ -232,7 +232,9 @@ OTHERS = (OpenAITools, AnthropicTools, OpenAIAgents, PydanticAI, SmolAgents)
 def test_what_a_program_was_answered_is_what_is_trained(
     program: type[ProgramEnv], policy_of: Any, env_options: Any, transformers_model: Any, compared: Counter[str]
 ) -> None:
-    policy = policy_of(max_tokens=MAX_TOKENS)
+    # Without a seed: vLLM 0.32 on the CPU dies when it prefills the prompt of a seeded request in parts ("CPU Generator
+    # does not use offset"), as it does when many long prompts come at once.
+    policy = policy_of(max_tokens=MAX_TOKENS, seed=None)
     options = env_options(max_steps=12)
     trajectories = rollout_many(lambda: program(**options), policy, seeds=range(EPISODES), max_concurrency=EPISODES)
     assert [one.status for one in trajectories] == ["terminated"] * EPISODES, [one.error for one in trajectories]
