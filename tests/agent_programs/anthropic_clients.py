@@ -62,15 +62,19 @@ def chat(model: Endpoint, *, is_streamed: bool = False) -> float:
     return float(answers == [ANSWER.strip(), AGAIN.strip()])
 
 
-async def chat_async(model: Endpoint) -> float:
-    """The same with the asynchronous client, which sends back only the text and the calls."""
+async def chat_async(model: Endpoint, *, is_streamed: bool = False) -> float:
+    """The same with the asynchronous client; only the text and the calls are sent back."""
     answers = []
     messages: list[Any] = []
     async with anthropic.AsyncAnthropic(base_url=model.anthropic_base_url, api_key=model.api_key) as client:
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             while True:
-                reply = await client.messages.create(messages=messages, **OPTIONS)
+                if is_streamed:
+                    async with client.messages.stream(messages=messages, **OPTIONS) as stream:
+                        reply = await stream.get_final_message()
+                else:
+                    reply = await client.messages.create(messages=messages, **OPTIONS)
                 content = [block for block in reply.content if block.type in ("text", "tool_use")]
                 messages.append({"role": "assistant", "content": content})
                 if reply.stop_reason != "tool_use":
@@ -109,5 +113,10 @@ CASES = [
     Case("anthropic: messages", chat, {"": CHAT}),
     Case("anthropic: messages, streamed", lambda model: chat(model, is_streamed=True), {"": CHAT}),
     Case("anthropic: messages, async, without thinking blocks", chat_async, {"": CHAT}),
+    Case(
+        "anthropic: messages, async, streamed, without thinking blocks",
+        lambda model: chat_async(model, is_streamed=True),
+        {"": CHAT},
+    ),
     Case("anthropic: tool runner", tool_runner, {"": (LOOK, TWO_CALLS, TEXT_AND_CALL, FINAL)}),
 ]

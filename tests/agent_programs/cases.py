@@ -148,5 +148,5 @@ def played(case: Case) -> Run:
         trajectory = envsdk.rollout(env, ReplyPolicy(env, reply), seed=zlib.crc32(case.name.encode()))
         asked = driver_of(env)._conversations.asked
         env.close()
-    assert {key: list(replies) for key, replies in left.items()} == dict.fromkeys(case.script, [])
+    assert not any(list(replies) for replies in left.values()), "the program asked for fewer replies"
     return Run(case, trajectory, asked)

@@ -1,6 +1,6 @@
-"""A program: mini-swe-agent's own agent, prompts and shell, on the repository in a folder: `mini_swe_program KIND FOLDER`.
+"""A program: mini-swe-agent's own agent, prompts and shell, on the repository in a folder.
 
-It finds the model as `litellm` does, by environment variables.
+`python mini_swe_program.py KIND FOLDER` finds the model as `litellm` does, by environment variables.
 """
 
 import os

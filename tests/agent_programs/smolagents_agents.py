@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from openai import OpenAI
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 from envsdk.gateway import Endpoint

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import NamedTuple
 
-from agent_programs.all_cases import CASES
+from agent_programs.all_cases import RUNNABLE
 from agent_programs.cases import played
 from agent_programs.proxies import by_template, keeping_reasoning, proxied
 
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 def test_our_samples_are_fewer_and_shorter_than_those_of_a_merge_of_token_prefixes() -> None:
     rows: dict[str, list[tuple[int, Cost, Cost, Cost]]] = defaultdict(list)
-    for case in CASES:
+    for case in RUNNABLE:
         run = played(case)
         ours = Cost.of(run.trajectory)
         others = (Cost.of(proxied(run, render)) for render in (by_template, keeping_reasoning))
