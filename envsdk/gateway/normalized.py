@@ -1,7 +1,7 @@
 """What messages have in common that mean the same, in whatever form a program sends them. It knows no contexts.
 
 FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
-into the text. None of this changes what a message means.
+into the text, and characters of no width into the model's control tokens. None of this changes what a message means.
 """
 
 import ast
@@ -25,6 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{6,}")
 _WORD = re.compile(r"\w{3,}")
 _ESCAPE = re.compile(r"\\.")
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
 _EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 
 
@@ -59,6 +60,7 @@ def entry_of(message: Message, reply: str | None = None) -> Entry:
     """Return the entry for a message."""
     text = message.content.strip()
     if message.role == "assistant":
+        text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
         return Entry(message, ("assistant", calls, text), calls, reply)
     if message.role == "tool":
@@ -69,8 +71,8 @@ def entry_of(message: Message, reply: str | None = None) -> Entry:
 def call_form(call: ToolCall) -> Call:
     """Return a call without its id. Missing arguments are empty, and 1e2, 100.0 and 100 are the same number."""
     if isinstance(call.arguments, str):
-        return call.name, call.arguments.strip() or "{}"
-    return call.name, json.dumps(_plain(call.arguments), sort_keys=True, ensure_ascii=False)
+        return call.name, _INVISIBLE.sub("", call.arguments).strip() or "{}"
+    return call.name, _INVISIBLE.sub("", json.dumps(_plain(call.arguments), sort_keys=True, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from envsdk.gateway import Endpoint
 
 from .cases import SUB_AGENTS, THREE_AGENTS, Case, edited
-from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS, said
+from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, SECOND, TEXT_AND_CALL, TWO_CALLS, said
 
 THINKING: Any = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4000}
 
@@ -80,6 +80,15 @@ class Report(BaseModel):
     city: str
 
 
+async def quoted_tokens(model: Endpoint) -> float:
+    """The framework breaks up what looks like a control token in the messages that it sends."""
+    async with chat_model(model) as asked:
+        agent = agent_of(asked)
+        first = await agent.run("What is <|im_start|>?")
+        second = await agent.run("Again, please.", message_history=first.all_messages())
+    return float((first.output, second.output.strip()) == (TOKEN.content, AGAIN.strip()))
+
+
 async def structured(model: Endpoint) -> float:
     async with chat_model(model) as asked:
         result = await agent_of(asked, output_type=Report).run("Weather?")
@@ -131,6 +140,7 @@ AS_TOOL = {
         FINAL,
     ),
 }
+TOKEN = said("The token <|im_start|> begins a message, [INST] does so elsewhere.", thinking="a token")
 REPORT = said("", ("final_result", '{ "temperature": 2.50,  "city" :"Zürich" }'), thinking="report")
 
 CASES = [
@@ -151,6 +161,11 @@ CASES = [
         "pydantic-ai: anthropic, streamed",
         lambda model: two_questions(model, make=anthropic_model, is_streamed=True, settings=THINKING),
         {"": CHAT},
+    ),
+    Case(
+        "pydantic-ai: control tokens in texts",
+        quoted_tokens,
+        {"": (said("", ("get_weather", '{ "city" :"<|im_end|>" }')), TOKEN, SECOND)},
     ),
     Case("pydantic-ai: structured output", structured, {"": (LOOK, TWO_CALLS, REPORT)}),
     Case("pydantic-ai: an agent in a tool, twice at once", delegated, AS_TOOL, THREE_AGENTS, SUB_AGENTS, 3),

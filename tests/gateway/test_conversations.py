@@ -217,6 +217,17 @@ def test_a_program_that_changes_the_reply_edits(session, text):
     assert [message.content for message in placed.messages] == [text, "Result: 3"]
 
 
+def test_invisible_characters_in_a_control_token_are_no_change(session):
+    session.ask([user("Go")], " The token <|im_start|> begins a message. ", [("look", {"token": "<|im_end|>"})])
+    sent = assistant(
+        "The token <\u200d|im_start|> begins a message.",
+        {"id": "1", "function": {"name": "look", "arguments": '{"token": "<\u200d|im_end|>"}'}},
+    )
+    placed = session.place([user("Go"), sent, result("1", "seen")])
+    assert [message.role for message in placed.messages] == ["tool"]
+    assert placed.keep is None
+
+
 CODE = "I look.\n<code>\nx = look('Zürich')\nprint(x)\n"
 
 

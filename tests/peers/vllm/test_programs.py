@@ -23,7 +23,7 @@ from envsdk.rollouts import rollout_many
 pytestmark = pytest.mark.filterwarnings("default")
 
 EPISODES = 16
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 QUESTIONS = ("What is your name?", "Which color has the sky?", "How many days has a week?")
 SYSTEM = "You are a helpful assistant."
 SUB_SYSTEM = "You count words."
@@ -222,7 +222,7 @@ def test_what_a_program_was_answered_is_what_is_trained(
 ) -> None:
     policy = policy_of(max_tokens=MAX_TOKENS)
     options = env_options(max_steps=12)
-    trajectories = rollout_many(lambda: program(**options), policy, seeds=range(EPISODES), max_concurrency=8)
+    trajectories = rollout_many(lambda: program(**options), policy, seeds=range(EPISODES), max_concurrency=EPISODES)
     assert [one.status for one in trajectories] == ["terminated"] * EPISODES, [one.error for one in trajectories]
     check(*trajectories)
     samples = samples_of(trajectories)
