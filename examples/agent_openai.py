@@ -32,8 +32,9 @@ class Agent(Prices):
                 if not message.tool_calls:
                     return self.grade(message.content)
                 for call in message.tool_calls:
-                    result = self.look_up(json.loads(call.function.arguments).get("item"))
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                    if call.type == "function":
+                        result = self.look_up(json.loads(call.function.arguments).get("item"))
+                        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
 if __name__ == "__main__":

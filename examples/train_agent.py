@@ -18,7 +18,7 @@ from train_reinforce import Progress, Task, train
 
 AGENTS = ("agent_openai", "agent_anthropic", "agent_openai_agents", "agent_pydantic_ai")
 SHARE_OF_GUESSES = 0.7  # in the warm-up
-SEEDS, GROUP, UPDATES = range(8), 4, 12
+SEEDS, GROUP, UPDATES = range(4), 8, 12
 WARM_UP_STEPS, MAX_REPLY_TOKENS = 200, 40
 
 
