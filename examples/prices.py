@@ -9,7 +9,7 @@ from envsdk import EnvConfig, Limits, Message, ToolCall
 from envsdk.gateway import ProgramEnv
 
 ITEMS = ("pen", "book", "lamp")
-PRICES = range(2, 10)
+PRICES = range(2, 6)
 SYSTEM = "You know no prices. Look them up."
 
 

@@ -18,8 +18,8 @@ from train_reinforce import Progress, Task, train
 
 AGENTS = ("agent_openai", "agent_anthropic", "agent_openai_agents", "agent_pydantic_ai")
 SHARE_OF_GUESSES = 0.7  # in the warm-up
-SEEDS, GROUP, UPDATES = range(4), 8, 12
-WARM_UP_STEPS, MAX_REPLY_TOKENS = 200, 40
+SEEDS, GROUP, UPDATES = range(6), 6, 10
+WARM_UP_GAMES, WARM_UP_STEPS, MAX_REPLY_TOKENS = 64, 300, 40
 
 
 def task_of(name: str) -> Task:
@@ -29,7 +29,7 @@ def task_of(name: str) -> Task:
         agent = importlib.import_module(name).Agent
         return agent(renderer="qwen3", tokenizer="embedded", share_of_guesses=SHARE_OF_GUESSES)
 
-    return Task(make_env, SEEDS, GROUP, MAX_REPLY_TOKENS, WARM_UP_STEPS)
+    return Task(make_env, SEEDS, GROUP, MAX_REPLY_TOKENS, WARM_UP_GAMES, WARM_UP_STEPS)
 
 
 def run(name: str, seed: int = 0, updates: int = UPDATES) -> Progress:

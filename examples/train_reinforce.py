@@ -62,6 +62,7 @@ class Task(NamedTuple):
     """What is played before each update, each seed by a group."""
     group: int = GROUP
     max_reply_tokens: int = MAX_REPLY_TOKENS
+    warm_up_games: int = WARM_UP_GAMES
     warm_up_steps: int = WARM_UP_STEPS
 
 
@@ -101,7 +102,7 @@ def follow_gradient(model: Any, optimizer: torch.optim.Optimizer) -> None:
 def warm_up(model: Any, seed: int, task: Task) -> float:
     """Fit the model to a few games, with prompts as its own will be; the last loss, in nats per token."""
     renderer = task.make_env().renderer
-    games = play("reference", range(seed * WARM_UP_GAMES, (seed + 1) * WARM_UP_GAMES), task)
+    games = play("reference", range(seed * task.warm_up_games, (seed + 1) * task.warm_up_games), task)
     logs = [game.contexts["main"] for game in games]
     made = [sft_samples(renderer, log.messages, tools=log.tools, history="strip") for log in logs]
     samples = [sample for each in made for sample in each]
