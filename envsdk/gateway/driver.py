@@ -296,9 +296,10 @@ class ProgramDriver(EnvDriver):
         system = [] if request.system is None else [Message(role="system", content=request.system)]
         messages = [*system, *(received.message for received in request.messages)]
         try:
-            return len(self.renderer.render(messages, tools=request.tools, history="keep").tokens)
+            rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
         except RenderError as error:
             raise RequestError(f"the model family cannot express the request: {message_of(error)}") from error
+        return len(rendered.tokens)
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

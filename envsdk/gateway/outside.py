@@ -55,10 +55,15 @@ class OutsideEnv(ProgramEnv):
 class OutsideDriver(ProgramDriver):
     """Takes the session that was opened for the episode."""
 
+    _of_all: Limits | None = None
+    """The limits of all sessions, which a session may change."""
+
     @override
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         opened = self._opened(str((options or {}).get("episode_id")))
-        self.limits = Limits.of(opened.limits, self.env.default_limits)
+        if self._of_all is None:
+            self._of_all = self.limits
+        self.limits = Limits.of(opened.limits, self._of_all)
         super().begin(seed, options)
 
     @override
