@@ -124,8 +124,11 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         cls = type(OutsideEnv.__name__, (OutsideEnv,), {"trainable_roles": trainable_roles})
+        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
+        env = self._counting.env
+        shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
         self._settings = PlaySettings(
-            lambda: cls(self._opened, **env_options),
+            lambda: cls(self._opened, **shared),
             {},
             policy,
             policy_timeout_s=policy_timeout_s,
@@ -133,8 +136,6 @@ class PlayedSessions:
             max_retries=0,  # a program that runs elsewhere cannot begin again
         )
         self._player: Player | None = None
-        env = self._settings.make_env()
-        self._counting = cast("OutsideDriver", driver_of(env))
         self.folder: RunFolder | None = None
         if out is not None:
             described = {name: value for name, value in env_options.items() if name not in ("renderer", "history")}
