@@ -690,10 +690,7 @@ def test_what_was_exported_is_imported(original: Trajectory):
         original.status,
         original.stop_reason,
     )
-    mine, theirs = (trained(sorted(one.samples(), key=by_context)) for one in (trajectory, original))
-    if original.env == "Trimming":  # a program: ATIF has no word for a handoff to a conversation of its own
-        mine, theirs = [row[:-1] for row in mine], [row[:-1] for row in theirs]
-    assert mine == theirs
+    assert trained(sorted(trajectory.samples(), key=by_context)) == trained(sorted(original.samples(), key=by_context))
     assert list(trajectory.contexts) == list(original.contexts)
     for name, log in trajectory.contexts.items():
         theirs = original.contexts[name]
