@@ -154,7 +154,7 @@ class PlayedSessions:
         Limits.of(limits, OutsideEnv.default_limits)
         self._count += 1
         episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
-        if episode_id in self._opened or (self.folder is not None and episode_id in self.folder.finished):
+        if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         session = ProgramSession(self._counting.count_tokens, role=options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
@@ -202,7 +202,7 @@ class PlayedSessions:
         session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
-            trajectory.stop_reason = reason
+            trajectory.stop_reason = str(StopReason(reason))
         return trajectory
 
     async def aclose(self) -> None:
