@@ -212,9 +212,9 @@ def test_the_end_of_the_gateway_is_recorded_as_such() -> None:
 def test_the_run_folder_has_each_episode_once_and_resumes(tmp_path: Path) -> None:
     for ids in (["a", "b"], ["c"]):
         with Standalone(out=tmp_path / "run", resume=True) as gateway:
-            for id in ids:
-                program = gateway.open(episode_id=id)
-                program.ask(f"hello {id}")
+            for name in ids:
+                program = gateway.open(episode_id=name)
+                program.ask(f"hello {name}")
                 program.close()
             gateway.post("/sessions", {"episode_id": "a"}, 409)
     stored = {trajectory.id: trajectory for trajectory in StoredRun(tmp_path / "run").trajectories()}
