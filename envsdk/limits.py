@@ -38,6 +38,8 @@ class StopReason(StrEnum):
         ABORTED: The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without sampling a token.
         NO_END: The episode had `STEPS_WITHOUT_LIMIT` steps and no limit.
         CONTEXT_FULL: The context was too long, and the history policy had nothing left to drop.
+        IDLE: The program of a gateway's session asked nothing for too long.
+        SHUTDOWN: The gateway was shut down.
         ERROR: Something failed. What was sampled before is kept.
     """
 
@@ -51,6 +53,8 @@ class StopReason(StrEnum):
     ABORTED = "aborted"
     NO_END = "no_end"
     CONTEXT_FULL = "context_full"
+    IDLE = "idle"
+    SHUTDOWN = "shutdown"
     ERROR = "error"
 
 

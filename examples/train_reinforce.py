@@ -14,7 +14,7 @@ before, and 0.70, 0.54, 0.54, 0.53 and 0.71 after; |k1| is at most 2.4e-8.
 import argparse
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ import torch
 import transformers
 from envsdk_environments.guess_number import GuessNumber
 
-from envsdk import Message, Renderer, Trajectory, rollouts, sft_samples, tree_batch
+from envsdk import Env, Message, Trajectory, rollouts, sft_samples, tree_batch
 from envsdk.credit import group_advantages
 from envsdk.diagnostics import kl
 from envsdk.policies import TransformersPolicy
@@ -53,9 +53,22 @@ def make_env() -> GuessAloud:
     return GuessAloud(renderer="qwen3", tokenizer="embedded", history="strip", limits=limits, tasks=tasks, high=HIGH)
 
 
-def play(policy: Any, seeds: Sequence[int]) -> list[Trajectory]:
+class Task(NamedTuple):
+    """What is learned."""
+
+    make_env: Callable[[], Env] = make_env
+    """Makes the environment; its reference policy plays the games of the warm-up."""
+    seeds: Sequence[int] = range(HIGH)
+    """What is played before each update, each seed by a group."""
+    group: int = GROUP
+    max_reply_tokens: int = MAX_REPLY_TOKENS
+    warm_up_games: int = WARM_UP_GAMES
+    warm_up_steps: int = WARM_UP_STEPS
+
+
+def play(policy: Any, seeds: Sequence[int], task: Task | None = None) -> list[Trajectory]:
     """Play a game for each seed; those of the same seed are a group."""
-    trajectories = rollouts.rollout_many(make_env, policy, seeds=seeds)
+    trajectories = rollouts.rollout_many((task or Task()).make_env, policy, seeds=seeds)
     for trajectory in trajectories:
         if trajectory.error is not None:
             raise RuntimeError(f"{trajectory.id}: {trajectory.error}")
@@ -86,15 +99,17 @@ def follow_gradient(model: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def warm_up(model: Any, renderer: Renderer, seed: int) -> float:
+def warm_up(model: Any, seed: int, task: Task) -> float:
     """Fit the model to a few games, with prompts as its own will be; the last loss, in nats per token."""
-    games = play("reference", range(seed * WARM_UP_GAMES, (seed + 1) * WARM_UP_GAMES))
-    conversations = [game.contexts["main"].messages for game in games]
-    samples = [sample for messages in conversations for sample in sft_samples(renderer, messages, history="strip")]
+    renderer = task.make_env().renderer
+    games = play("reference", range(seed * task.warm_up_games, (seed + 1) * task.warm_up_games), task)
+    logs = [game.contexts["main"] for game in games]
+    made = [sft_samples(renderer, log.messages, tools=log.tools, history="strip") for log in logs]
+    samples = [sample for each in made for sample in each]
     trees = tree_batch(samples).split(MAX_TREE_TOKENS)
     optimizer = torch.optim.Adam(model.parameters(), lr=WARM_UP_RATE)
     loss = torch.zeros(())
-    for step in range(WARM_UP_STEPS):
+    for step in range(task.warm_up_steps):
         loss = -logprobs(model, trees[step % len(trees)]).mean()
         loss.backward()
         follow_gradient(model, optimizer)
@@ -133,19 +148,20 @@ class Progress(NamedTuple):
         return f"mean reward {self.rewards[0]:.2f} before and {self.rewards[-1]:.2f} after; |k1| is at most {worst:.1e}"
 
 
-def train(seed: int = 0, updates: int = UPDATES) -> Progress:
+def train(seed: int = 0, updates: int = UPDATES, task: Task | None = None) -> Progress:
     """Warm a model up, and let it play and learn in turn."""
+    task = task or Task()
     torch.manual_seed(seed)
-    renderer = make_env().renderer
-    model = make_model(renderer.tokenizer.vocab_size)
-    print(f"warmed up to {warm_up(model, renderer, seed):.3f} nats per token", flush=True)
-    options: dict[str, Any] = {"max_tokens": MAX_REPLY_TOKENS, "policy_version": 0}
-    policy = TransformersPolicy(model, renderer.tokenizer, seed=seed, **options)
+    tokenizer = task.make_env().renderer.tokenizer
+    model = make_model(tokenizer.vocab_size)
+    print(f"warmed up to {warm_up(model, seed, task):.3f} nats per token", flush=True)
+    options: dict[str, Any] = {"max_tokens": task.max_reply_tokens, "policy_version": 0}
+    policy = TransformersPolicy(model, tokenizer, seed=seed, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS)
     progress = Progress([], [])
-    seeds = [task for task in range(HIGH) for _ in range(GROUP)]
+    seeds = [seed for seed in task.seeds for _ in range(task.group)]
     for number in range(updates + 1):
-        trajectories = play(policy, seeds)
+        trajectories = play(policy, seeds, task)
         progress.rewards.append(float(np.mean([trajectory.reward for trajectory in trajectories])))
         print(f"{number} updates: mean reward {progress.rewards[-1]:.2f}", flush=True)
         if number < updates:

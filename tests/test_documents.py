@@ -9,7 +9,10 @@ from documents import CHECKOUT, PAGES, anchors_of, code_of, name_of, prose_of, r
 # The others name packages that are not installed here, or have tests of their own: tests/trainers, tests/adapters.
 RUNNABLE = [
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("environments", "history", "renderers", "rollouts", "samples", "sub-agents")),
+    *(
+        f"docs/{name}.md"
+        for name in ("environments", "history", "programs", "renderers", "rollouts", "samples", "sub-agents")
+    ),
 ]
 TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)
 FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"

@@ -14,7 +14,7 @@ from ..limits import StopReason
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from .arrays import GrowableArray
-from .edits import Edit, edited, without
+from .edits import Edit, among, edited
 from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from .protocol import Break, RewriteReason
 from .view import View
@@ -164,7 +164,10 @@ class Context:
     ) -> Delta:
         """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
         self._view, self.conversation = base._view.copy(), list(base.conversation)
-        self.messages = list(base.messages if edit is None else base.conversation[edit.start : edit.keep])
+        self.messages = list(base.messages)
+        if edit is not None:
+            repeated = among(messages, base.conversation)
+            self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
         self.inherited = len(self.messages)
         self._opening = len(self.view) + len(messages)
         return self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
@@ -200,7 +203,7 @@ class Context:
         view, length = self._view, len(self)
         given = messages
         if edit is not None:
-            unknown = without(messages, self.conversation)
+            unknown = among(messages, self.conversation, are=False)
             messages = unknown if is_final else ()  # an edit renders them where they belong
         else:
             unknown = messages

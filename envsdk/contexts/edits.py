@@ -21,10 +21,10 @@ class Edit(NamedTuple):
     start: int = 0
 
 
-def without(messages: Sequence[Message], known: Sequence[Message]) -> list[Message]:
-    """Return the messages that are not among the known ones. The same object is the same message."""
+def among(messages: Sequence[Message], known: Sequence[Message], *, are: bool = True) -> list[Message]:
+    """Return the messages that are among the known ones, or those that are not. The same object is the same message."""
     ids = {id(message) for message in known}
-    return [message for message in messages if id(message) not in ids]
+    return [message for message in messages if (id(message) in ids) == are]
 
 
 def edited(

@@ -13,11 +13,12 @@ from typing_extensions import override
 from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.turn import Opening, Turn
-from ..errors import EpisodeError, RenderError, RequestError, message_of
+from ..errors import EpisodeError, RenderError, RequestError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
+from .expressible import check_expressible, inexpressible
 from .programs import CommandProgram, Endpoint, Program, ThreadProgram, as_json
 from .requests import ModelReply, ModelRequest
 from .session import Asked, Ended, ProgramSession
@@ -173,7 +174,7 @@ class ProgramDriver(EnvDriver):
                 return turn
 
     def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
-        """Return the turn of a request; None if it was answered before, and is answered again.
+        """Return the turn of a request; None if it is answered already: it was answered before, or cannot be rendered.
 
         Args:
             asked: The request.
@@ -187,8 +188,15 @@ class ProgramDriver(EnvDriver):
         if isinstance(placed, Repeats):
             asked.answer(self._answers[id(placed.request)][1])
             return None
+        turn = self._turn_of(asked.request, placed)
+        try:
+            check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
+        except RequestError as error:
+            self._conversations.fail(asked.request)
+            asked.refuse(error)
+            return None
         self._asked = asked
-        return self._turn_of(asked.request, placed)
+        return turn
 
     def _branch(self, request: ModelRequest) -> Turn:
         return self._turn_of(request, self._conversations.branch(request))
@@ -296,9 +304,10 @@ class ProgramDriver(EnvDriver):
         system = [] if request.system is None else [Message(role="system", content=request.system)]
         messages = [*system, *(received.message for received in request.messages)]
         try:
-            return len(self.renderer.render(messages, tools=request.tools, history="keep").tokens)
+            rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
         except RenderError as error:
-            raise RequestError(f"the model family cannot express the request: {message_of(error)}") from error
+            raise inexpressible(error) from error
+        return len(rendered.tokens)
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..contexts.edits import without
+from ..contexts.edits import among
 from ..messages import Message, ToolSchema
 from ..trainers.log_fields import LARGEST_ID, LoggedReply, checked_reply
 from ..trainers.logged import Change, ImportNote, LogWriter, NoteKind, finish_reason_of
@@ -112,7 +112,7 @@ class LoggedSession:
         if reasons:
             self._train(placed.context)
         messages = [self._as_logged(message) for message in placed.messages]
-        new = without(messages, spoken.messages)
+        new = among(messages, spoken.messages, are=False)
         del spoken.messages[len(spoken.messages) if placed.keep is None else placed.keep :]
         if placed.system is not None:
             log.messages += _set_system(spoken.messages, placed.system)

@@ -55,10 +55,15 @@ class OutsideEnv(ProgramEnv):
 class OutsideDriver(ProgramDriver):
     """Takes the session that was opened for the episode."""
 
+    _of_all: Limits | None = None
+    """The limits of all sessions, which a session may change."""
+
     @override
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         opened = self._opened(str((options or {}).get("episode_id")))
-        self.limits = Limits.of(opened.limits, self.env.default_limits)
+        if self._of_all is None:
+            self._of_all = self.limits
+        self.limits = Limits.of(opened.limits, self._of_all)
         super().begin(seed, options)
 
     @override
@@ -119,8 +124,11 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         cls = type(OutsideEnv.__name__, (OutsideEnv,), {"trainable_roles": trainable_roles})
+        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
+        env = self._counting.env
+        shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
         self._settings = PlaySettings(
-            lambda: cls(self._opened, **env_options),
+            lambda: cls(self._opened, **shared),
             {},
             policy,
             policy_timeout_s=policy_timeout_s,
@@ -128,8 +136,6 @@ class PlayedSessions:
             max_retries=0,  # a program that runs elsewhere cannot begin again
         )
         self._player: Player | None = None
-        env = self._settings.make_env()
-        self._counting = cast("OutsideDriver", driver_of(env))
         self.folder: RunFolder | None = None
         if out is not None:
             described = {name: value for name, value in env_options.items() if name not in ("renderer", "history")}
@@ -148,7 +154,7 @@ class PlayedSessions:
         Limits.of(limits, OutsideEnv.default_limits)
         self._count += 1
         episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
-        if episode_id in self._opened or (self.folder is not None and episode_id in self.folder.finished):
+        if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         session = ProgramSession(self._counting.count_tokens, role=options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
@@ -196,7 +202,7 @@ class PlayedSessions:
         session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
-            trajectory.stop_reason = reason
+            trajectory.stop_reason = str(StopReason(reason))
         return trajectory
 
     async def aclose(self) -> None:

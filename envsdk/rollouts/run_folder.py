@@ -163,6 +163,11 @@ class RunFolder:
         """Open a run folder to read it; see `StoredRun`."""
         return StoredRun(path)
 
+    def has(self, episode_id: str) -> bool:
+        """Return whether an episode is in the folder, or is being written."""
+        with self._mutex:
+            return episode_id in self._known
+
     async def append(self, trajectory: Trajectory) -> None:
         """Store a trajectory; return once it is on disk. It must not change before that.
 

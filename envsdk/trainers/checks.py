@@ -73,7 +73,8 @@ def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> No
             raise ConfigError(
                 f"the environment requests {name}={value!r} with Turn(sampling=), but the trainer computes "
                 f"log-probabilities at temperature {temperature} without it, so every importance ratio would be wrong: "
-                "remove the option from the environment, or set it in the trainer"
+                "remove the option from the environment, or set it in the trainer; if an agent program requests it, "
+                "set `sampling = {}` in its ProgramEnv"
             )
 
 

@@ -72,6 +72,8 @@ class Editing(Env):
                 name, base = f"side-{len(self.told)}", self.at
                 keep = int(rng.integers(int(has_system), count + 1))
                 self.tools[name] = TOOLS if rng.random() < 0.5 else []
+                later = [message for message in said[keep:] if rng.random() < 0.3]
+                new = [*later, *new]
                 turn = Turn(new, context=name, tools=self.tools[name], opening=Opening("side", base, keep))
                 return self.noted(name, turn, keep, base)
             case 4:
@@ -115,7 +117,9 @@ def test_the_model_sees_the_conversation_as_the_edits_left_it(seed: int, has_sys
         shown = tokenizer.decode(prompt)
         asks = env.renderer.generation_prompt
         assert shown == tokenizer.decode(whole) + asks
-        assert driver_of(env).running.context.conversation == said
+        context = driver_of(env).running.context
+        assert context.conversation == said
+        assert all(message in context.messages for message in said)
         return policy(prompt, **request)
 
     trajectory = rollout(env, looking, seed=seed)

@@ -1,5 +1,6 @@
 """Whole episodes for the tests of what is exported, and every way in which a sample can be unsound."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import pytest
 from envsdk_environments.delegate import Delegate
 from envsdk_environments.guess_number import GuessNumber
 from envsdk_environments.kuhn_poker import KuhnPoker
+from program_environments import Trimming
 
 from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
 from envsdk.contexts.protocol import Break
@@ -71,8 +73,19 @@ def played() -> Trajectory:
     return rollout(env, with_logprobs(ReplyPolicy(env, lambda speaker: speaker.reference_reply())), seed=1)
 
 
+@functools.cache
+def programmed() -> Trajectory:
+    """An agent program with a sub-agent, which drops what was said first."""
+
+    def answers(speaker: Any) -> Message:
+        return Message(role="assistant", content=f"It has {len(speaker.messages())} apples.", reasoning="I count.")
+
+    with contextlib.closing(Trimming(renderer="qwen3", tokenizer="embedded")) as env:
+        return rollout(env, with_logprobs(ReplyPolicy(env, answers)), seed=1)
+
+
 def all_kinds() -> Sequence[Trajectory]:
-    return kept(), stripped(), truncated(), delegated(), played()
+    return kept(), stripped(), truncated(), delegated(), played(), programmed()
 
 
 def _at(name: str, where: str, value: Any) -> Callable[[Sample], Any]:

@@ -7,6 +7,7 @@ from trainers.episodes import (
     grouped,
     kept,
     played,
+    programmed,
     run_page,
     stripped,
     truncated,
@@ -38,7 +39,7 @@ def obeys_skyrl_s_rules(output: GeneratorOutput) -> None:
             done.add(name)
 
 
-@pytest.mark.parametrize("trajectory", [*all_kinds()[:4]], ids=lambda trajectory: trajectory.env)
+@pytest.mark.parametrize("trajectory", [*all_kinds()[:4], programmed()], ids=lambda trajectory: trajectory.env)
 def test_the_rows_are_the_samples_split_before_the_first_trained_token(trajectory: Trajectory):
     output = to_generator_output(trajectory.samples())
     obeys_skyrl_s_rules(output)

@@ -16,6 +16,7 @@ from trainers.episodes import (
     grouped,
     kept,
     played,
+    programmed,
     run_page,
     stripped,
     truncated,
@@ -44,7 +45,7 @@ def obeys_slime_s_rules(record: SlimeSample) -> None:
     assert all(type(version) is str for version in record["weight_versions"])
 
 
-@pytest.mark.parametrize("trajectory", [*all_kinds()[:4]], ids=lambda trajectory: trajectory.env)
+@pytest.mark.parametrize("trajectory", [*all_kinds()[:4], programmed()], ids=lambda trajectory: trajectory.env)
 def test_records_are_the_samples_with_their_response_part(trajectory: Trajectory):
     records = converted(trajectory.samples())
     for record, sample in zip(records, trajectory.samples(), strict=True):

@@ -15,6 +15,7 @@ pytest.importorskip("torch.nn")
 import torch
 from core.test_handoffs import Boss, Duel, Worker
 from core.test_tree import record
+from program_environments import Trimming
 from torch_models import (
     gradient,
     in_sample_order,
@@ -111,6 +112,7 @@ CASES: dict[str, Callable[[], list[Trajectory]]] = {
     "nested": lambda: play(delegates(Handoff(Boss([child(history="full")]), history="full")), history="strip"),
     "parallel": lambda: play(delegates([child(history="full", policy="strip") for _ in range(3)])),
     "players": lambda: play(Duel),
+    "programs": lambda: play(Trimming, 2),
     "group": lambda: play(Doubts, 4, history="keep"),
     "group, strip": lambda: play(Doubts, 4, history="strip"),
     "group, compact": lambda: play(Doubts, 4, history={"name": "compact", "every": 2}),

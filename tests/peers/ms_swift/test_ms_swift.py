@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import shutil
 from collections import Counter
@@ -16,6 +17,7 @@ import torch
 from envsdk_environments.delegate import Delegate
 from envsdk_environments.guess_number import GuessNumber
 from PIL import Image
+from program_environments import Continuing, Trimming
 from swift.infer_engine.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -206,6 +208,58 @@ def test_a_rewritten_rollout_raises_or_gives_its_last_segment_or_nothing(templat
     assert dropped.output.rollout_infos["dropped_share"] == 1
     tokens, is_trained, logprobs = dropped.trained()
     assert not any(is_trained) and not any(logprobs) and len(tokens) > 20
+
+
+def counts(env: Any) -> Message:
+    return Message(role="assistant", content=f"There are {len(env.messages())}.")
+
+
+def counts_and_thinks(env: Any) -> Message:
+    return counts(env).with_reasoning("I count.")
+
+
+def test_its_trainer_trains_the_conversation_of_an_agent_program(
+    template: Any, enable_thinking: bool, compared: Counter[str]
+):
+    reply = counts_and_thinks if enable_thinking else counts
+    with contextlib.closing(Continuing(**options(enable_thinking))) as env:
+        run = Run(template, env, data={"seed": 7}, reply=reply)
+    (sample,) = env.trajectory.samples()
+    tokens, is_trained, logprobs = run.trained()
+    assert (tokens, is_trained) == (sample.tokens.tolist(), sample.mask.tolist())
+    assert sum(is_trained) == env.trajectory.sampled_tokens
+    assert logprobs == pytest.approx(sample.logprobs.tolist())
+    assert run.output.rollout_infos["total_reward"] == env.trajectory.reward > 0
+    compared.update(tokens=len(tokens), trained=sum(is_trained), prompts=len(run.engine.prompts))
+    assert len(run.engine.prompts) == 3
+
+
+@pytest.mark.parametrize("enable_thinking", [True], indirect=True)
+def test_an_agent_program_that_drops_messages_is_refused_at_its_end(template: Any):
+    def run(on_break: str) -> Run:
+        with contextlib.closing(Trimming(**options(True))) as env:
+            return Run(template, env, data={"seed": 7}, reply=counts, on_break=on_break)
+
+    with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
+        run("raise")
+    with pytest.raises(PolicyError, match="does not begin as the episode began"):
+        run("last_segment")
+    dropped = run("drop")
+    assert dropped.output.rollout_infos["dropped_share"] == 1
+    assert not any(dropped.trained()[1])
+
+
+def test_an_agent_program_that_drops_messages_is_refused_where_a_reply_would_not_be_rendered_as_sampled(
+    template: Any, enable_thinking: bool
+):
+    with contextlib.closing(Trimming(**options(enable_thinking))) as env:
+        reply = Message(role="assistant", content="Many.", reasoning="I count." if enable_thinking else None)
+        engine = Engine(template, lambda prompt: env.renderer.reply(reply).tolist())
+        scheduler = make_scheduler(lambda: env)(infer_engine=engine, max_turns=None)
+        request = RolloutInferRequest([], data_dict={"seed": 7})
+        with pytest.raises(PolicyError, match=r"ms-swift rendered another prompt: \d+ tokens instead of \d+"):
+            asyncio.run(scheduler.run(request, RequestConfig(temperature=0.5)))
+    assert len(engine.prompts) == 4
 
 
 class Draws(Env):

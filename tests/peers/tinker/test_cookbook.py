@@ -1,6 +1,7 @@
 """Our datums and our `Env` against the cookbook's own conversion and its own rollouts."""
 
 import asyncio
+import contextlib
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
+from program_environments import Trimming
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl import types
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -318,6 +320,46 @@ def test_the_engine_gives_the_cookbooks_datums() -> None:
     made = {"history": "strip", "limits": Limits(end_on_cut=False)}
     [trajectory] = Rollouts(Talk, policy, seeds=[0], group_size=1, env_options=made).run()
     assert [content(datum) for datum in ours(trajectory)] == [content(datum) for datum in theirs(rollout)]
+
+
+# Agent programs.
+
+PROGRAM_OPTIONS = {"tokenizer": "embedded", "limits": {"end_on_cut": False}}
+
+
+def test_both_make_the_same_datums_of_an_agent_program(compared: Counter[str]) -> None:
+    for seed in range(5):
+        with contextlib.closing(Trimming(**PROGRAM_OPTIONS)) as env:
+            replies = [("I count.", f"There are {seed + n}.") for n in range(4)]
+            trajectory, rollout = roll(env, says(env, replies))
+        assert [break_.reason for break_ in trajectory.breaks] == ["handoff", "edit"]
+        assert [transition.logs.get("break") for transition in rollout.transitions] == [None, "handoff", "edit", None]
+        assert [content(datum) for datum in ours(trajectory)] == [content(datum) for datum in theirs(rollout)]
+        compared.update({"datums": len(ours(trajectory)), "trained tokens": trajectory.sampled_tokens})
+
+
+def test_a_group_of_agent_programs_is_rolled_out_by_a_builder_that_was_pickled() -> None:
+    builder = pickle.loads(pickle.dumps(CookbookEnvGroupBuilder(Trimming, PROGRAM_OPTIONS, seed=3, size=3)))
+    group = asyncio.run(do_group_rollout(builder, random_completer()))
+    assert [len(rollout.transitions) for rollout in group.trajectories_G] == [4, 4, 4]
+    assert len({tuple(rollout.transitions[0].ob.to_ints()) for rollout in group.trajectories_G}) == 1  # the same task
+    assert all(0 < rollout.transitions[-1].reward <= 1 for rollout in group.trajectories_G)
+
+
+def test_the_engine_gives_the_cookbooks_datums_of_an_agent_program() -> None:
+    async def play_in_cookbook() -> tuple[Trajectory, types.Trajectory]:
+        with contextlib.closing(Trimming(**PROGRAM_OPTIONS)) as env:
+            wrapped = CookbookEnv(env, seed=0)
+            rollout = await do_single_rollout(random_completer(), wrapped)
+            assert wrapped.trajectory is not None
+            return with_logprobs(wrapped.trajectory, rollout), rollout
+
+    expected, rollout = asyncio.run(play_in_cookbook())
+    policy = CompleterPolicy(random_completer(), "embedded")
+    [trajectory] = Rollouts(Trimming, policy, seeds=[0], group_size=1, env_options=PROGRAM_OPTIONS).run()
+    assert len(trajectory.contexts) == 2
+    datums = [content(datum) for datum in ours(trajectory)]
+    assert datums == [content(datum) for datum in ours(expected)] == [content(datum) for datum in theirs(rollout)]
 
 
 def test_a_completer_that_hangs_costs_its_own_episode() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from program_environments import Continuing, Trimming
 from trl import GRPOConfig, GRPOTrainer
 
-from envsdk import Env, Message, Sample, Turn
+from envsdk import Env, Message, Renderer, Sample, Turn
 from envsdk.errors import EpisodeError, SingleSampleOnly
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, scored
 
@@ -114,7 +115,13 @@ def test_three_steps_train_exactly_what_was_sampled(
     assert len(changed) == len(before)
     assert logged(trainer, "rewards/reward_func/mean")
     assert logged(trainer, "envsdk/dropped_share") == [0.0] * 3
-    assert len(trainer.rows) == len(rollout_func.samples) == 3 * 2 * GENERATIONS
+    assert len(trainer.rows) == 3 * 2 * GENERATIONS
+    check_rows(trainer, rollout_func, compared)
+
+
+def check_rows(trainer: WatchedTrainer, rollout_func: Remembering, compared: Counter[str]) -> None:
+    """Every row is a sample, and the model gives its tokens the log-probabilities that they were sampled with."""
+    assert len(trainer.rows) == len(rollout_func.samples)
     played = {
         (sample.tokens.tobytes(), sample.logprobs[sample.mask].tobytes()): sample for sample in rollout_func.samples
     }
@@ -141,11 +148,46 @@ def test_a_rewritten_rollout_is_refused_unless_one_segment_of_it_was_chosen(
     rollout_func = Remembering(stripping, on_break="last_segment")
     trainer = trainer_of("envsdk/MathChat-v0", rollout_func)
     trainer.train()
-    lasts = {tuple(s.tokens.tolist()): s for s in rollout_func.samples if s.segment_index == s.n_segments - 1}
+    check_last_segments(trainer, rollout_func)
+    assert 0.5 < logged(trainer, "envsdk/dropped_share")[0] < 0.9
+
+
+def check_last_segments(trainer: WatchedTrainer, rollout_func: Remembering) -> None:
+    """Every row is the last sample of the main context, with its mask."""
+    samples = [sample for sample in rollout_func.samples if sample.context == "main"]
+    lasts = {tuple(s.tokens.tolist()): s for s in samples if s.segment_index == s.n_segments - 1}
     for row in trainer.rows:
         mask = lasts[tuple(row["tokens"].tolist())].mask
         np.testing.assert_array_equal(row["mask"], mask[len(mask) - len(row["mask"]) :])
-    assert 0.5 < logged(trainer, "envsdk/dropped_share")[0] < 0.9
+
+
+def program_of(kind: type[Env], renderer: Renderer) -> Callable[[str], Env]:
+    return lambda env_id: kind(renderer=renderer, limits={"end_on_cut": False})
+
+
+def test_an_agent_program_trains_exactly_what_was_sampled(
+    renderer: Renderer, trainer_of: Callable[..., Any], compared: Counter[str]
+) -> None:
+    rollout_func = Remembering(program_of(Continuing, renderer))
+    trainer = trainer_of("any", rollout_func, max_steps=2)
+    trainer.train()
+    assert np.isfinite(logged(trainer, "loss")).all()
+    assert logged(trainer, "envsdk/failed") == logged(trainer, "envsdk/dropped_share") == [0.0] * 2
+    assert {len(trajectory.steps) for trajectory in rollout_func.trajectories} == {3}
+    assert len(trainer.rows) == 2 * 2 * GENERATIONS
+    check_rows(trainer, rollout_func, compared)
+
+
+def test_an_agent_program_of_several_conversations_is_refused_unless_one_segment_was_chosen(
+    renderer: Renderer, trainer_of: Callable[..., Any]
+) -> None:
+    make_env = program_of(Trimming, renderer)
+    with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
+        trainer_of("any", RolloutFunc(make_env)).train()
+    rollout_func = Remembering(make_env, on_break="last_segment")
+    trainer = trainer_of("any", rollout_func)
+    trainer.train()
+    check_last_segments(trainer, rollout_func)
 
 
 class Fragile(Env):

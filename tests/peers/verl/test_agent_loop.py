@@ -15,8 +15,9 @@ import pytest
 import real_models
 import yaml
 from hydra import compose, initialize_config_dir
+from program_environments import Continuing, Trimming
 from tensordict import TensorDict
-from trainers.episodes import delegated, stripped
+from trainers.episodes import delegated, programmed, stripped
 
 from envsdk import Env, Message, Turn, register_env
 from envsdk.errors import ConfigError, DeadlineExceeded, SingleSampleOnly
@@ -80,7 +81,7 @@ class Hangs(Talk):
         raise AssertionError
 
 
-for kind in (Talk, Hot, Unscored, Wordy, LongStart, Hangs):
+for kind in (Talk, Hot, Unscored, Wordy, LongStart, Hangs, Continuing, Trimming):
     register_env(f"verl_tests/{kind.__name__}-v0", kind)
 
 
@@ -369,6 +370,45 @@ def test_whatever_is_sampled_fits_and_is_trained_once(
         compared.update({"outputs": len(put["keys"]), "sampled tokens": len(sampled)})
 
 
+COUNTS = [f"{THINKS}There are {number}.<|im_end|>" for number in range(4)]
+
+
+@pytest.mark.parametrize("v1", [False, True])
+def test_a_worker_trains_what_the_server_said_to_an_agent_program(workplace: Workplace, v1: bool) -> None:
+    worker = workplace.worker(AgentLoopWorker, "verl_tests/Continuing-v0", COUNTS, v1=v1)
+    found = asyncio.run(worker.generate_sequences(batch([1, 1, 2])))
+    check_server(worker.llm_client)
+    episodes = list(worker.llm_client.asked.values())
+    assert len(episodes) == 3
+    tensors = found.batch
+    rows = [tensors["input_ids"][row][tensors["attention_mask"][row].bool()].tolist() for row in range(3)]
+    assert sorted(rows) == sorted([*asked[-1][0], *asked[-1][2]] for asked in episodes)
+    said = [token for _, _, tokens in episodes[0] for token in tokens]  # the same in each
+    for row in range(3):
+        mask = tensors["response_mask"][row].bool()
+        assert tensors["responses"][row][mask].tolist() == said
+        assert tensors["rollout_log_probs"][row].tolist() == [-0.25 if trained else 0.0 for trained in mask.tolist()]
+        assert 0 < tensors["rm_scores"][row].sum() < 1
+
+
+def test_an_agent_program_of_several_conversations_is_refused_where_one_sample_is_taken(workplace: Workplace) -> None:
+    worker = workplace.worker(AgentLoopWorker, "verl_tests/Trimming-v0", COUNTS, v1=False)
+    with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
+        asyncio.run(worker.generate_sequences(batch([1])))
+
+
+def test_v1_takes_each_conversation_of_an_agent_program(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = workplace.worker(WORKER_V1, "verl_tests/Trimming-v0", COUNTS, v1=True)
+    put = run_v1(worker, monkeypatch, seed=1)
+    check_server(worker.llm_client, breaks=True)
+    [[first, second, agent, last]] = worker.llm_client.asked.values()
+    rows = list(put["fields"])
+    assert [row["extra_fields"]["context"] for row in rows] == ["main", "main/agent-1", "main"]
+    assert [row["input_ids"].tolist() for row in rows] == [[*asked[0], *asked[2]] for asked in (second, agent, last)]
+    trained = [row["responses"][row["response_mask"].bool()].tolist() for row in rows]
+    assert trained == [[*first[2], *second[2]], agent[2], last[2]]
+
+
 def test_an_environment_that_is_not_scored_leaves_it_to_verl(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +456,7 @@ def test_an_episode_begins_again_if_its_server_ends(workplace: Workplace, monkey
     assert put["fields"][0]["loss_mask"].sum() == sum(len(tokens) for _, _, tokens in second)
 
 
-@pytest.mark.parametrize("trajectory", [delegated(), stripped()])
+@pytest.mark.parametrize("trajectory", [delegated(), stripped(), programmed()])
 def test_outputs_of_sub_agents_and_segments_are_verls_own_type(trajectory: Any, compared: Counter[str]) -> None:
     lengths = {"prompt_length": 400, "response_length": 4000}
     for fields, sample in zip(to_outputs(trajectory.samples(), **lengths), trajectory.samples(), strict=True):

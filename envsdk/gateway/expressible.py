@@ -1,0 +1,60 @@
+"""Whether a model family can express what a request asks, before it becomes a turn of the episode."""
+
+from collections.abc import Mapping, Sequence
+
+from ..contexts.context import Context
+from ..errors import RenderError, RequestError, message_of
+from ..messages import Message, ToolSchema
+from ..rendering.renderer import Renderer
+from .placements import Continues, Opens
+
+
+def inexpressible(error: RenderError) -> RequestError:
+    """Return the error of a request that a model family cannot express."""
+    return RequestError(f"the model family cannot express the request: {message_of(error)}")
+
+
+def check_expressible(
+    renderer: Renderer, placed: Continues | Opens, messages: Sequence[Message], contexts: Mapping[str, Context]
+) -> None:
+    """Check that a renderer can express a request. Nothing is tokenized, and a continuation costs O(new messages).
+
+    A renderer that renders whole conversations only is not asked: it would do so at each request.
+
+    Args:
+        renderer: The renderer.
+        placed: What the request is.
+        messages: Its messages after those that are kept.
+        contexts: The contexts of the episode.
+
+    Raises:
+        RequestError: If it cannot.
+    """
+    if renderer.renders_whole:
+        return
+    out = renderer.emission()
+    try:
+        if isinstance(placed, Continues) and placed.keep is None and placed.system is None and placed.tools is None:
+            known = contexts[placed.context].conversation
+            renderer.emit_conversation(out, [known[-1], *messages], first=1)
+            return
+        whole, tools = _whole(placed, messages, contexts)
+        renderer.emit_history(out, whole, "keep", tools=tools, generation_prompt=True)
+    except RenderError as error:
+        raise inexpressible(error) from error
+
+
+def _whole(
+    placed: Continues | Opens, messages: Sequence[Message], contexts: Mapping[str, Context]
+) -> tuple[list[Message], Sequence[ToolSchema]]:
+    """Return the whole conversation that a request makes, and its tools."""
+    name = placed.base if isinstance(placed, Opens) else placed.context
+    known = [] if name is None else contexts[name].conversation
+    kept = known[: placed.keep]
+    if isinstance(placed, Continues) and placed.system is None:
+        system = [message for message in known[:1] if message.role == "system"]
+    else:
+        system = [Message(role="system", content=placed.system)] if placed.system else []
+    rest = kept[1:] if kept and kept[0].role == "system" else kept
+    tools = contexts[placed.context].tools if placed.tools is None else placed.tools
+    return [*system, *rest, *messages], tools

@@ -1,0 +1,398 @@
+"""A standalone gateway in front of a policy: its sessions are episodes, and what fails is answered and recorded."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import soundness
+from commanded_policies import SECRET, Commanded
+from scripted_sessions import RunningGateway
+
+from envsdk import Trajectory
+from envsdk.errors import RunFolderError
+from envsdk.gateway.app import ServerLimits
+from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway.standalone import SessionLimits
+from envsdk.rollouts import StoredRun
+
+OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 50}}
+ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
+PROTOCOLS = tuple(ROUTES)
+
+
+class Standalone:
+    """A gateway that runs, its policy, and the episodes that ended."""
+
+    def __init__(self, *, renderer: str = "qwen3", **options: Any) -> None:
+        self.policy = Commanded(renderer)
+        self.trajectories: dict[str, Trajectory] = {}
+        served = {name: options.pop(name) for name in ("limits", "session_limits") if name in options}
+        env_options = {**OPTIONS, **options.pop("env_options", {}), "renderer": renderer}
+        sessions = PlayedSessions(self.policy, env_options, on_trajectory=self._keep, **options)
+        self._running = RunningGateway(sessions, **served)
+
+    def _keep(self, trajectory: Trajectory) -> None:
+        self.trajectories[trajectory.id] = trajectory
+
+    def __enter__(self) -> "Standalone":
+        self._client = httpx.Client(base_url=self._running.__enter__(), timeout=60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._running.__exit__()
+        assert self.policy.is_closed
+
+    def post(self, path: str, body: Any, status: int = 200, **options: Any) -> Any:
+        response = self._client.post(path, json=body, **options)
+        assert response.status_code == status, response.text
+        assert SECRET not in response.text
+        return response.json()
+
+    def open(self, **options: Any) -> "Program":
+        return Program(self, self.post("/sessions", options, 201))
+
+
+class Program:
+    """A program that asks in a session."""
+
+    def __init__(self, gateway: Standalone, session: dict[str, Any]) -> None:
+        self.gateway, self.id = gateway, session["id"]
+        self.base = session["anthropic_base_url"]
+        self.said: list[dict[str, Any]] = []
+
+    def ask(self, text: str, protocol: str = "chat", status: int = 200, **options: Any) -> str:
+        """Say something in the conversation; return the reply, or the message of the error."""
+        asked = [*self.said, {"role": "user", "content": text}]
+        reply = self.gateway.post(self.base + ROUTES[protocol], body_of(protocol, asked), status, **options)
+        if status != 200:
+            check_error(protocol, reply)
+            return reply["error"]["message"]
+        self.said = [*asked, {"role": "assistant", "content": text_of(protocol, reply)}]
+        return text_of(protocol, reply)
+
+    def leave(self, text: str, *, stream: bool, read: int = 0) -> None:
+        """Ask, and close the connection when some bytes of the answer have come; none for while it waits."""
+        url = httpx.URL(self.base + ROUTES["chat"])
+        body = json.dumps(body_of("chat", [*self.said, {"role": "user", "content": text}], stream=stream)).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((url.host, url.port or 80))
+            head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            if read:
+                assert connection.recv(read).startswith(b"HTTP/1.1 200")
+            else:
+                time.sleep(0.2)
+
+    def reward(self, reward: Any, status: int = 200) -> Any:
+        return self.gateway.post(f"/sessions/{self.id}/reward", {"reward": reward}, status)
+
+    def close(self) -> dict[str, Any]:
+        return self.gateway.post(f"/sessions/{self.id}/close", {})["summary"]
+
+
+def body_of(protocol: str, messages: Any, **fields: Any) -> dict[str, Any]:
+    more = {"max_tokens": 100_000} if protocol == "anthropic" else {}
+    return {"model": "m", ("input" if protocol == "responses" else "messages"): messages, **more, **fields}
+
+
+def text_of(protocol: str, reply: dict[str, Any]) -> str:
+    if protocol == "chat":
+        return reply["choices"][0]["message"]["content"]
+    if protocol == "responses":
+        return next(item for item in reply["output"] if item["type"] == "message")["content"][0]["text"]
+    return next(block for block in reply["content"] if block["type"] == "text")["text"]
+
+
+def check_error(protocol: str, reply: dict[str, Any]) -> None:
+    """Check that an error has its protocol's form."""
+    if protocol == "anthropic":
+        assert reply["type"] == "error" and set(reply["error"]) >= {"type", "message"}
+    else:
+        assert set(reply["error"]) == {"message", "type", "param", "code"}
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    until(lambda: not set(threading.enumerate()) - before)
+
+
+@pytest.fixture
+def gateway() -> Iterator[Standalone]:
+    with Standalone() as gateway:
+        yield gateway
+
+
+# Sessions are episodes.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_session_is_an_episode_with_the_rewards_it_was_given(gateway: Standalone, protocol: str) -> None:
+    program = gateway.open(episode_id="e", group_id="g", seed=3, task={"x": 1}, role="coder")
+    for text in ("a", "b", "c"):
+        assert program.ask(text, protocol) == f"answer to {text}"
+    program.reward(1)
+    program.reward({"style": 0.25, "reward": 0.5})
+    summary = program.close()
+    assert (summary["status"], summary["stop_reason"], summary["error_kind"]) == ("terminated", "terminated", None)
+    assert (summary["steps"], summary["reward"], summary["contexts"]) == (3, 0.75, {"main": "coder"})
+    trajectory = gateway.trajectories["e"]
+    soundness.check(trajectory)
+    assert (trajectory.group_id, trajectory.seed, trajectory.task) == ("g", 3, {"x": 1})
+    assert len(trajectory.samples()) == 1
+
+
+def test_a_session_without_a_request_is_not_recorded(gateway: Standalone) -> None:
+    assert gateway.open(episode_id="e").close() == {"episode_id": "e", "status": "empty", "steps": 0}
+    assert not gateway.trajectories
+
+
+def test_an_episode_can_be_there_once(gateway: Standalone) -> None:
+    program = gateway.open(episode_id="e")
+    assert "'e'" in gateway.post("/sessions", {"episode_id": "e"}, 409)["error"]["message"]
+    program.ask("a")
+    program.close()
+
+
+def test_sessions_do_not_see_each_other(gateway: Standalone) -> None:
+    programs = [gateway.open(episode_id=f"e{i}") for i in range(5)]
+    for turn in range(3):
+        for i, program in enumerate(programs):
+            assert program.ask(f"turn {turn} of {i}") == f"answer to turn {turn} of {i}"
+    for program in programs:
+        program.close()
+    for i, trajectory in enumerate(gateway.trajectories.values()):
+        texts = [message.content for message in trajectory.contexts["main"].messages if message.role == "user"]
+        assert texts == [f"turn {turn} of {i}" for turn in range(3)]
+    soundness.check(*gateway.trajectories.values())
+
+
+def test_an_idle_session_is_recorded_as_such() -> None:
+    with Standalone(session_limits=SessionLimits(idle_timeout_s=0.5)) as gateway:
+        program = gateway.open(episode_id="e")
+        program.ask("a")
+        program.reward(0.5)
+        until(lambda: "e" in gateway.trajectories)
+        assert "session" in program.ask("b", status=404)
+    ended = gateway.trajectories["e"]
+    assert (ended.status, ended.stop_reason, ended.reward) == ("truncated", "idle", 0.5)
+    soundness.check(ended)
+
+
+def test_the_end_of_the_gateway_is_recorded_as_such() -> None:
+    with Standalone() as gateway:
+        program = gateway.open(episode_id="e")
+        program.ask("a")
+    ended = gateway.trajectories["e"]
+    assert (ended.status, ended.stop_reason, len(ended.steps)) == ("truncated", "shutdown", 1)
+
+
+def test_the_run_folder_has_each_episode_once_and_resumes(tmp_path: Path) -> None:
+    for ids in (["a", "b"], ["c"]):
+        with Standalone(out=tmp_path / "run", resume=True) as gateway:
+            for name in ids:
+                program = gateway.open(episode_id=name)
+                program.ask(f"hello {name}")
+                program.close()
+            gateway.post("/sessions", {"episode_id": "a"}, 409)
+    stored = {trajectory.id: trajectory for trajectory in StoredRun(tmp_path / "run").trajectories()}
+    assert sorted(stored) == ["a", "b", "c"]
+    soundness.check(*stored.values())
+    with pytest.raises(RunFolderError):
+        PlayedSessions(Commanded(), OPTIONS, out=tmp_path / "run")
+
+
+# Limits.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_limit_is_answered_in_the_form_of_the_protocol_and_rewards_still_count(
+    gateway: Standalone, protocol: str
+) -> None:
+    program, other = gateway.open(episode_id="e", limits={"max_steps": 2}), gateway.open()
+    program.ask("a", protocol)
+    program.ask("b", protocol)
+    for _ in range(3):
+        assert "max_steps" in program.ask("c", protocol, 400)
+    program.reward(1.0)
+    assert other.ask("still here", protocol) == "answer to still here"
+    summary = program.close()
+    assert (summary["status"], summary["stop_reason"], summary["reward"]) == ("truncated", "max_steps", 1.0)
+    soundness.check(gateway.trajectories["e"])
+
+
+# What fails.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("command", "kind"), [("fail", "policy"), ("hang", "infrastructure")])
+def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
+    protocol: str, command: str, kind: str
+) -> None:
+    with Standalone(policy_timeout_s=0.3) as gateway:
+        program, other = gateway.open(episode_id="e"), gateway.open()
+        program.ask("a", protocol)
+        tasks = int(other.ask("tasks").split()[0])
+        program.ask(command, protocol, 500)
+        program.ask("b", protocol, 500)  # the episode is over
+        assert other.ask("still here", protocol) == "answer to still here"
+        until(lambda: int(gateway.open().ask("tasks").split()[0]) <= tasks)
+        gateway.post(f"/sessions/{program.id}/reward", {"reward": 1}, 409)
+        summary = program.close()
+        other.close()
+    assert (summary["status"], summary["error_kind"], summary["steps"]) == ("error", kind, 1)
+    assert gateway.policy.canceled == (command == "hang")
+    ended = gateway.trajectories["e"]
+    assert ("no GPU" if command == "fail" else "took longer than 0.3 s") in (ended.error or "")
+    soundness.check(ended)
+
+
+def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs() -> None:
+    began = time.monotonic()
+    with Standalone() as gateway, contextlib.ExitStack() as asking:
+        statuses: list[int] = []
+
+        def ask(program: Program) -> None:
+            body = body_of("chat", [{"role": "user", "content": "hang"}])
+            statuses.append(httpx.post(program.base + ROUTES["chat"], json=body, timeout=60).status_code)
+
+        for name in ("closed", "left"):
+            program = gateway.open(episode_id=name)
+            program.ask("a")
+            thread = threading.Thread(target=ask, args=(program,))
+            thread.start()
+            asking.callback(thread.join)
+            if name == "closed":
+                until(lambda: gateway.policy.calls == 2)
+                program.close()
+        until(lambda: gateway.policy.calls == 4)
+        gateway.__exit__()
+        gateway.__exit__ = lambda *_: None  # type: ignore[method-assign]
+    assert time.monotonic() - began < 30
+    ended = gateway.trajectories
+    assert {name: one.stop_reason for name, one in ended.items()} == {"closed": "terminated", "left": "shutdown"}
+    assert [len(one.steps) for one in ended.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_message_that_the_model_family_cannot_express_is_refused(protocol: str) -> None:
+    with Standalone(renderer="chatml") as gateway:
+        program, other = gateway.open(episode_id="e"), gateway.open()
+        if protocol == "chat":
+            tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        elif protocol == "responses":
+            tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+        else:
+            tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        body = body_of(protocol, [{"role": "user", "content": "a"}], tools=tools)
+        program.ask("a", protocol)
+        refused = gateway.post(program.base + ROUTES[protocol], body, 400)
+        check_error(protocol, refused)
+        assert "tools" in refused["error"]["message"]
+        assert program.ask("b", protocol) == "answer to b"
+        assert other.ask("still here", protocol) == "answer to still here"
+        summary = program.close()
+    assert (summary["status"], summary["steps"]) == ("terminated", 2)
+    soundness.check(gateway.trajectories["e"])
+
+
+# Clients that are slow, or go away.
+
+
+@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("sleep", True, 0), ("long", True, 100)])
+def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
+    gateway: Standalone, command: str, stream: bool, read: int
+) -> None:
+    program, other = gateway.open(episode_id="e"), gateway.open()
+    program.ask("a")
+    program.leave(command, stream=stream, read=read)
+    assert other.ask("still here") == "answer to still here"
+    assert program.ask(command).startswith("answer to sleep" if command == "sleep" else "====")
+    assert program.ask("b") == "answer to b"
+    summary = program.close()
+    assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {})
+    soundness.check(gateway.trajectories["e"])
+    assert len(gateway.trajectories["e"].samples()) == 1
+
+
+def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered() -> None:
+    with Standalone(limits=ServerLimits(body_timeout_s=0.3)) as gateway:
+        program, other = gateway.open(episode_id="e"), gateway.open()
+        program.ask("a")
+
+        def slow() -> Iterator[bytes]:
+            yield b"{"
+            assert other.ask("still here") == "answer to still here"
+            time.sleep(0.6)
+            yield b"}"
+
+        url = program.base + ROUTES["chat"]
+        assert httpx.post(url, content=slow(), headers={"content-type": "application/json"}).status_code == 408
+        assert program.ask("b") == "answer to b"
+        assert program.close()["steps"] == 2
+
+
+# The command.
+
+
+def run_command(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-X", "dev", "-m", "envsdk", "gateway", "--policy", "random", "--port", "0", *arguments]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path: Path, is_recorded: bool) -> None:
+    out = tmp_path / "run"
+    with run_command(*(["--out", str(out)] if is_recorded else ["--record", "off"])) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2].removesuffix("/sessions")
+
+        async def ask(client: httpx.AsyncClient, name: str) -> None:
+            session = (await client.post("/sessions", json={"episode_id": name})).json()
+            body = body_of("chat", [{"role": "user", "content": name}])
+            assert (await client.post(session["anthropic_base_url"] + ROUTES["chat"], json=body)).status_code == 200
+            if name == "closed":
+                await client.post(f"/sessions/{session['id']}/close")
+
+        async def ask_all() -> None:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                await asyncio.gather(*(ask(client, name) for name in ("closed", "open", "other")))
+
+        asyncio.run(ask_all())
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert out.exists() == is_recorded
+    if is_recorded:
+        run = StoredRun(out)
+        reasons = {trajectory.id: trajectory.stop_reason for trajectory in run.trajectories()}
+        assert reasons == {"closed": "terminated", "open": "shutdown", "other": "shutdown"}
+        soundness.check(*run.trajectories())

@@ -1,0 +1,252 @@
+"""Random programs: what they send, and what each of their requests is, which is known by construction.
+
+They start conversations, go on with them, fork, edit, drop messages, ask aside and compact, and send what they have in
+other forms: without reasoning, with renamed ids, other white space and other arguments.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any
+
+from program_requests import TOOLS, as_sent, result, to_request, user
+
+from envsdk import Message, ToolCall
+from envsdk.gateway.requests import ModelRequest
+
+ANY = "any"
+"""The base of a conversation that begins with what several have."""
+
+
+class Thread:
+    """A conversation as the program has it, and as it should be recorded."""
+
+    def __init__(self, system: str | None, tools: list[Any]) -> None:
+        self.system, self.tools = system, tools
+        self.context: str | None = None
+        self.sent: list[dict[str, Any]] = []
+        self.truth: list[Message] = []  # without the system message
+        self.asked = 0  # messages of the last request
+        self.has_twin = False  # whether another conversation differs in the last reply only
+
+    def copy(self) -> "Thread":
+        twin = Thread(self.system, self.tools)
+        twin.sent, twin.truth, twin.asked = list(self.sent), list(self.truth), self.asked
+        return twin
+
+    def say(self, message: dict[str, Any], name: str | None = None) -> None:
+        self.sent.append(message)
+        self.truth.append(Message.from_openai({**message, "name": name} if name else message))
+
+    def hear(self, reply: Message) -> None:
+        self.asked, self.has_twin = len(self.sent), False
+        self.sent.append(as_sent(reply))
+        self.truth.append(reply)
+
+    def cut(self, start: int, stop: int | None = None) -> None:
+        del self.sent[start:stop], self.truth[start:stop]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a request should be.
+
+    Attributes:
+        context: The context that it continues; None if it opens one.
+        changed: A part of what it should say that changed; empty if nothing did.
+        base: The context that the one that it opens begins with.
+        role: The role of the one that it opens; None for any.
+        shared: At least how many messages it shares with the base, without the system message.
+    """
+
+    context: str | None
+    changed: str = ""
+    base: str | None = None
+    role: str | None = None
+    shared: int = 0
+
+
+class RandomProgram:
+    """A program that does something random. Subclasses ask, and check what each request was taken for."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.numbers = count(1)
+        self.threads: list[Thread] = []
+        self._said: set[int] = set()  # messages that were sent before, by identity
+        self._kept: list[Any] = []  # so that identities stay unique
+
+    def ask(self, thread: Thread, expected: Expected) -> None:
+        """Send a thread's request, check what it is, add the reply to the thread, and set its context."""
+        raise NotImplementedError
+
+    def ask_again(self, thread: Thread) -> None:
+        """Send a request that is being answered, or was just answered, once more."""
+        raise NotImplementedError
+
+    def text(self, what: str) -> str:
+        return f"{what} number {next(self.numbers):04d}, said only once"
+
+    def reply(self) -> Message:
+        """A new reply; its calls have no ids yet."""
+        made = [
+            ToolCall(name=name, arguments={"x": next(self.numbers), "y": 1000000})
+            for name in ("look", "add")[: self.random.randrange(3)]
+        ]
+        content = "" if made and self.random.random() < 0.5 else self.text("reply")
+        return Message(role="assistant", content=content, tool_calls=tuple(made), reasoning=self.text("thought"))
+
+    # How a client sends what it has.
+
+    def written(self, message: dict[str, Any]) -> dict[str, Any]:
+        is_known = id(message) in self._said  # what is new is recorded as it is sent first
+        message, chance = copy.deepcopy(message), self.random.random
+        if is_known and chance() < 0.3:
+            message["content"] = f" {message['content'].strip()}\n"
+        if chance() < 0.3:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        if message["role"] == "assistant":
+            if chance() < 0.5:
+                message.pop("reasoning_content", None)
+            for call in message.get("tool_calls", ()):
+                arguments = json.loads(call["function"]["arguments"])
+                forms = (dict(reversed(arguments.items())), {key: float(value) for key, value in arguments.items()}, {})
+                call["function"]["arguments"] = json.dumps(self.random.choice([arguments, *forms]))
+        return message
+
+    def sent(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages in other forms; ids are renamed, and results of one reply shuffled, now and then."""
+        written = [self.written(message) for message in messages]
+        self._said.update(map(id, messages))
+        self._kept += messages
+        if self.random.random() < 0.3:
+            return copy.deepcopy(messages)
+        if self.random.random() < 0.2:
+            for message in written:
+                self._rename(message)
+        start = 0
+        while start < len(written):
+            stop = start
+            while stop < len(written) and written[stop]["role"] == "tool":
+                stop += 1
+            batch = written[start:stop]
+            self.random.shuffle(batch)
+            written[start:stop] = batch
+            start = stop + 1
+        return written
+
+    def _rename(self, message: dict[str, Any]) -> None:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = f"own-{message['tool_call_id']}"
+        for call in message.get("tool_calls", ()):
+            call["id"] = f"own-{call['id']}"
+            arguments = next(
+                c.arguments for t in self.threads for m in t.truth for c in m.tool_calls if f"own-{c.id}" == call["id"]
+            )
+            call["function"]["arguments"] = json.dumps(arguments)  # without the id, they identify the call
+
+    def request(self, thread: Thread, **options: Any) -> ModelRequest:
+        return to_request(self.sent(thread.sent), system=thread.system, tools=thread.tools, **options)
+
+    # What it does.
+
+    def answer_calls(self, thread: Thread) -> None:
+        """Append what follows a reply."""
+        calls = thread.truth[-1].tool_calls
+        for call in calls:
+            thread.say(result(call.id or "", self.text("result")), call.name)
+        if not calls or self.random.random() < 0.3:
+            thread.say(user(self.text("question")))
+
+    def opens(self) -> None:
+        """Start another agent, perhaps with a question that others got, too."""
+        number = next(self.numbers)
+        tools = [{"type": "function", "function": {"name": f"tool_{number}", "parameters": {}}}, *TOOLS]
+        thread = Thread(f"You are agent {number}." if self.random.random() < 0.8 else None, tools)
+        thread.say(user("Hi" if self.random.random() < 0.5 else self.text("task")))
+        self.threads.append(thread)
+        self.ask(thread, Expected(None))
+
+    def grows(self, thread: Thread) -> None:
+        self.answer_calls(thread)
+        self.ask(thread, Expected(thread.context))
+
+    def leaves_out_the_reply(self, thread: Thread) -> None:
+        if thread.has_twin:
+            return self.grows(thread)
+        thread.cut(thread.asked)
+        thread.say(user(self.text("error")))
+        return self.ask(thread, Expected(thread.context, "left out"))
+
+    def drops_messages(self, thread: Thread) -> None:
+        """Leave out a reply and what followed, neither the first message nor the last reply."""
+        starts = [i for i, message in enumerate(thread.truth) if message.role == "assistant"]
+        if len(starts) < 3:
+            return self.grows(thread)
+        start = self.random.randrange(len(starts) - 1)
+        self.answer_calls(thread)
+        thread.cut(starts[start], starts[self.random.randrange(start + 1, len(starts))])
+        return self.ask(thread, Expected(thread.context, "left out"))
+
+    def changes_a_message(self, thread: Thread) -> None:
+        places = [i for i, m in enumerate(thread.truth) if m.role != "assistant" and i < len(thread.truth) - 1]
+        place = self.random.choice(places)
+        if len(thread.truth) == 2:
+            return self.grows(thread)  # the same reply to another question is no evidence
+        text = self.text("changed")
+        self.answer_calls(thread)
+        thread.sent[place] = {**thread.sent[place], "content": text}
+        thread.truth[place] = thread.truth[place].model_copy(update={"content": text})
+        return self.ask(thread, Expected(thread.context, "differs"))
+
+    def goes_back(self, thread: Thread) -> None:
+        """Fork: go on from an earlier reply in another way."""
+        starts = [i for i, message in enumerate(thread.truth) if message.role == "assistant"]
+        if len(starts) < 2:
+            return self.grows(thread)
+        fork = thread.copy()
+        fork.cut(self.random.choice(starts[:-1]) + 1)
+        shared = len(fork.truth)
+        self.answer_calls(fork)
+        self.threads.append(fork)
+        return self.ask(fork, Expected(None, base=ANY, shared=shared))
+
+    def asks_aside(self, thread: Thread) -> Message:
+        side = thread.copy()
+        side.tools = []
+        self.answer_calls(side)
+        side.say(user(self.text("summarize")))
+        self.ask(side, Expected(None, base=thread.context, role="side", shared=len(thread.truth)))
+        return side.truth[-1]
+
+    def compacts(self, thread: Thread) -> None:
+        summary = self.asks_aside(thread).content
+        if not summary:
+            return
+        thread.cut(0)
+        thread.say(user(f"What happened so far:\n{summary}\nGo on."))
+        self.ask(thread, Expected(thread.context, "compacted"))
+
+    def asks_twice(self, thread: Thread) -> None:
+        self.answer_calls(thread)
+        self.ask_again(thread)
+
+    def run(self, steps: int) -> None:
+        actions = [
+            *[self.grows] * 4,
+            self.leaves_out_the_reply,
+            self.drops_messages,
+            self.changes_a_message,
+            self.goes_back,
+            self.asks_aside,
+            self.compacts,
+            self.asks_twice,
+        ]
+        self.opens()
+        for _ in range(steps):
+            if self.random.random() < 0.15:
+                self.opens()
+            else:
+                self.random.choice(actions)(self.random.choice(self.threads))
