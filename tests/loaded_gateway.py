@@ -44,7 +44,8 @@ def main() -> None:
     for tenths in range(1000):
         renderer.reply(Message(role="assistant", content=str(100 * tenths), reasoning="Hm."))
     sessions = PlayedSessions(
-        policy_of(renderer, float(sys.argv[2])), {"renderer": "qwen3", "tokenizer": tokenizer, "limits": {"max_steps": 10**6}}
+        policy_of(renderer, float(sys.argv[2])),
+        {"renderer": "qwen3", "tokenizer": tokenizer, "limits": {"max_steps": 10**6}},
     )
     profile = cProfile.Profile() if len(sys.argv) > 3 else None
     if profile is not None:
