@@ -16,14 +16,14 @@ _SAID = re.compile(r"<\|im_start\|>user\n(?:<tool_response>\n)?(.*?)(?:\n</tool_
 class Commanded:
     """Replies with what was said last.
 
-    `fail` raises an error, `hang` never ends, `sleep` takes half a second, `long` has a reply that no socket buffers
-    as a whole, and `tasks` is answered with the number of tasks in the event loop.
+    `fail` raises an error, `hang` never ends, `sleep` takes half a second, `long` has a reply that no socket buffers as
+    a whole, and `tasks` is answered with the number of tasks in the event loop.
 
     Args:
         renderer: The name of the renderer of the environment.
 
     Attributes:
-        calls: How many replies were asked for.
+        hanging: How many calls hang now.
         canceled: How many calls that hung were canceled.
         is_closed: Whether it was closed.
     """
@@ -32,12 +32,11 @@ class Commanded:
 
     def __init__(self, renderer: str = "qwen3") -> None:
         self._renderer = envsdk.get_renderer(renderer, "embedded")
-        self.calls = self.canceled = 0
+        self.hanging = self.canceled = 0
         self.is_closed = False
 
     async def __call__(self, prompt: Any, **_: Any) -> Action:
-        self.calls += 1
-        said = _SAID.findall(self._renderer.tokenizer.decode(prompt))[-1]
+        said = "".join(_SAID.findall(self._renderer.tokenizer.decode(prompt))[-1:])
         if said == "fail":
             raise RuntimeError(f"no GPU: {SECRET}")
         if said == "hang":
@@ -49,11 +48,14 @@ class Commanded:
         return Action(tokens, np.full(len(tokens), -0.5))
 
     async def _hang(self) -> None:
+        self.hanging += 1
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.canceled += 1
             raise
+        finally:
+            self.hanging -= 1
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
+from ..authoring.env import Env
 from ..authoring.machinery import DRIVERS
 from ..episodes.driver import driver_of
 from ..episodes.turn import Turn
-from ..errors import EpisodeError, RequestError
+from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
 from ..policies.policy import PolicyLike
 from ..rollouts.jobs import Job
@@ -34,6 +35,9 @@ class _Open:
     session: ProgramSession
     limits: Mapping[str, Any] | None
     rewards: dict[str, float] = field(default_factory=dict[str, float])
+    env: Env | None = None
+    is_late: bool = False
+    """Whether it is ended before its last reply, which takes too long."""
     playing: "asyncio.Task[Trajectory] | None" = None
 
 
@@ -72,7 +76,9 @@ class OutsideDriver(ProgramDriver):
 
     @override
     def new_session(self) -> ProgramSession:
-        return self._opened(self.running_episode.id).session
+        opened = self._opened(self.running_episode.id)
+        opened.env = self.env
+        return opened.session
 
     @override
     def open_session(self, session: ProgramSession) -> None:
@@ -100,6 +106,9 @@ class PlayedSessions:
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
         policy_timeout_s: The longest time of a call of the policy, in seconds.
+        close_timeout_s: How long the replies that a session waits for may take when it is closed, in seconds. An
+            episode that takes longer is recorded as an error, with the steps that it has.
+        on_trajectory: Called with each episode that ended.
 
     Raises:
         RunFolderError: See `RunFolder.create`.
@@ -116,6 +125,7 @@ class PlayedSessions:
         resume: bool = False,
         compress: bool = False,
         policy_timeout_s: float | None = 600.0,
+        close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
     ) -> None:
         self._opened: dict[str, _Open] = {}
@@ -123,6 +133,7 @@ class PlayedSessions:
         """The id of the episode of each session."""
         self._count = 0
         self._on_trajectory = on_trajectory
+        self._close_timeout_s = close_timeout_s
         cls = type(OutsideEnv.__name__, (OutsideEnv,), {"trainable_roles": trainable_roles})
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
         env = self._counting.env
@@ -200,6 +211,10 @@ class PlayedSessions:
             return None
         is_closed = reason == "closed"
         session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
+        await asyncio.wait({playing}, timeout=self._close_timeout_s)
+        if not playing.done():
+            opened.is_late = True
+            playing.cancel()
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
             trajectory.stop_reason = str(StopReason(reason))
@@ -217,7 +232,18 @@ class PlayedSessions:
 
     async def _play(self, job: Job) -> Trajectory:
         assert self._player is not None
-        return (await self._player.play(job)).trajectory
+        opened = self._opened[job.id]
+        try:
+            return (await self._player.play(job)).trajectory
+        except asyncio.CancelledError:
+            if not opened.is_late or opened.env is None:
+                raise
+            late = DeadlineExceeded(
+                f"the last reply took longer than {self._close_timeout_s:g} s after the session closed"
+            )
+            trajectory = opened.env.fail(late)
+            trajectory.error_kind = "infrastructure"
+            return trajectory
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

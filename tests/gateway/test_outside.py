@@ -1,7 +1,6 @@
 """A standalone gateway in front of a policy: its sessions are episodes, and what fails is answered and recorded."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -210,9 +209,9 @@ def test_the_end_of_the_gateway_is_recorded_as_such() -> None:
 
 
 def test_the_run_folder_has_each_episode_once_and_resumes(tmp_path: Path) -> None:
-    for ids in (["a", "b"], ["c"]):
+    for names in (["a", "b"], ["c"]):
         with Standalone(out=tmp_path / "run", resume=True) as gateway:
-            for name in ids:
+            for name in names:
                 program = gateway.open(episode_id=name)
                 program.ask(f"hello {name}")
                 program.close()
@@ -270,30 +269,32 @@ def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
 
 
 def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs() -> None:
-    began = time.monotonic()
-    with Standalone() as gateway, contextlib.ExitStack() as asking:
-        statuses: list[int] = []
+    statuses: dict[str, int] = {}
+    threads: list[threading.Thread] = []
 
-        def ask(program: Program) -> None:
-            body = body_of("chat", [{"role": "user", "content": "hang"}])
-            statuses.append(httpx.post(program.base + ROUTES["chat"], json=body, timeout=60).status_code)
+    def hang(program: Program, name: str) -> None:
+        body = body_of("chat", [*program.said, {"role": "user", "content": "hang"}])
+        statuses[name] = httpx.post(program.base + ROUTES["chat"], json=body, timeout=60).status_code
 
+    with Standalone(close_timeout_s=0.3) as gateway:
+        other = gateway.open(episode_id="other")
         for name in ("closed", "left"):
             program = gateway.open(episode_id=name)
             program.ask("a")
-            thread = threading.Thread(target=ask, args=(program,))
-            thread.start()
-            asking.callback(thread.join)
+            threads.append(threading.Thread(target=hang, args=(program, name)))
+            threads[-1].start()
+            until(lambda: gateway.policy.hanging)
             if name == "closed":
-                until(lambda: gateway.policy.calls == 2)
-                program.close()
-        until(lambda: gateway.policy.calls == 4)
-        gateway.__exit__()
-        gateway.__exit__ = lambda *_: None  # type: ignore[method-assign]
-    assert time.monotonic() - began < 30
-    ended = gateway.trajectories
-    assert {name: one.stop_reason for name, one in ended.items()} == {"closed": "terminated", "left": "shutdown"}
-    assert [len(one.steps) for one in ended.values()] == [1, 1]
+                assert program.close()["error_kind"] == "infrastructure"
+                assert other.ask("still here") == "answer to still here"
+    for thread in threads:
+        thread.join()
+    assert (statuses, gateway.policy.hanging, gateway.policy.canceled) == ({"closed": 500, "left": 503}, 0, 2)
+    for name in ("closed", "left"):
+        ended = gateway.trajectories[name]
+        assert (ended.status, ended.error_kind, len(ended.steps)) == ("error", "infrastructure", 1)
+        assert "after the session closed" in (ended.error or "")
+    soundness.check(*gateway.trajectories.values())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -1,0 +1,162 @@
+"""Malformed requests, many of them: only they are refused, nothing of the inside is shown, and other sessions go on."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import soundness
+from commanded_policies import Commanded
+from malformed_requests import Malformed, Mutations
+from scripted_sessions import RunningGateway, ScriptedSession
+
+from envsdk import Trajectory
+from envsdk.gateway.background import BackgroundServer
+from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway.standalone import SessionLimits
+
+INSIDE = ("Traceback", 'File "', ".py", "object at 0x", "site-packages", "swordfish", "pydantic.dev")
+BATCH = 50
+OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 100_000}}
+
+
+@pytest.fixture
+def many(is_full: bool) -> int:
+    return 20_000 if is_full else 300
+
+
+def send(client: httpx.Client, request: Malformed) -> httpx.Response | None:
+    """Send a request; None if the client itself refuses it."""
+    headers = {name.encode(): value.encode("latin-1") for name, value in request.headers.items()}
+    try:
+        built = client.build_request(request.method, request.path, content=request.content, headers=headers.items())
+    except httpx.InvalidURL:
+        return None
+    return client.send(built)
+
+
+def check_refused(request: Malformed, response: httpx.Response) -> None:
+    assert response.status_code < 500, (request, response.text)
+    if response.status_code >= 400 and request.method != "HEAD":
+        assert response.json()["error"]["message"], (request, response.text)
+    shown = response.text if response.status_code >= 400 else ""
+    assert not [inside for inside in INSIDE if inside in shown], (request, response.text)
+
+
+class Attacked:
+    """A server that is sent malformed requests, in batches.
+
+    Args:
+        client: The client.
+        open_session: Opens a session to attack, and closes the one before; returns its id and its key.
+        witness: Asks in another session, and checks the answer.
+    """
+
+    def __init__(
+        self, client: httpx.Client, open_session: Callable[[], tuple[str, str]], witness: Callable[[], None]
+    ) -> None:
+        self.client, self.open_session, self.witness = client, open_session, witness
+        self.statuses: Counter[int] = Counter()
+
+    def attack(self, mutations: Mutations, many: int) -> None:
+        for number in range(many):
+            if number % BATCH == 0:
+                session_id, key = self.open_session()
+                self.witness()
+            request = mutations.request(session_id, key)
+            response = send(self.client, request)
+            if response is not None:
+                check_refused(request, response)
+                self.statuses[response.status_code] += 1
+        self.witness()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_a_standalone_gateway_refuses_malformed_requests_and_other_sessions_go_on(
+    many: int,
+) -> None:
+    trajectories: dict[str, Trajectory] = {}
+
+    def keep(trajectory: Trajectory) -> None:
+        trajectories[trajectory.id] = trajectory
+
+    sessions = PlayedSessions(Commanded(), OPTIONS, on_trajectory=keep)
+    limits = SessionLimits(max_sessions=100_000)
+    with RunningGateway(sessions, session_limits=limits) as url, httpx.Client(base_url=url, timeout=60) as client:
+        attacked_ids: list[str] = []
+
+        def open_session() -> tuple[str, str]:
+            for session_id in attacked_ids:
+                assert client.post(f"/sessions/{session_id}/close").status_code == 200
+            session = client.post("/sessions", json={}).json()
+            attacked_ids[:] = [session["id"]]
+            return session["id"], session["key"]
+
+        said: list[dict[str, str]] = []
+        witness = client.post("/sessions", json={"episode_id": "witness"}).json()
+
+        def ask() -> None:
+            said.append({"role": "user", "content": f"swordfish {len(said)}"})
+            body = {"model": "m", "messages": said}
+            headers = {"authorization": f"Bearer {witness['key']}"}
+            answer = client.post("/v1/chat/completions", json=body, headers=headers).json()
+            said.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            assert said[-1]["content"] == f"answer to {said[-2]['content']}"
+
+        ask()
+        tasks = _tasks(client, open_session()[0])
+        attacked = Attacked(client, open_session, ask)
+        attacked.attack(Mutations(Random(0), client.get("/openapi.json").json()["paths"]), many)
+        print(f"{many} malformed requests, by status: {dict(sorted(attacked.statuses.items()))}")
+        opened = client.get("/health").json()["open_sessions"] - 2  # requests opened them, too
+        assert _tasks(client, open_session()[0]) <= tasks + 2 * opened
+        client.post(f"/sessions/{witness['id']}/close")
+    ended = trajectories["witness"]
+    assert (ended.status, len(ended.steps), ended.breaks) == ("terminated", len(said) // 2, [])
+    for trajectory in trajectories.values():
+        soundness.check(trajectory)
+        is_empty = "without a request" in (trajectory.error or "")  # all of them were refused
+        assert trajectory.error is None or is_empty, trajectory.error
+
+
+def _tasks(client: httpx.Client, session_id: str) -> int:
+    body = {"model": "m", "messages": [{"role": "user", "content": "tasks"}]}
+    reply = client.post(f"/s/{session_id}/v1/chat/completions", json=body).json()
+    return int(reply["choices"][0]["message"]["content"].split()[0])
+
+
+def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessions_go_on(many: int) -> None:
+    server = BackgroundServer()
+    witness = ScriptedSession("witness")
+    server.add(witness)
+    with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=60) as client:
+
+        def open_session() -> tuple[str, str]:
+            session = ScriptedSession("attacked")
+            server.add(session)
+            return session.id, session.key
+
+        def ask() -> None:
+            body = {"model": "m", "messages": [{"role": "user", "content": "swordfish"}]}
+            headers = {"authorization": f"Bearer {witness.key}"}
+            answer = client.post("/v1/chat/completions", json=body, headers=headers).json()
+            assert answer["choices"][0]["message"]["content"] == "witness: swordfish"
+
+        routes = ("chat/completions", "responses", "messages", "messages/count_tokens")
+        paths = {f"{root}/v1/{name}": {"post": {}} for root in ("", "/s/{session_id}") for name in routes}
+        attacked = Attacked(client, open_session, ask)
+        attacked.attack(Mutations(Random(1), paths), many // 2)
+        print(f"{many // 2} malformed requests, by status: {dict(sorted(attacked.statuses.items()))}")
+    server.stop()
+    assert len(witness.asked) == len(range(0, many // 2, BATCH)) + 1
