@@ -128,7 +128,10 @@ def test_auto_measures_the_template_of_a_family_that_it_does_not_know() -> None:
     ],
 )
 def test_auto_measures_a_template_that_shows_other_reasoning_than_its_family(old: str, new: str) -> None:
-    text = (real_models.SHARED / "templates" / "gptoss.jinja").read_text(encoding="utf-8")
+    file = real_models.SHARED / "templates" / "gptoss.jinja"
+    if not file.is_file():
+        pytest.skip("the template is in shared/ only")
+    text = file.read_text(encoding="utf-8")
     tokenizer = copy.copy(vocabulary("gpt-oss"))
     tokenizer.chat_template = ChatTemplateSource(text)
     assert get_renderer("auto", tokenizer).name == "harmony"
