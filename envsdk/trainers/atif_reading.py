@@ -133,7 +133,8 @@ class _Reader:
         if not role:
             raise agent.get("name").invalid("a text that is not empty")
         is_trainable = self._trainable_roles is None or role in self._trainable_roles
-        log = self.writer.open(name, role, parent, is_handoff=parent is not None, is_trainable=is_trainable)
+        is_handoff = parent is not None or _is_handoff(document)
+        log = self.writer.open(name, role, parent, is_handoff=is_handoff, is_trainable=is_trainable)
         log.tools = [dict(tool.mapping()) for tool in agent.get("tool_definitions").items()]
         self._read_end(document, name, is_child=parent is not None)
         _DocumentReader(self, document, name, parent).read()
@@ -214,6 +215,12 @@ class _Reader:
         log = self.writer.log(name)
         if log.is_trainable:
             self._texts.train(name, log.role, messages, log.tools, indices)
+
+
+def _is_handoff(document: Found) -> bool:
+    """Return whether `to_atif` wrote that a handoff opened the context. Those of a program may have no parent."""
+    extras = (step.get("extra").or_empty() for step in document.get("steps").items())
+    return any(extra.get("break").or_empty().get("reason").text() == "handoff" for extra in extras)
 
 
 class _DocumentReader:

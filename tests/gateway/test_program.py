@@ -20,7 +20,7 @@ import soundness
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
-from envsdk.errors import EpisodeError
+from envsdk.errors import ConfigError, EpisodeError
 from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
 from envsdk.rollouts import Rollouts
 from envsdk.testing import check_env
@@ -133,7 +133,7 @@ def test_a_program_that_asks_nothing_is_an_error():
 
 
 def test_neither_run_nor_a_command():
-    with contextlib.closing(ProgramEnv()) as env, pytest.raises(NotImplementedError, match="neither run"):
+    with contextlib.closing(ProgramEnv()) as env, pytest.raises(ConfigError, match="nothing to run"):
         env.reset(seed=0)
 
 
@@ -500,7 +500,7 @@ finally:
 def test_a_command_that_is_a_text_is_refused():
     with contextlib.closing(Command("")) as env:
         env.command = "ls -l"  # type: ignore[assignment]
-        with pytest.raises(envsdk.errors.ConfigError, match="expected a list"):
+        with pytest.raises(ConfigError, match="expected a list"):
             env.reset(seed=0)
 
 

@@ -1,6 +1,5 @@
 """Agent programs on a real vLLM, through the gateway: what is trained is what the server sampled."""
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -153,12 +152,19 @@ class OpenAIAgents(ProgramEnv):
             settings = agents.ModelSettings(max_tokens=MAX_TOKENS)
             main = agents.Agent(name="Main", instructions=SYSTEM, tools=[add], model=asked, model_settings=settings)
             sub = agents.Agent(name="Sub", instructions=SUB_SYSTEM, model=asked, model_settings=settings)
-            with contextlib.suppress(agents.MaxTurnsExceeded, agents.ModelBehaviorError):  # a call of an unknown tool
-                first = await agents.Runner.run(main, "Add 1 and 2.", max_turns=2)
-                counted = await agents.Runner.run(sub, f"Count: {first.final_output}", max_turns=2)
+            first = await self._run(main, "Add 1 and 2.")
+            counted = await self._run(sub, f"Count: {first.final_output if first else None}")
+            if first and counted:
                 more = {"role": "user", "content": f"The sub-agent says: {counted.final_output}. Continue."}
-                await agents.Runner.run(main, [*first.to_input_list(), more], max_turns=2)
+                await self._run(main, [*first.to_input_list(), more])
         return 1.0
+
+    async def _run(self, agent: Any, question: Any) -> Any:
+        """Return the result; None if the model only thought, or called an unknown tool."""
+        try:
+            return await agents.Runner.run(agent, question, max_turns=2)
+        except (agents.MaxTurnsExceeded, agents.ModelBehaviorError):
+            return None
 
 
 class PydanticAI(ProgramEnv):
@@ -171,13 +177,19 @@ class PydanticAI(ProgramEnv):
             main: Any = pydantic_ai.Agent(asked, instructions=SYSTEM, model_settings=settings)
             main.tool_plain(lambda a, b: a + b, name="add", description="Add two numbers")
             sub: Any = pydantic_ai.Agent(asked, instructions=SUB_SYSTEM, model_settings=settings)
-            limits = pydantic_ai.UsageLimits(request_limit=3)
-            with contextlib.suppress(pydantic_ai.UnexpectedModelBehavior, pydantic_ai.UsageLimitExceeded):
-                first = await main.run("Add 1 and 2.", usage_limits=limits)
-                counted = await sub.run(f"Count: {first.output}", usage_limits=limits)
+            first = await self._run(main, "Add 1 and 2.")
+            counted = await self._run(sub, f"Count: {first.output if first else None}")
+            if first and counted:
                 question = f"The sub-agent says: {counted.output}. Continue."
-                await main.run(question, message_history=first.all_messages(), usage_limits=limits)
+                await self._run(main, question, message_history=first.all_messages())
         return 1.0
+
+    async def _run(self, agent: Any, question: str, **options: Any) -> Any:
+        """Return the result; None if the model only thought, or called an unknown tool."""
+        try:
+            return await agent.run(question, usage_limits=pydantic_ai.UsageLimits(request_limit=3), **options)
+        except (pydantic_ai.UnexpectedModelBehavior, pydantic_ai.UsageLimitExceeded):
+            return None
 
 
 PROMPTS: Any = {
@@ -220,7 +232,9 @@ OTHERS = (OpenAITools, AnthropicTools, OpenAIAgents, PydanticAI, SmolAgents)
 def test_what_a_program_was_answered_is_what_is_trained(
     program: type[ProgramEnv], policy_of: Any, env_options: Any, transformers_model: Any, compared: Counter[str]
 ) -> None:
-    policy = policy_of(max_tokens=MAX_TOKENS)
+    # Without a seed: vLLM 0.32 on the CPU dies when it prefills the prompt of a seeded request in parts ("CPU Generator
+    # does not use offset"), as it does when many long prompts come at once.
+    policy = policy_of(max_tokens=MAX_TOKENS, seed=None)
     options = env_options(max_steps=12)
     trajectories = rollout_many(lambda: program(**options), policy, seeds=range(EPISODES), max_concurrency=EPISODES)
     assert [one.status for one in trajectories] == ["terminated"] * EPISODES, [one.error for one in trajectories]
