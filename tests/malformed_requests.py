@@ -216,9 +216,7 @@ class Mutations:
             return {name: self._of_schema(properties[name]) for name in named} or self._value(2)
         if kind == "array":
             return [self._of_schema(schema.get("items", {})) for _ in range(draw.randrange(3))]
-        return (
-            {"string": "text", "integer": 3, "number": 0.5, "boolean": True}.get(kind) if kind else self._value(2)
-        )
+        return {"string": "text", "integer": 3, "number": 0.5, "boolean": True}.get(kind) if kind else self._value(2)
 
     def _mutated(self, value: Any) -> Any:
         """A value with one change, somewhere."""
