@@ -242,6 +242,24 @@ def test_a_limit_is_answered_in_the_form_of_the_protocol_and_rewards_still_count
     soundness.check(gateway.trajectories["e"])
 
 
+@pytest.mark.parametrize(("limits", "statuses"), [(None, [200, 200, 400]), ({"max_steps": 1}, [200, 400, 400])])
+def test_the_limits_of_the_gateway_are_those_of_a_session_unless_it_changes_them(
+    limits: Any, statuses: list[int]
+) -> None:
+    with Standalone(env_options={"limits": {"max_steps": 2}}) as gateway:
+        program = gateway.open(episode_id="e", **({} if limits is None else {"limits": limits}))
+        for number, status in enumerate(statuses):
+            program.ask(f"hello {number}", status=status)
+        assert program.close()["stop_reason"] == "max_steps"
+    assert len(gateway.trajectories["e"].steps) == statuses.count(200)
+
+
+def test_the_counted_tokens_are_those_of_the_prompt(gateway: Standalone) -> None:
+    base, body = gateway.open().base, body_of("anthropic", [{"role": "user", "content": "Hello."}], system="S")
+    counted = gateway.post(f"{base}/v1/messages/count_tokens", body)["input_tokens"]
+    assert gateway.post(f"{base}/v1/messages", body)["usage"]["input_tokens"] == counted
+
+
 # What fails.
 
 
