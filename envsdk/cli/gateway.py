@@ -42,7 +42,9 @@ def gateway(
     ] = None,
     timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
     max_sessions: Annotated[int, typer.Option(min=1, help="How many sessions may be open.")] = 1000,
-    idle_timeout: Annotated[float, typer.Option(help="A session ends after so many seconds without a request.")] = 3600,
+    idle_timeout: Annotated[
+        float, typer.Option(help="A session ends after this many seconds without a request.")
+    ] = 3600,
     rate: Annotated[float | None, typer.Option(help="Requests per second of a session; by default any number.")] = None,
     max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 32,
 ) -> None:

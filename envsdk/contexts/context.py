@@ -201,12 +201,8 @@ class Context:
             RenderError: If the model family cannot express one of the messages.
         """
         view, length = self._view, len(self)
-        given = messages
-        if edit is not None:
-            unknown = among(messages, self.conversation, are=False)
-            messages = unknown if is_final else ()  # an edit renders them where they belong
-        else:
-            unknown = messages
+        given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
+        messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         reply = view.tokens.view[view.body :]
         closed_reply = not self.renderer.is_closed(reply)
         cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)

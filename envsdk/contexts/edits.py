@@ -32,8 +32,8 @@ def edited(
 ) -> tuple[int, list[Message]]:
     """Return from where on a view changes when a conversation becomes `whole`, and its messages from there on.
 
-    What the history policy hid of the messages that stay remains hidden, as long as it hid them behind a message that
-    stays. Messages that stay are shown as the policy shows them: a reply may have lost its reasoning.
+    What the history policy hid of the messages that stay remains hidden if a message that stays follows it in the view.
+    Messages that stay are shown as the policy shows them: a reply may have lost its reasoning.
     """
     positions = _positions(view, conversation)
     stays = next((i for i, (old, new) in enumerate(zip(conversation, whole, strict=False)) if old is not new), None)

@@ -58,7 +58,7 @@ def record(
         history=root.env.history.specification(),
         limits=root.limits.model_dump(exclude_defaults=True),
         config=header.config,
-        task=_as_json(root.task),
+        task=task_as_json(root.task),
         group_id=header.group_id,
         origins=header.origins,
         final_break=final_break,
@@ -94,7 +94,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 is_trainable=context.is_trainable,
                 stop_reason=str(agent.stop_reason or "") if is_child else "",
                 error=agent.error,
-                task=_as_json(agent.task) if is_child else None,
+                task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
             )
@@ -107,7 +107,8 @@ def _first_above(agent: Agent) -> str | None:
     return next(above, None)
 
 
-def _as_json(task: Any) -> Any:
+def task_as_json(task: Any) -> Any:
+    """Return a task as a record has it."""
     if hasattr(task, "model_dump"):
         return task.model_dump(mode="json")
     return dict(cast("Mapping[str, Any]", task)) if isinstance(task, Mapping) else task

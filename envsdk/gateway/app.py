@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -35,9 +35,6 @@ from .metrics import Metrics
 from .protocols import WireFormat
 from .requests import ModelRequest
 from .sessions import OpenSession, Sessions
-
-if TYPE_CHECKING:
-    from .protocols.anthropic import Anthropic
 
 _LARGE_BYTES = 262_144
 """A body is read in a thread if it is larger: meanwhile, other requests are answered."""
@@ -187,7 +184,7 @@ class ModelRoutes:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
         with opened.answering():
-            wire = cast("Anthropic", await wire_format("anthropic"))
+            wire = await wire_format("anthropic")
             asked, _ = await self._read(opened, request, wire.read_count)
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
+from ..episodes.recording import task_as_json
 from ..episodes.turn import Opening, Turn
 from ..errors import EpisodeError, RenderError, RequestError
 from ..limits import StopReason
@@ -19,7 +21,7 @@ from ..messages import Message, ToolCall
 from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
 from .expressible import check_expressible, inexpressible
-from .programs import CommandProgram, Endpoint, Program, ThreadProgram, as_json
+from .programs import CommandProgram, Endpoint, Program, ThreadProgram
 from .requests import ModelReply, ModelRequest
 from .session import Asked, Ended, ProgramSession
 
@@ -101,7 +103,7 @@ class ProgramDriver(EnvDriver):
         else:
             environ = endpoint.environ()
             if self.env.task is not None:
-                environ["ENVSDK_TASK"] = as_json(self.env.task)
+                environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
             self._program = CommandProgram(
                 lambda: self.env.command, self.env.prepare, self.env.score, environ, session.end, session.id
             )
@@ -218,7 +220,7 @@ class ProgramDriver(EnvDriver):
                 placed.role,
                 base,
                 placed.keep,
-                f"{placed.role}: a conversation of its own" if base is None else f"from {base}",
+                placed.detail,
                 is_trainable=roles is None or placed.role in roles,
                 start=int(leaves_system),
             )

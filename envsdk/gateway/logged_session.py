@@ -143,8 +143,7 @@ class LoggedSession:
         messages += new
         log.messages += new
         log.tools = [dict(tool) for tool in placed.tools]
-        detail = f"{placed.role}: a conversation of its own" if placed.base is None else f"from {placed.base}"
-        self._spoken[placed.context] = _Spoken(messages, placed.tools, Change(detail=detail))
+        self._spoken[placed.context] = _Spoken(messages, placed.tools, Change(detail=placed.detail))
 
     def _as_logged(self, message: Message) -> Message:
         """Return a message with the ids of calls that the log has. The same message is the same object."""

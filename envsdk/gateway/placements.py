@@ -55,6 +55,11 @@ class Opens:
     keep: int = 0
     was_choice: bool = False
 
+    @property
+    def detail(self) -> str:
+        """Why the context is opened, for people."""
+        return f"{self.role}: a conversation of its own" if self.base is None else f"from {self.base}"
+
 
 @dataclass(frozen=True, slots=True)
 class Repeats:

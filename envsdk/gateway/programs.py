@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import inspect
-import json
 import os
 import shutil
 import signal
@@ -233,8 +232,3 @@ def _left(process: "subprocess.Popen[bytes]", mark: str) -> list[int]:
             if entry in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != process.pid:
                 own.append(int(folder.name))
     return own
-
-
-def as_json(value: Any) -> str:
-    """Return a task as JSON, for a command's `ENVSDK_TASK`."""
-    return json.dumps(value.model_dump(mode="json") if hasattr(value, "model_dump") else value, default=str)

@@ -22,18 +22,16 @@ class Asked:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for the replies anymore."""
+        """Whether the program does not wait for the replies anymore."""
         return self.replies.cancelled()
 
-    def answer(self, replies: Sequence[ModelReply]) -> bool:
-        """Give the program its replies; return whether it still waited for them."""
-        if not self.replies.set_running_or_notify_cancel():
-            return False
-        self.replies.set_result(replies)
-        return True
+    def answer(self, replies: Sequence[ModelReply]) -> None:
+        """Give the program its replies, if it still waits for them."""
+        if self.replies.set_running_or_notify_cancel():
+            self.replies.set_result(replies)
 
     def refuse(self, error: RequestError) -> None:
-        """Give the program an error."""
+        """Give the program an error, if it still waits."""
         if self.replies.set_running_or_notify_cancel():
             self.replies.set_exception(error)
 

@@ -313,8 +313,6 @@ class WorkerPool:
     def _take(self, running: dict[int, _Assignment]) -> list[Job]:
         """Return the jobs to begin now."""
         jobs: list[Job] = []
-        if not self._waiting:
-            return jobs
         is_alone = len(running) == 1 and any(self._must_be_alone(one) for one in running.values())
         while self._waiting and len(running) < self._capacity and not is_alone:
             if self._must_be_alone(self._waiting[0]):

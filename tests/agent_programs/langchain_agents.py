@@ -21,7 +21,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from envsdk.gateway import Endpoint
 
 from .cases import SUB_AGENTS, THREE_AGENTS, Case, edited, own
-from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS, said
+from .replies import AGAIN, ANSWER, AS_TOOL, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS, said
 
 FIRST, SECOND = HumanMessage("Weather, and 100 + 3.5?"), HumanMessage("Again, please.")
 
@@ -147,19 +147,6 @@ def delegated(model: Endpoint) -> float:
     )
 
 
-AS_TOOL = {
-    "Sum of one": (said("", ("add", '{"b":2,"a":1}'), thinking="one"), said(" Three. \n")),
-    "Sum of three": (said("", ("add", '{"b":4,"a":3}'), thinking="three"), said(" Seven. \n")),
-    "": (
-        said(
-            "",
-            ("math_expert", '{"input" : "Sum of one and two"}'),
-            ("math_expert", '{"input" : "Sum of three and four"}'),
-            thinking="delegate",
-        ),
-        FINAL,
-    ),
-}
 SUMMARIES = (
     said("The user asked for the weather and for a sum; the weather was sunny.", thinking="sum up"),
     said("The user asked for the weather, which was sunny, and for a sum, which was 103.5.", thinking="again"),

@@ -20,7 +20,7 @@ from openai import AsyncOpenAI
 from envsdk.gateway import Endpoint
 
 from .cases import SUB_AGENTS, THREE_AGENTS, TWO_AGENTS, Case, own
-from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, said
+from .replies import AGAIN, ANSWER, AS_TOOL, CHAT, LOOK, said
 
 set_tracing_disabled(True)
 
@@ -122,19 +122,6 @@ async def expert_as_tool(model: Endpoint) -> float:
 HANDOVER = {
     "": (LOOK, said("", ("transfer_to_math_expert", "{ }"), thinking="hand over")),
     EXPERT: (said(" The expert says \n", ("add", '{"b":2,"a":1}'), thinking="sum"), said(ANSWER, thinking="done ")),
-}
-AS_TOOL = {
-    "Sum of one": (said("", ("add", '{"b":2,"a":1}'), thinking="one"), said(" Three. \n")),
-    "Sum of three": (said("", ("add", '{"b":4,"a":3}'), thinking="three"), said(" Seven. \n")),
-    "": (
-        said(
-            "",
-            ("math_expert", '{"input" : "Sum of one and two"}'),
-            ("math_expert", '{"input" : "Sum of three and four"}'),
-            thinking="delegate",
-        ),
-        FINAL,
-    ),
 }
 
 CASES = [

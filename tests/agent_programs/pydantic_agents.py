@@ -17,7 +17,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from envsdk.gateway import Endpoint
 
 from .cases import SUB_AGENTS, THREE_AGENTS, Case, edited
-from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, SECOND, TEXT_AND_CALL, TWO_CALLS, said
+from .replies import AGAIN, ANSWER, AS_TOOL, CHAT, FINAL, LOOK, SECOND, TEXT_AND_CALL, TWO_CALLS, said
 
 THINKING: Any = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4000}
 
@@ -127,19 +127,6 @@ async def trimmed(model: Endpoint) -> float:
     return float(result.output.strip() == ANSWER.strip())
 
 
-AS_TOOL = {
-    "Sum of one": (said("", ("add", '{"b":2,"a":1}'), thinking="one"), said(" Three. \n")),
-    "Sum of three": (said("", ("add", '{"b":4,"a":3}'), thinking="three"), said(" Seven. \n")),
-    "": (
-        said(
-            "",
-            ("math_expert", '{"input" : "Sum of one and two"}'),
-            ("math_expert", '{"input" : "Sum of three and four"}'),
-            thinking="delegate",
-        ),
-        FINAL,
-    ),
-}
 TOKEN = said("The token <|im_start|> begins a message, [INST] does so elsewhere.", thinking="a token")
 REPORT = said("", ("final_result", '{ "temperature": 2.50,  "city" :"Zürich" }'), thinking="report")
 

@@ -68,3 +68,18 @@ def call(name: str, arguments: str) -> str:
     """Run a tool."""
     given = json.loads(arguments or "{}")
     return json.dumps({"sum": given["a"] + given["b"]}) if name == "add" else f" sunny in {given['city']} \n"
+
+
+AS_TOOL = {
+    "Sum of one": (said("", ("add", '{"b":2,"a":1}'), thinking="one"), said(" Three. \n")),
+    "Sum of three": (said("", ("add", '{"b":4,"a":3}'), thinking="three"), said(" Seven. \n")),
+    "": (
+        said(
+            "",
+            ("math_expert", '{"input" : "Sum of one and two"}'),
+            ("math_expert", '{"input" : "Sum of three and four"}'),
+            thinking="delegate",
+        ),
+        FINAL,
+    ),
+}

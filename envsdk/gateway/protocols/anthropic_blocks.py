@@ -5,7 +5,7 @@ from typing import Any
 
 from ...messages import Message, ToolCall
 from ..requests import ReceivedMessage
-from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call
+from .fields import Fields, check_unique, content_of, not_of_kind, refused, valid
 from .wire import signed
 
 INVALID_JSON = "INVALID_JSON"
@@ -23,7 +23,7 @@ def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
         return [ReceivedMessage(received, value, link)]
     if role == "system":
         texts = [text_of(block, "system messages") for block in blocks_of(fields, "content")]
-        return [ReceivedMessage(message(fields.path, role=role, content=content_of(texts)), value)]
+        return [ReceivedMessage(valid(Message, fields.path, role=role, content=content_of(texts)), value)]
     raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
 
 
@@ -66,7 +66,7 @@ def _user(fields: Fields) -> list[Message]:
 
 
 def _of_texts(path: str, texts: list[str]) -> list[Message]:
-    return [message(path, role="user", content=content_of(texts))] if texts else []
+    return [valid(Message, path, role="user", content=content_of(texts))] if texts else []
 
 
 def _result(block: Fields) -> Message:
@@ -74,7 +74,7 @@ def _result(block: Fields) -> Message:
     call = block.required_text("tool_use_id")
     blocks = [] if block.get("content") is None else blocks_of(block, "content")
     texts = [text_of(part, "results of tools") for part in blocks]
-    return message(block.path, role="tool", tool_call_id=call, content=content_of(texts))
+    return valid(Message, block.path, role="tool", tool_call_id=call, content=content_of(texts))
 
 
 def _assistant(fields: Fields) -> tuple[Message, str | None]:
@@ -97,7 +97,7 @@ def _assistant(fields: Fields) -> tuple[Message, str | None]:
     check_unique([call.id for call in calls], fields.name("content"))
     reasoning = "\n\n".join(filter(None, thinking)) or None
     content = content_of(texts)
-    read = message(fields.path, role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    read = valid(Message, fields.path, role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
     return read, links.pop() if len(links) == 1 else None
 
 
@@ -108,4 +108,6 @@ def _call(block: Fields) -> ToolCall:
     arguments: Any = given.value
     if arguments.keys() == {INVALID_JSON} and isinstance(arguments[INVALID_JSON], str):
         arguments = arguments[INVALID_JSON]
-    return tool_call(block.path, id=block.required_text("id"), name=block.required_text("name"), arguments=arguments)
+    return valid(
+        ToolCall, block.path, id=block.required_text("id"), name=block.required_text("name"), arguments=arguments
+    )

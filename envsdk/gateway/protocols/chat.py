@@ -9,9 +9,9 @@ from typing import Any
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from ...errors import RequestError
-from ...messages import ToolCall, ToolSchema, read_arguments
+from ...messages import Message, ToolCall, ToolSchema, read_arguments
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, check_unique, message, not_of_kind, refused, tool_call, tool_schema
+from .fields import Fields, check_unique, not_of_kind, refused, tool_schema, valid
 from .memory import SessionMemory
 from .openai_format import (
     NO_GRAMMAR,
@@ -141,7 +141,7 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
     else:
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
-    return (ReceivedMessage(message(fields.path, role=role, name=fields.text("name"), **read), value),)
+    return (ReceivedMessage(valid(Message, fields.path, role=role, name=fields.text("name"), **read), value),)
 
 
 def _check_format(fields: Fields) -> None:
@@ -190,7 +190,7 @@ def _call(value: Any, path: str) -> ToolCall:
     if not isinstance(arguments, (str, dict)):
         raise not_of_kind(function.name("arguments"), "a text", arguments)
     name = function.required_text("name")
-    return tool_call(path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
+    return valid(ToolCall, path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
 
 
 def _content(fields: Fields, *, is_required: bool) -> Content:

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ...errors import RequestError, encodable, what_is_invalid
-from ...messages import Message, ToolCall, ToolSchema, check_json
+from ...messages import ToolSchema, check_json
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_STOPS = 64
 _MAX_NAME = 256
@@ -173,26 +175,14 @@ class Fields:
         return tuple(stops)
 
 
-def message(path: str, **fields: Any) -> Message:
-    """Return a message.
+def valid(kind: type[Model], path: str, **fields: Any) -> Model:
+    """Return a message or a call with the given fields.
 
     Raises:
         RequestError: If the fields are invalid.
     """
     try:
-        return Message(**fields)
-    except ValidationError as error:
-        raise refused(path, what_is_invalid(error)) from None
-
-
-def tool_call(path: str, **fields: Any) -> ToolCall:
-    """Return a call.
-
-    Raises:
-        RequestError: If the fields are invalid.
-    """
-    try:
-        return ToolCall(**fields)
+        return kind(**fields)
     except ValidationError as error:
         raise refused(path, what_is_invalid(error)) from None
 

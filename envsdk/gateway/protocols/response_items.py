@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from ...messages import ToolCall, read_arguments
+from ...messages import Message, ToolCall, read_arguments
 from ..requests import ReceivedMessage
-from .fields import Fields, check_unique, content_of, message, not_of_kind, refused, tool_call
+from .fields import Fields, check_unique, content_of, not_of_kind, refused, valid
 from .memory import Read, SessionMemory
 from .openai_format import Content, read_content
 from .wire import signed
@@ -114,14 +114,14 @@ def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
     if type_ == "function_call_output":
         call = item.required_text("call_id")
         content = read_content(item, "output", _PARTS)
-        return (ReceivedMessage(message(item.path, role="tool", tool_call_id=call, content=content), value),)
+        return (ReceivedMessage(valid(Message, item.path, role="tool", tool_call_id=call, content=content), value),)
     if type_ == "message":
         role = item.text("role")
         if role not in ("user", "system", "developer"):
             expected = "'user', 'assistant', 'system' or 'developer'"
             raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
         content = read_content(item, "content", _PARTS)
-        return (ReceivedMessage(message(item.path, role=role, content=content), value),)
+        return (ReceivedMessage(valid(Message, item.path, role=role, content=content), value),)
     raise refused(item.name("type"), f"items of type {type_!r:.60} are not supported")
 
 
@@ -147,7 +147,8 @@ def reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> 
                 calls.append(_call(item))
     path = f"{where}[{start}]"
     check_unique([call.id for call in calls], path)
-    read = message(
+    read = valid(
+        Message,
         path,
         role="assistant",
         content=_joined_contents(contents),
@@ -182,4 +183,4 @@ def _call(item: Fields) -> ToolCall:
     if not isinstance(arguments, str):
         raise not_of_kind(item.name("arguments"), "a text", arguments)
     name, call_id = item.required_text("name"), item.required_text("call_id")
-    return tool_call(item.path, id=call_id, name=name, arguments=read_arguments(arguments))
+    return valid(ToolCall, item.path, id=call_id, name=name, arguments=read_arguments(arguments))

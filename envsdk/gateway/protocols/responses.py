@@ -24,9 +24,9 @@ from openai.types.responses import (
 )
 
 from ...errors import RequestError
-from ...messages import ToolSchema
+from ...messages import Message, ToolSchema
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .fields import Fields, check_json_value, message, refused, tool_schema
+from .fields import Fields, check_json_value, refused, tool_schema, valid
 from .memory import SessionMemory, StoredConversation
 from .openai_format import (
     NO_GRAMMAR,
@@ -141,7 +141,7 @@ class Responses(OpenAIFormat):
         given = fields.get("input")
         if isinstance(given, str):
             check_json_value(given, "input")
-            return given, [ReceivedMessage(message("input", role="user", content=given), given)]
+            return given, [ReceivedMessage(valid(Message, "input", role="user", content=given), given)]
         if not fields.items("input"):
             raise refused("input", "it is required: give a text, or at least one item")
         items = self._read_list("input", fields.items("input"), lambda item, i: place_of(item, f"input[{i}]"), memory)
