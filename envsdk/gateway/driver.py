@@ -41,6 +41,7 @@ class ProgramDriver(EnvDriver):
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
         self._session: ProgramSession | None = None
         self._program: Program | None = None
+        self._asked: Asked | None = None  # the request that is being answered
         return super()._read_config(config)
 
     # Episodes.
@@ -57,7 +58,6 @@ class ProgramDriver(EnvDriver):
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
-        self._asked: Asked | None = None
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
@@ -109,9 +109,11 @@ class ProgramDriver(EnvDriver):
             )
 
     def end_program(self, error: RequestError = _OVER) -> None:
-        """End the program, if it runs, and refuse its requests."""
-        session, program = self._session, self._program
-        self._session = self._program = None
+        """End the program, if it runs, and refuse its requests, that which is being answered included."""
+        session, program, asked = self._session, self._program, self._asked
+        self._session = self._program = self._asked = None
+        if asked is not None:
+            asked.refuse(error)
         if session is not None:
             session.close(error)
             self.close_session(session)
@@ -124,21 +126,13 @@ class ProgramDriver(EnvDriver):
 
     @override
     def end_tasks(self) -> None:
-        self._end_asked()
         self.end_program(self._why_it_ended())
         super().end_tasks()
 
     @override
     async def aend_tasks(self) -> None:
-        self._end_asked()
         await asyncio.to_thread(self.end_program, self._why_it_ended())
         await super().aend_tasks()
-
-    def _end_asked(self) -> None:
-        """Refuse the request that is being answered."""
-        asked, self._asked = getattr(self, "_asked", None), None
-        if asked is not None:
-            asked.refuse(self._why_it_ended())
 
     def _why_it_ended(self) -> RequestError:
         trajectory = self.env.trajectory

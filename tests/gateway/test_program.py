@@ -324,6 +324,24 @@ def test_close_ends_an_async_program():
     env.close()
 
 
+def test_close_ends_a_plain_program_that_waits_for_its_reply():
+    seen: list[Exception] = []
+
+    def program(ask: Any) -> float:
+        try:
+            ask("a")
+        except openai.APIStatusError as error:
+            seen.append(error)
+            raise
+        return 1.0
+
+    env = env_of(program)
+    env.reset(seed=0)
+    env.close()
+    wait_until(lambda: bool(seen))
+    assert isinstance(seen[0], openai.BadRequestError)
+
+
 def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
     def slow(prompt: Any, **_: Any) -> Action:
         time.sleep(0.5)
