@@ -65,25 +65,29 @@ class Strip(HistoryPolicy):
 
 
 class Compact(HistoryPolicy):
-    """Keep all reasoning for `every` steps, then drop all of it at once, that of the current query included.
+    """Keep all reasoning for `every` steps, then drop that of the older replies at once, the current query included.
 
     Attributes:
         every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
+        keep_last: How many of the last replies keep their reasoning when the older ones lose theirs.
     """
 
     name: ClassVar[str] = "compact"
 
     every: int = Field(ge=1)
+    keep_last: int = Field(default=0, ge=0)
 
     def view(self, history: History) -> Rewrite | None:
-        """Drop the reasoning of the last `every` steps, once there are as many."""
+        """Drop the reasoning of replies that are older than the last `keep_last`, every `every` steps."""
         if not history.steps or history.steps % self.every:
             return None
         start = history.state.get("compacted", 0)
-        history.state["compacted"] = len(history.messages)
         messages = history.messages[start:]
-        first = next((i for i, message in enumerate(messages) if message.reasoning is not None), None)
+        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        end = len(messages) if not self.keep_last else replies[-self.keep_last] if self.keep_last < len(replies) else 0
+        history.state["compacted"] = start + end
+        first = next((i for i, message in enumerate(messages[:end]) if message.reasoning is not None), None)
         if first is None:
             return None
-        shown = [message.with_reasoning(None) for message in messages[first:]]
+        shown = [*(message.with_reasoning(None) for message in messages[first:end]), *messages[end:]]
         return Rewrite(start + first, shown, "compaction", f"after {history.steps} steps")

@@ -312,7 +312,7 @@ ARBITRARY = st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integ
 HISTORIES = st.one_of(
     st.just({"name": "keep"}),
     st.just({"name": "strip"}),
-    st.builds(lambda n: {"name": "compact", "every": n}, st.integers(1, 4)),
+    st.builds(lambda n, k: {"name": "compact", "every": n, "keep_last": k}, st.integers(1, 4), st.integers(0, 3)),
     BUDGETS,
     ARBITRARY,
 )

@@ -129,6 +129,21 @@ def test_compact_trains_n_steps_in_each_sample_and_what_is_left_in_the_last():
     assert [sample.n_segments for sample in samples] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("keep_last", [1, 3, 5, 9])
+@pytest.mark.parametrize("episode", [talk, tool_loop])
+def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_last: int):
+    seen = episode(13, {"name": "compact", "every": 4, "keep_last": keep_last})
+    for step in range(13):
+        settled = step // 4 * 4  # how many replies there were at the last compaction
+        shown = [number for number in range(step) if f"thought {number:03}" in seen.text(step)]
+        assert shown == list(range(max(0, settled - keep_last), step))
+    breaks = [number for number, broken in enumerate(seen.breaks) if broken is not None]
+    assert breaks == [step for step in (4, 8, 12) if step > keep_last]
+    trajectory = seen.trajectory
+    assert sum(int(sample.mask.sum()) for sample in trajectory.samples()) == trajectory.sampled_tokens
+    assert trajectory.tree_size() == trajectory.observed_tokens + trajectory.sampled_tokens
+
+
 @pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}], ids=str)
 def test_steps_that_do_not_think_give_one_sample_under_each_policy(history: Any):
     turns = [query(number) for number in range(6)]
