@@ -22,6 +22,7 @@ from .contexts.protocol import Break as Break
 from .contexts.protocol import Observation as Observation
 from .episodes.handoff import Handoff as Handoff
 from .episodes.handoff import HandoffResult as HandoffResult
+from .episodes.turn import Mask as Mask
 from .episodes.turn import Opening as Opening
 from .episodes.turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak

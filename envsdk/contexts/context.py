@@ -11,12 +11,13 @@ import numpy as np
 
 from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..limits import StopReason
-from ..messages import Message, ToolSchema
+from ..messages import Message, ToolSchema, check_calls
 from ..rendering.renderer import Renderer
 from .arrays import GrowableArray
 from .edits import Edit, among, edited
 from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from .protocol import Break, RewriteReason
+from .sampled import SampledText
 from .view import View
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Context:
         self._seen_before = 0  # the same before its last call
         self._opening = 0
         self._state: dict[str, Any] = {}
+        self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
         return len(self._view.tokens)
@@ -119,10 +121,17 @@ class Context:
         self._view.add_reply(message)
         self.steps += 1
 
-    def new_text(self, count: int) -> "SampledText":
+    def new_text(self, count: int) -> SampledText:
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
         length = len(self.log_tokens)
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+
+    def cut_reply(self, count: int) -> None:
+        """Drop the last `count` tokens of the last reply; the next observation declares that as an `edit`."""
+        view = self._view
+        view.tokens.truncate(len(view.tokens) - count)
+        view.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), view.tools)
+        self._cut = count
 
     def check_end(self) -> None:
         """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
@@ -216,9 +225,10 @@ class Context:
             prefill=prefill,
         )
         delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
-        if cut:
-            view.tokens.truncate(length - cut)
-            delta = delta._replace(break_=self._break("template", length - cut, length, "the end of the reply"))
+        if cut or self._cut:
+            view.tokens.truncate(delta.keep)
+            reason = "edit" if self._cut else "template"
+            delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
         view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
         if is_final:
             self._add(unknown)
@@ -243,14 +253,15 @@ class Context:
         body = view.bodies[-1]
         kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
         dropped = view.tokens.copy(body + kept)
-        reply = self.messages.pop()
-        self.conversation.pop()
+        reply = self.conversation.pop()
+        self.messages.pop()
         view.reopen_reply(kept, tokens)
         self.steps -= 1
         self._seen = self._seen_before
         delta = Delta(tokens, body + kept)
-        if len(dropped):
-            delta = delta._replace(break_=self._break("edit", delta.keep, length, "the reply continues after its end"))
+        if len(dropped) or self._cut:
+            detail = "the end of the reply" if self._cut else "the reply continues after its end"
+            delta = delta._replace(break_=self._break("edit", delta.keep, length + self._cut, detail))
         rewritten = self._rewrite(delta)
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
@@ -259,7 +270,8 @@ class Context:
         view.tokens.append(dropped)
         self.add_reply(reply)
         is_rewritten = rewritten.break_ is not delta.break_
-        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length)
+        cut = self._break("edit", length, length + self._cut, "the end of the reply") if self._cut else None
+        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length, cut)
         sampled = view.tokens.view[view.body :]
         closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
         closed_reply = not self.renderer.is_closed(sampled)
@@ -375,7 +387,7 @@ class Context:
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
         view = self._view
-        self._seen_before, self._seen = self._seen, len(view.messages)
+        self._seen_before, self._seen, self._cut = self._seen, len(view.messages), 0
         full = delta.full or self._is_full(max_tokens)
         if full is not None:
             view.drop_generation_prompt()
@@ -383,24 +395,6 @@ class Context:
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
         return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full)
-
-
-class SampledText:
-    """The text of sampled tokens, decoded by `str()`."""
-
-    __slots__ = ("_renderer", "_tokens")
-
-    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
-        self._renderer = renderer
-        self._tokens = tokens
-
-    def __str__(self) -> str:
-        tokens = self._tokens
-        is_ended = len(tokens) and int(tokens[-1]) in self._renderer.stop_token_ids
-        return self._renderer.tokenizer.decode(tokens[:-1] if is_ended else tokens)
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
 
 
 class ReadOnly(Sequence[Message]):

@@ -1,10 +1,11 @@
 """Who acts in an episode: one environment's part of it, with its contexts, its limits and its counts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from ..contexts.context import Context
+from ..contexts.sampled import SampledText
 from ..errors import TurnError
 from ..limits import MAX_EMPTY_ABORTS, Limits, StopReason
 from ..messages import Message, check_calls
@@ -13,7 +14,7 @@ from ..trajectories.steps import Part, Step
 from .actions import CheckedAction, check_action
 from .environment import Environment, StepResult
 from .handoff import Handoff, PendingHandoffs
-from .turn import Turn
+from .turn import Mask, Turn
 from .usage import Usage
 
 MAIN = "main"
@@ -185,6 +186,23 @@ class Agent:
             self.usage.count(tool_calls=len(message.tool_calls))
         return message.as_reply(context.new_text(step.stop - step.action_start))
 
+    def shorten_reply(self, step: Step, turn: Turn, *, is_last: bool) -> None:
+        """Mask and cut the reply of a step as the turn that answers it says; nothing is cut at the end of the episode.
+
+        Raises:
+            TurnError: If the turn names a part that the reply does not have.
+        """
+        context = self.contexts[step.context]
+        sampled = context.new_text(step.stop - step.action_start)
+        count, kept = len(sampled.tokens), _kept(sampled, turn)
+        masked = [] if turn.mask is None else _masked(sampled, turn.mask)
+        if kept < sampled.body:
+            if not is_last:
+                context.cut_reply(count - kept)
+            if not turn.train_dropped:
+                masked.append((kept, count))
+        step.masked = tuple((step.action_start + start, step.action_start + stop) for start, stop in _merged(masked))
+
     def stops(self) -> tuple[str, ...]:
         """Return the strings at which the next reply should stop."""
         return (*self.context.renderer.stop_strings, *self.turn.stop)
@@ -252,3 +270,37 @@ class Agent:
     def _context_left(self) -> int | None:
         limit = self.limits.max_context_tokens
         return None if limit is None else max(0, limit - len(self.context))
+
+
+def _kept(sampled: SampledText, turn: Turn) -> int:
+    """Return how many tokens of a reply stay."""
+    if turn.keep_reply is not None:
+        return turn.keep_reply
+    if turn.up_to is None:
+        return len(sampled.tokens)
+    text = str(sampled)
+    at = text.find(turn.up_to)
+    return len(sampled.tokens) if at < 0 else sampled.tokens_of(at, at + len(turn.up_to))[1]
+
+
+def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
+    """Return the ranges of tokens that a mask names."""
+    count, length = len(sampled.tokens), len(str(sampled)) if mask.characters else 0
+    spans = [("tokens", start, count if stop is None else stop, count) for start, stop in mask.tokens]
+    spans += [("characters", start, length if stop is None else stop, length) for start, stop in mask.characters]
+    for what, start, stop, most in spans:
+        if not start <= stop <= most:
+            raise TurnError(f"mask names the {what} {start} to {stop} of a reply that has {most}")
+    ranges = [(start, stop) for what, start, stop, _ in spans if what == "tokens"]
+    return ranges + [sampled.tokens_of(start, stop) for what, start, stop, _ in spans if what == "characters"]
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges in order, none of which touches another."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged

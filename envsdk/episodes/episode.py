@@ -377,8 +377,10 @@ class Episode:
     def _open(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult:
         """Take the first turn, which follows `start`, or the sub-agents that it handed over to."""
         has_delegated = bool(agent.record)
-        if any(turn.rewards.values()) or turn.continuation is not None:
-            raise TurnError("the first turn has a reward or continues a reply, but there is no reply yet")
+        if any(turn.rewards.values()) or turn.continuation is not None or turn.mask is not None or turn.shortens:
+            raise TurnError(
+                "the first turn has a reward, or continues, masks or shortens a reply, but there is no reply yet"
+            )
         if not has_delegated and (turn.terminated or turn.truncated):
             raise TurnError("the first turn ends the episode, but there is no reply yet")
         reason = agent.reason_to_stop(turn) if has_delegated else None
@@ -405,6 +407,12 @@ class Episode:
         outcome = _outcome(agent, turn)
         self._reward_contexts(agent, turn)
         self._reward_step(agent, outcome.step, turn)
+        if turn.mask is not None or turn.shortens:
+            if turn.shortens and outcome.context != outcome.step.context:
+                raise TurnError(
+                    f"the turn shortens a reply in {outcome.step.context!r}, but it addresses {outcome.context!r}"
+                )
+            agent.shorten_reply(outcome.step, turn, is_last=outcome.reason is not None)
         context = agent.contexts.get(outcome.context)
         if context is not None and turn.continuation is None and outcome.reason is None:
             request = context.request()

@@ -52,6 +52,19 @@ class Opening(NamedTuple):
     start: int = 0
 
 
+class Mask(NamedTuple):
+    """Which parts of a sampled reply are not trained.
+
+    Attributes:
+        characters: Spans of `reply.new_text`: pairs of the first character and the one after the last, or None for the
+            end. Every token that has a part of these characters is left out.
+        tokens: Spans of the reply's sampled tokens, in the same form. The stop token is among them.
+    """
+
+    characters: Sequence[tuple[int, int | None]] = ()
+    tokens: Sequence[tuple[int, int | None]] = ()
+
+
 class Turn:
     """What the environment returns next: messages, a reward, and whether the episode is over.
 
@@ -87,6 +100,15 @@ class Turn:
         edit: How many messages of the conversation stay, `Edit(keep, detail)`: `messages` replace those after them, a
             declared `edit`. Messages that are in the conversation already may be among `messages`, before the first
             new one, and keep their tokens. None appends the messages.
+        mask: Which parts of the reply that this turn answers are not trained: a `Mask`. Their tokens stay in the
+            context; no sample trains them.
+        keep_reply: How many of the reply's sampled tokens stay in the context, from the first one on; the others are
+            dropped, which is a declared `edit`. A reply without its end is closed, or continues (`continues=True`). A
+            stop token is not dropped alone. If a limit ends the episode, nothing is dropped.
+        up_to: As `keep_reply`: the reply stays up to the end of this text, where that first occurs in
+            `reply.new_text`, and up to the end of the token that it ends in. Without it, the whole reply stays.
+        train_dropped: Whether the tokens that `keep_reply` or `up_to` drops are trained, as all sampled tokens are: in
+            the sample that ends with the reply.
         context_rewards: Rewards of single contexts by name: the environment's own contexts, or those of its sub-agents
             (`HandoffResult.context`). A context with such a reward is trained on it instead of the episode's reward.
 
@@ -114,6 +136,8 @@ class Turn:
         "edit",
         "functions",
         "info",
+        "keep_reply",
+        "mask",
         "max_tokens",
         "messages",
         "metrics",
@@ -126,7 +150,9 @@ class Turn:
         "system",
         "terminated",
         "tools",
+        "train_dropped",
         "truncated",
+        "up_to",
     )
 
     def __init__(
@@ -149,10 +175,14 @@ class Turn:
         context_rewards: Mapping[str, float] | None = None,
         edit: Edit | None = None,
         opening: Opening | None = None,
+        mask: Mask | None = None,
+        keep_reply: int | None = None,
+        up_to: str | None = None,
+        train_dropped: bool = True,
     ) -> None:
         _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
         if terminated or truncated:
-            _check_end(prefill, terminated, truncated)
+            _check_end(prefill, keep_reply if up_to is None else up_to, terminated, truncated)
         if continues:
             _check_continues(prefill, system, tools, context, edit, terminated or truncated)
         self.continuation = (
@@ -170,12 +200,23 @@ class Turn:
         self.context = None if context is None else _read_context(context)
         self.edit = None if edit is None else _read_edit(edit)
         self.opening = None if opening is None else _read_opening(opening, context, edit)
+        self.mask = None if mask is None else _read_mask(mask)
+        if keep_reply is not None or up_to is not None:
+            _check_cut(keep_reply, up_to)
+        self.keep_reply = keep_reply
+        self.up_to = up_to
+        self.train_dropped = bool(train_dropped)
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
         self.max_tokens = None if max_tokens is None else _read_max_tokens(max_tokens)
         self.info = {} if info is None else _read_mapping("info", info)
         self.stop = _read_stop(stop)
         self.sampling = {} if sampling is None else _read_mapping("sampling", sampling)
+
+    @property
+    def shortens(self) -> bool:
+        """Whether the end of the reply may be dropped."""
+        return self.keep_reply is not None or self.up_to is not None
 
     def __repr__(self) -> str:
         end = " terminated" if self.terminated else " truncated" if self.truncated else ""
@@ -197,7 +238,7 @@ def _refuse_awaitables(**given: object) -> None:
                 raise TurnError(f"{name} of a Turn is an awaitable: an `await` is missing before it")
 
 
-def _check_end(prefill: object, terminated: bool, truncated: bool) -> None:
+def _check_end(prefill: object, cut: object, terminated: bool, truncated: bool) -> None:
     if terminated and truncated:
         raise TurnError(
             "a Turn cannot be both terminated and truncated: set terminated if the task is over, truncated if the "
@@ -205,6 +246,11 @@ def _check_end(prefill: object, terminated: bool, truncated: bool) -> None:
         )
     if prefill is not None:
         raise TurnError("this Turn ends the episode, so there is no next reply that a prefill could begin")
+    if cut is not None:
+        raise TurnError(
+            "this Turn ends the episode, so no later prompt could have a shorter reply. To leave the end of the reply "
+            "out of training, give mask="
+        )
 
 
 def _check_continues(prefill: object, system: object, tools: object, context: object, edit: object, ends: bool) -> None:
@@ -310,6 +356,30 @@ def _read_opening(opening: Any, context: object, edit: object) -> Opening:
     if opening.keep and opening.base is None:
         raise TurnError(f"opening is {opening!r:.80}: keep counts messages of its base, which is None")
     return opening
+
+
+def _read_mask(mask: Any) -> Mask:
+    if not isinstance(mask, Mask) or not all(_is_span(span) for span in (*mask.characters, *mask.tokens)):
+        raise TurnError(
+            f"mask is {mask!r:.80}; expected a Mask of spans (start, stop): integers of at least 0, or None for the end"
+        )
+    return mask
+
+
+def _is_span(span: Any) -> bool:
+    if not isinstance(span, (tuple, list)) or len(cast("Any", span)) != 2:
+        return False
+    start, stop = cast("tuple[Any, Any]", span)
+    return _are_counts(start, start if stop is None else stop)
+
+
+def _check_cut(keep_reply: object, up_to: object) -> None:
+    if keep_reply is not None and up_to is not None:
+        raise TurnError("keep_reply and up_to both say where the reply ends: give one of them")
+    if keep_reply is not None and not _are_counts(0, keep_reply):
+        raise TurnError(f"keep_reply is {keep_reply!r:.80}; expected how many tokens stay, an integer of at least 0")
+    if up_to is not None and (not isinstance(up_to, str) or not up_to):
+        raise TurnError(f"up_to is {up_to!r:.80}; expected a text that is not empty")
 
 
 def _are_counts(start: object, keep: object) -> bool:

@@ -54,6 +54,9 @@ def check_parts(index: int, step: Step, log: ContextLog) -> None:
             if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
                 raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
         start = part.stop
+    bounds = [step.action_start, *(bound for masked in step.masked for bound in masked), step.stop]
+    if bounds != sorted(bounds):
+        raise InvalidRecord(f"step {index} has the masked ranges {step.masked}; expected some of its sampled tokens")
     if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
         raise InvalidRecord(f"step {index} has the reply {step.reply}, which is not a message of the assistant")
     if (log.logprobs[step.start : step.action_start] != 0).any():

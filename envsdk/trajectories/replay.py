@@ -174,8 +174,9 @@ def tree_size(steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trai
     needed: dict[str, int] = {}  # of each context, how many tokens precede one that is trained later
     for replayed in reversed(list(replay(steps, contexts))):
         step = replayed.step
-        has_trained = step.stop > step.action_start and is_trained(step)
-        until = step.keep + step.stop - step.start if has_trained else needed.get(step.context, 0)
+        runs = step.runs(step.action_start, step.stop) if is_trained(step) else ()
+        trained = max((step.keep + stop - step.start for _, stop, is_masked in runs if not is_masked), default=0)
+        until = max(trained, needed.get(step.context, 0))
         size += max(0, until - step.keep)
         needed[step.context] = 0
         needed[step.base] = max(needed.get(step.base, 0), min(until, step.keep))

@@ -9,7 +9,7 @@ import numpy as np
 from ..contexts.arrays import fill_value
 from ..contexts.protocol import Break
 from ..errors import ConfigError, InvalidSample, unknown_name
-from .replay import OBSERVATION, Path, Paths, ReplayedStep, replay
+from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, replay
 from .steps import ContextLog, Origin, Part, Step
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _close(
     sampled = np.array([piece.part != OBSERVATION for piece in pieces])
     lengths = np.array([piece.stop - piece.start for piece in pieces])
     masked = np.repeat(sampled & [piece.step in trained for piece in pieces], lengths)
+    _leave_out(masked, pieces, lengths, {replayed.step_index: replayed.step for replayed in opened.steps})
     if not masked.any():
         return None
     length = kept + int(masked.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
@@ -142,6 +143,16 @@ def _close(
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
         spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
     )
+
+
+def _leave_out(
+    mask: "NDArray[np.bool_]", pieces: Sequence[Piece], lengths: "NDArray[np.int64]", steps: Mapping[int, Step]
+) -> None:
+    """Set False in a mask of pieces what their steps leave out of training."""
+    for piece, end in zip(pieces, np.cumsum(lengths).tolist(), strict=True):
+        for start, stop in steps[piece.step].masked:
+            shift = end - piece.stop
+            mask[max(start, piece.start) + shift : max(min(stop, piece.stop), piece.start) + shift] = False
 
 
 def trained_steps(

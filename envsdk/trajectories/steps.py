@@ -5,6 +5,7 @@ Steps hold ranges of their context's log, never tokens: the log has every token 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -26,6 +27,9 @@ from .stored import (
 
 KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(StopReason(reason)))]
 """The value of a `StopReason`."""
+
+
+_Range: TypeAlias = Annotated[tuple[Count, Count], Field(strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Step(Stored):
         reward: The reward of the reply; None if it was not scored.
         rewards: The named rewards that add up to it.
         metrics: Named numbers that the environment reported.
+        masked: Ranges of the log that hold sampled tokens which are not trained (`Turn(mask=)`), in order.
         break_: The break that the observation is, or None.
     """
 
@@ -90,12 +95,19 @@ class Step(Stored):
     reward: Number | None = None
     rewards: dict[str, Number] = field(default_factory=dict[str, float])
     metrics: dict[str, Number] = field(default_factory=dict[str, float])
+    masked: Annotated[tuple[_Range, ...], Field(strict=False)] = ()
     break_: StoredBreak | None = None
 
     @property
     def stop(self) -> int:
         """The index in the log after the action's last token."""
         return self.parts[-1].stop if self.parts else self.action_start
+
+    def runs(self, start: int, stop: int) -> list[tuple[int, int, bool]]:
+        """Return a range of its sampled tokens as runs: the bounds of each, and whether it is masked."""
+        bounds = [start, *(min(max(bound, start), stop) for masked in self.masked for bound in masked), stop]
+        pairs = enumerate(pairwise(bounds))
+        return [(first, last, bool(index % 2)) for index, (first, last) in pairs if first < last]
 
 
 @dataclass(slots=True)

@@ -123,17 +123,18 @@ class TreeBuilder:
         """Add the sampled tokens of a step after the token `last`, and return the last token of them."""
         log, start = trajectory.contexts[step.context], step.action_start
         for part in step.parts:
-            tokens = self._tree.add(log.tokens[start : part.stop], last, is_trained=is_trained)
-            last = _end(tokens, last)
-            if is_trained and len(tokens):
-                values: dict[str, Any] = {
-                    "logprobs": log.logprobs[start : part.stop],
-                    "step_ids": len(segment.rewards),
-                    "temperature": part.temperature,
-                    "policy_version": -1 if part.policy_version is None else part.policy_version,
-                }
-                segment.trained.append((tokens, values))
-                segment.length = self._tree.length(last)
+            for first, stop, is_masked in step.runs(start, part.stop):
+                tokens = self._tree.add(log.tokens[first:stop], last, is_trained=is_trained and not is_masked)
+                last = _end(tokens, last)
+                if is_trained and not is_masked:
+                    values: dict[str, Any] = {
+                        "logprobs": log.logprobs[first:stop],
+                        "step_ids": len(segment.rewards),
+                        "temperature": part.temperature,
+                        "policy_version": -1 if part.policy_version is None else part.policy_version,
+                    }
+                    segment.trained.append((tokens, values))
+                    segment.length = self._tree.length(last)
             start = part.stop
         segment.rewards.append(step.reward or 0.0)
         return last

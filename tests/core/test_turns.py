@@ -14,6 +14,7 @@ from envsdk import (
     Action,
     Break,
     Env,
+    Mask,
     Message,
     Observation,
     Sample,
@@ -23,7 +24,9 @@ from envsdk import (
     errors,
     get_renderer,
     load_tokenizer,
+    tree_batch,
 )
+from envsdk.episodes.driver import driver_of
 from envsdk.history import DROPPED_RESULT
 from envsdk.rendering.renderer import NOT_ENDED, Renderer
 from envsdk.rendering.tokenizers import Tokenizer
@@ -167,7 +170,12 @@ class Play:
     def samples(self) -> list[str]:
         """The samples as texts, with « and » around what is trained; they are sound, and so is the record."""
         samples = [sample.validate() for sample in self.trajectory.samples()]
-        assert sum(int(sample.mask.sum()) for sample in samples) == sum(len(action.tokens) for action in self.actions)
+        masked = [stop - start for step in self.trajectory.steps for start, stop in step.masked]
+        sampled = sum(len(action.tokens) for action in self.actions)
+        assert sum(int(sample.mask.sum()) for sample in samples) == sampled - sum(masked)
+        tree = tree_batch(self.trajectory)
+        assert len(tree.tokens) == self.trajectory.tree_size()
+        assert [one.trained_tokens for one in tree.samples] == [int(sample.mask.sum()) for sample in samples]
         before = ["stop", *(action.finish_reason for action in self.actions[:-1])]
         asked = [seen.prompt for seen, reason in zip(self.seen, before, strict=False) if reason != "abort"]
         assert [prompt.tolist() for _, prompt, _ in self.trajectory.prompts()] == asked
@@ -1021,3 +1029,239 @@ def test_a_turn_with_a_wrong_argument_is_refused_with_what_was_given_and_expecte
 ):
     with pytest.raises(errors.TurnError, match=message):
         Turn(**{"messages": "Q?", **arguments})
+
+
+# Parts of a reply that are not trained.
+
+
+def conversation(env: Env) -> list[Message]:
+    """The messages as the environment has them now."""
+    episode = driver_of(env).episode
+    assert episode is not None
+    return episode.contexts["main"].conversation
+
+
+def masks(mask: Mask, reply: str) -> list[str]:
+    return Play([Turn("Q?"), Turn("Q?", mask=mask)], [reply, "b<|im_end|>"]).samples()
+
+
+@pytest.mark.parametrize(
+    ("mask", "trained"),
+    [
+        (Mask(tokens=[(0, 1)]), "one« two three<|im_end|>»"),
+        (Mask(tokens=[(1, 2)]), "«one» two« three<|im_end|>»"),
+        (Mask(tokens=[(2, None)]), "«one two» three<|im_end|>"),
+        (Mask(tokens=[(3, 4)]), "«one two three»<|im_end|>"),
+        (Mask(tokens=[(0, None)]), "one two three<|im_end|>"),
+        (Mask(tokens=[(1, 1)]), "«one two three<|im_end|>»"),
+        (Mask(tokens=[(0, 1), (1, 2)]), "one two« three<|im_end|>»"),
+        (Mask(tokens=[(2, 3), (0, 2)], characters=[(4, 6)]), "one two three«<|im_end|>»"),
+        (Mask(characters=[(4, 7)]), "«one» two« three<|im_end|>»"),
+        (Mask(characters=[(6, 9)]), "«one» two three«<|im_end|>»"),
+        (Mask(characters=[(0, None)]), "one two three«<|im_end|>»"),
+        (Mask(characters=[(3, 3)]), "«one two three<|im_end|>»"),
+    ],
+    ids=str,
+)
+def test_masked_parts_of_a_reply_stay_and_are_not_trained(mask: Mask, trained: str):
+    reply = "one two three<|im_end|>"
+    assert len(ids(reply)) == 4
+    assert masks(mask, reply) == [f"{ASKED}{trained}\n{ASKED}«b<|im_end|>»"]
+
+
+@pytest.mark.parametrize(("start", "masked"), [(0, ["é"]), (1, ["🜁"]), (2, ["𐤀", "a"])])
+def test_a_masked_character_takes_every_token_that_has_a_part_of_it(start: int, masked: list[str]):
+    text = "é🜁𐤀a"
+    tokens = ids(text)
+    pieces = vocabulary().token_bytes(np.array(tokens, dtype=np.int32))
+    play = Play(
+        [Turn("Q?"), Turn("Q?", mask=Mask(characters=[(start, start + len(masked))]))], [text + "<|im_end|>", "b"]
+    )
+    (step, *_) = play.trajectory.steps
+    ((first, stop),) = step.masked
+    before = len(b"".join(pieces[: first - step.action_start]))
+    assert (before, before + len(b"".join(pieces[first - step.action_start : stop - step.action_start]))) == (
+        len(text[:start].encode()),
+        len(text[: start + len(masked)].encode()),
+    )
+    play.samples()
+
+
+def test_bytes_that_are_no_text_are_masked_by_the_characters_that_stand_for_them():
+    cut_off = ids("🜁")[:-1]  # the character is not complete
+    action = Action([*ids("ab"), *cut_off, *ids("c<|im_end|>")], None)
+    text = text_of(action.tokens[:-1])
+    play = Play(
+        [Turn("Q?"), Turn("Q?", mask=Mask(characters=[(text.index("\ufffd"), text.index("c"))]))], [action, "b"]
+    )
+    start = play.trajectory.steps[0].action_start
+    assert play.trajectory.steps[0].masked == ((start + 1, start + 1 + len(cut_off)),)
+
+
+def test_loss_weights_count_what_is_trained():
+    turns = [Turn("Q?"), Turn("Q?", mask=Mask(tokens=[(0, 2)]), system="New."), Turn("Q?")]
+    first, second = Play(turns, ["one two three<|im_end|>", "b<|im_end|>", ""]).trajectory.samples()
+    assert (first.loss_weight, second.loss_weight) == (0.5, 0.5)
+    assert first.logprobs is not None and first.logprobs[~first.mask].tolist() == [0.0] * int((~first.mask).sum())
+
+
+def test_the_parts_of_an_interrupted_reply_are_masked_together():
+    play = Play([Turn("Q?"), Turn("Q?", mask=Mask(tokens=[(1, 3)]))], [part("one two"), " three four<|im_end|>", "b"])
+    assert play.samples() == [f"{ASKED}«one» two three« four<|im_end|>»\n{ASKED}«b»"]
+
+
+def test_a_reply_is_masked_by_the_turn_that_ends_the_episode():
+    play = Play([Turn("Q?"), Turn("Bye.", terminated=True, mask=Mask(tokens=[(1, None)]))], ["one two<|im_end|>"])
+    assert play.samples() == [f"{ASKED}«one»"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "error"),
+    [
+        (Mask(tokens=[(0, 5)]), "tokens 0 to 5 of a reply that has 4"),
+        (Mask(characters=[(2, 14)]), "characters 2 to 14 of a reply that has 13"),
+        (Mask(characters=[(14, None)]), "characters 14 to 13"),
+    ],
+)
+def test_a_mask_beyond_the_reply_is_refused(mask: Mask, error: str):
+    with pytest.raises(errors.TurnError, match=error):
+        masks(mask, "one two three<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        (0, 1),
+        "all",
+        Mask(tokens=[(2, 1)]),
+        Mask(tokens=[(-1, 2)]),
+        Mask(tokens=[(0.0, 2)]),
+        Mask(characters=[3]),
+        Mask([1, 2]),
+    ],  # pyright: ignore[reportArgumentType]
+)
+def test_a_mask_that_is_not_one_is_refused(mask: Any):
+    with pytest.raises(errors.TurnError, match="expected a Mask of spans"):
+        Turn("a", mask=mask)
+
+
+# The end of a reply is dropped.
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep_reply": 1}, "one"),
+        ({"keep_reply": 0}, ""),
+        ({"up_to": "two"}, "one two"),
+        ({"up_to": "tw"}, "one two"),
+        ({"up_to": "one t"}, "one two"),
+        ({"up_to": "o"}, "one"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("train_dropped", [True, False])
+def test_the_end_of_a_reply_is_dropped(options: Any, kept: str, train_dropped: bool):
+    turns = [Turn("Q?"), Turn("Q?", **options, train_dropped=train_dropped), Turn("Q?")]
+    play = Play(turns, ["one two three<|im_end|>", "b<|im_end|>", "c<|im_end|>"])
+    length = len(ids(ASKED + kept))
+    assert play.breaks == [None, ("edit", length, len(ids(ASKED + "one two three<|im_end|>")) - length), None, None]
+    assert play.seen[1].observation.keep == length
+    assert play.seen[1].info["break"].detail == "the end of the reply"
+    assert play.seen[1].text == f"{ASKED}{kept}<|im_end|>\n{ASKED}"
+    first = "«one two three<|im_end|>»" if train_dropped else f"«{kept}»"
+    last = f"{ASKED}{kept}<|im_end|>\n{ASKED}«b<|im_end|>»\n{ASKED}«c<|im_end|>»"
+    assert play.samples() == ([f"{ASKED}{first}", last] if first != "«»" else [last])
+    replies = [message.content for message in conversation(play.env) if message.role == "assistant"]
+    assert replies == [kept, "b", "c"]
+    assert play.heard[0].content == "one two three"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_reply": 3}, {"keep_reply": 4}, {"keep_reply": 99}, {"up_to": "three"}, {"up_to": "four"}],
+    ids=str,
+)
+def test_nothing_is_dropped_if_the_reply_ends_there(options: Any):
+    play = Play([Turn("Q?"), Turn("Q?", **options)], ["one two three<|im_end|>", "b<|im_end|>"])
+    assert play.breaks == [None, None, None]
+    assert play.samples() == [f"{ASKED}«one two three<|im_end|>»\n{ASKED}«b<|im_end|>»"]
+
+
+def test_a_call_that_is_dropped_is_no_longer_there():
+    turns = [Turn("Q?", tools=[LOOK]), Turn({"role": "tool", "content": "1"}, up_to="</tool_call>")]
+    play = Play(turns, [f"{CALL}\n{CALL}<|im_end|>", "b<|im_end|>"])
+    assert len(play.heard[0].tool_calls) == 2
+    (reply, _) = [message for message in conversation(play.env) if message.role == "assistant"]
+    assert [call.name for call in reply.tool_calls] == ["look"]
+    assert CALL in play.seen[1].text and f"{CALL}\n{CALL}" not in play.seen[1].text
+    play.samples()
+
+
+def test_a_reply_continues_from_where_it_was_shortened():
+    turns = [Turn("Q?"), goes_on("[1]", up_to="</search>"), goes_on("[2]")]
+    play = Play(turns, ["a</search> made up<|im_end|>", "b<|im_end|>", "c<|im_end|>"])
+    assert [broken and broken[0] for broken in play.breaks] == [None, "edit", "edit", None]
+    assert [seen.text for seen in play.seen[:3]] == [ASKED, f"{ASKED}a</search>[1]", f"{ASKED}a</search>[1]b[2]"]
+    assert play.heard[-1].content == "a</search>[1]b[2]c"
+    play.samples()
+
+
+def test_a_shortened_reply_is_rewritten_by_the_history_policy_like_any_other():
+    turns = [Turn("Q?"), Turn("Q?", up_to="a"), Turn("Q?")]
+    play = Play(turns, [f"{THOUGHT}ab, c<|im_end|>", f"{THOUGHT}d<|im_end|>", "e"], history="strip")
+    assert [broken and broken[0] for broken in play.breaks] == [None, "thinking_stripped", "thinking_stripped", None]
+    assert play.seen[2].text == f"{ASKED}ab<|im_end|>\n{ASKED}d<|im_end|>\n{ASKED}"
+    play.samples()
+
+
+def test_a_reply_is_closed_that_lost_the_end_of_its_reasoning():
+    play = Play([Turn("Q?"), Turn("Q?", up_to="so")], [f"{THOUGHT}a<|im_end|>", "b<|im_end|>"])
+    assert play.seen[1].info["truncated_reply"]
+    assert play.seen[1].text == f"{ASKED}<think>\nso\n</think>\n\n<|im_end|>\n{ASKED}"
+    play.samples()
+
+
+def test_nothing_is_dropped_where_a_limit_ends_the_episode():
+    turns = [Turn("Q?"), Turn("Q?", keep_reply=1, train_dropped=False)]
+    play = Play(turns, ["one two<|im_end|>"], limits={"max_steps": 1})
+    assert play.breaks == [None, None]
+    assert play.samples() == [f"{ASKED}«one»"]
+
+
+def test_a_context_that_is_full_although_a_reply_was_shortened_ends_the_episode():
+    limit = len(ids(ASKED + "one two three<|im_end|>")) + 1
+    turns = [Turn("Q?"), goes_on(" and more of it", up_to="two"), Turn("Q?")]
+    play = Play(turns, ["one two three<|im_end|>"], limits={"max_context_tokens": limit})
+    assert play.seen[1].info["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
+    assert play.seen[1].info["break"].reason == "edit"
+    assert play.seen[1].text == f"{ASKED}one two<|im_end|>\n"
+    assert play.samples() == [f"{ASKED}«one two three<|im_end|>»"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"keep_reply": 1, "up_to": "a"}, "both say"),
+        ({"keep_reply": -1}, "expected how many tokens stay"),
+        ({"keep_reply": True}, "expected how many tokens stay"),
+        ({"up_to": ""}, "not empty"),
+        ({"up_to": 3}, "not empty"),
+        ({"up_to": "a", "terminated": True}, "ends the episode"),
+    ],
+    ids=str,
+)
+def test_an_end_of_a_reply_that_is_none_is_refused(options: Any, error: str):
+    with pytest.raises(errors.TurnError, match=error):
+        Turn("a", **options)
+
+
+@pytest.mark.parametrize("options", [{"mask": Mask(tokens=[(0, 1)])}, {"keep_reply": 1}], ids=str)
+def test_the_first_turn_has_no_reply_to_shorten(options: Any):
+    with pytest.raises(errors.TurnError, match="there is no reply yet"):
+        Play([Turn("Q?", **options)], [])
+
+
+def test_a_turn_for_another_context_does_not_shorten_a_reply():
+    with pytest.raises(errors.TurnError, match="shortens a reply in 'main', but it addresses 'other'"):
+        Play([Turn("Q?"), Turn("Q?", context="other", keep_reply=1)], ["one two<|im_end|>"])
