@@ -1,4 +1,4 @@
-"""List, play, roll out and check environments; show and replay trajectories; create new environment packages."""
+"""List, play, roll out, check and price environments; show and replay trajectories; create new environment packages."""
 
 import logging
 import sys
@@ -10,6 +10,7 @@ from ..errors import EnvsdkError
 from .authors import init
 from .catalog import list_
 from .checks import check, doctor
+from .costs import cost
 from .episodes import demo, rollout, show
 from .evaluating import eval_
 from .gateway import gateway
@@ -23,7 +24,7 @@ __all__ = ["app", "main", "specification"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
 app.command("eval")(eval_)
-for command in (play, rollout, show, replay, gateway, init, check, doctor, demo):
+for command in (play, rollout, show, replay, cost, gateway, init, check, doctor, demo):
     app.command()(command)
 
 

@@ -3,6 +3,7 @@
 from .alignment import TokenMatch, token_match
 from .causes import Cause
 from .costs import BreakCost, Cost, cost
+from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
 from .on_policy import KL, Estimate, Verdict, kl
 
@@ -11,11 +12,16 @@ __all__ = [
     "BreakCost",
     "Cause",
     "Cost",
+    "CostEstimate",
     "Estimate",
     "Explanation",
+    "HistoryCost",
+    "Prices",
+    "Sizes",
     "TokenMatch",
     "Verdict",
     "cost",
+    "estimate",
     "explain_break",
     "kl",
     "token_match",

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from ..errors import ConfigError
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
@@ -102,7 +100,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     """
     episodes = _as_list(trajectories)
     steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
-    samples = [sample for trajectory in episodes for sample in trajectory.samples()]
+    samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]
     return Cost(
         episodes=len(episodes),
         failed=sum(trajectory.status == "error" for trajectory in episodes),
@@ -112,8 +110,8 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         observed=sum(step.action_start - step.start for step in steps),
         kept=sum(step.keep for step in steps),
         samples=len(samples),
-        trained=sum(int(np.count_nonzero(sample.mask)) for sample in samples),
-        as_samples=sum(len(sample) for sample in samples),
+        trained=sum(size.trained for size in samples),
+        as_samples=sum(size.tokens for size in samples),
         as_tree=sum(trajectory.tree_size() for trajectory in episodes),
         breaks=_by_reason(episodes),
     )

@@ -168,6 +168,32 @@ def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterat
         yield Prompt(step, prompt, log[step.action_start : step.stop])
 
 
+class SampleSize(NamedTuple):
+    """How large a sample is."""
+
+    tokens: int
+    """How many tokens it has."""
+    trained: int
+    """How many of them are trained."""
+
+
+def sample_sizes(
+    steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]
+) -> list[SampleSize]:
+    """Return the sizes of the samples, in their order, without making them; see `Trajectory.samples`."""
+    found: list[tuple[int, SampleSize]] = []
+    opened: dict[str, tuple[int, SampleSize]] = {}
+    for index, step, _, starts_segment in replay(steps, contexts):
+        if starts_segment:
+            found.append(opened.pop(step.context, (index, SampleSize(0, 0))))
+        first, (length, trained) = opened.get(step.context, (index, SampleSize(0, 0)))
+        for start, stop, is_masked in step.runs(step.action_start, step.stop) if is_trained(step) else ():
+            if not is_masked:
+                length, trained = step.keep + stop - step.start, trained + stop - start
+        opened[step.context] = first, SampleSize(length, trained)
+    return [size for _, size in sorted([*found, *opened.values()]) if size.trained]
+
+
 def tree_size(steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]) -> int:
     """Return how many tokens the prefix tree of the samples has; see `Trajectory.tree_size`."""
     size = 0

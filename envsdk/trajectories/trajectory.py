@@ -13,7 +13,7 @@ from ..errors import InvalidRecord, InvalidSample, UndeclaredBreak
 from ..limits import StopReason
 from .checks import check_break, check_log, check_parts
 from .records import build, dump, fragment, load
-from .replay import Prompt, prompts, replay, tree_size
+from .replay import Prompt, SampleSize, prompts, replay, sample_sizes, tree_size
 from .samples import Sample, loss_weights
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
 from .steps import ContextLog, KnownStopReason, Origin, Step
@@ -154,6 +154,12 @@ class Trajectory(Stored):
             return 0
         is_trained = trained_steps(self.steps, self.contexts, self.origins, "all", include_failed=include_failed)
         return tree_size(self.steps, self.contexts, is_trained)
+
+    def sample_sizes(self) -> list[SampleSize]:
+        """Return how many tokens each of `samples()` has, and how many of them it trains, without making them."""
+        if self.status == "error":
+            return []
+        return sample_sizes(self.steps, self.contexts, trained_steps(self.steps, self.contexts, self.origins, "all"))
 
     def samples(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
         """Return the training samples: one for each segment of each context in which a token is trained.
