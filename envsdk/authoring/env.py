@@ -257,8 +257,8 @@ class Env(gymnasium.Env[Observation, Any]):
         driver.begin(seed, options)
         try:
             result = await driver.drive_async(driver.running_episode.begin())
-        except BaseException:
-            await driver.aend_tasks()
+        except BaseException as error:
+            await driver.aend_tasks(error)
             raise
         assert isinstance(result, StepResult)
         return result.observation, result.info
@@ -324,9 +324,9 @@ class Env(gymnasium.Env[Observation, Any]):
         Raises:
             EpisodeError: If there is no episode, or it has ended already.
         """
-        trajectory = self._envsdk.running_episode.fail(error)
-        self._envsdk.end_tasks()
-        return trajectory
+        episode = self._envsdk.running_episode
+        self._envsdk.end_tasks(error)
+        return episode.fail(error)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the conversation as text that is safe to print, if `render_mode` is `"ansi"`."""

@@ -172,6 +172,10 @@ class Driver(Machinery):
         method = getattr(self.env, request.method)
         return method() if request.method == "start" else method(request.argument)
 
+    def what_runs(self, method: str) -> str:
+        """Return what a method of the environment is called in the error of a deadline."""
+        return f"{method}() of {self.env.name}"
+
     def _checked(self, request: Call, returned: Any) -> Any:
         if not callable(request.method) and not isinstance(returned, Turn) and not is_handoff(returned):
             raise wrong_turn(self.env, request.method, returned)
@@ -225,19 +229,24 @@ class Driver(Machinery):
 
     # Ends.
 
-    def end_tasks(self) -> None:
+    def end_tasks(self, error: BaseException | None = None) -> None:
         """Cancel the asyncio tasks that the methods of the episode's environments started and left running.
 
         Inside an event loop, they end when the caller lets the loop run.
+
+        Args:
+            error: What ended the episode, if it failed.
         """
+        del error
         for tasks in self._all_tasks():
             if in_event_loop():
                 tasks.cancel()
             elif tasks.are_left():
                 run(tasks.end())
 
-    async def aend_tasks(self) -> None:
+    async def aend_tasks(self, error: BaseException | None = None) -> None:
         """As `end_tasks`, and wait until they have ended."""
+        del error
         for tasks in self._all_tasks():
             await tasks.end()
 

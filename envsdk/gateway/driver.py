@@ -15,11 +15,12 @@ from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.recording import task_as_json
 from ..episodes.turn import Opening, Turn
-from ..errors import EpisodeError, RenderError, RequestError
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
+from .exchange import Refusal
 from .expressible import check_expressible, inexpressible
 from .programs import CommandProgram, Endpoint, Program, ThreadProgram
 from .requests import ModelReply, ModelRequest
@@ -28,6 +29,8 @@ from .session import Asked, Ended, ProgramSession
 _REMEMBERED = 64
 """How many answers are kept for a program that did not get them, and asks again."""
 _CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
+_NO_RETRY = {"x-should-retry": "false"}
+"""The header by which the clients of OpenAI and Anthropic know that an error stays: the episode is over."""
 _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
@@ -125,22 +128,26 @@ class ProgramDriver(EnvDriver):
         background_server().remove(session)
 
     @override
-    def end_tasks(self) -> None:
-        self.end_program(self._why_it_ended())
-        super().end_tasks()
+    def end_tasks(self, error: BaseException | None = None) -> None:
+        self.end_program(self._why_it_ended(error))
+        super().end_tasks(error)
 
     @override
-    async def aend_tasks(self) -> None:
-        await asyncio.to_thread(self.end_program, self._why_it_ended())
-        await super().aend_tasks()
+    async def aend_tasks(self, error: BaseException | None = None) -> None:
+        await asyncio.to_thread(self.end_program, self._why_it_ended(error))
+        await super().aend_tasks(error)
 
-    def _why_it_ended(self) -> RequestError:
+    def _why_it_ended(self, error: BaseException | None) -> RequestError:
         trajectory = self.env.trajectory
-        if trajectory is None or trajectory.status == "error":
-            return RequestError("the episode failed", 500, "episode_failed")
-        if trajectory.stop_reason in _CONTEXT_IS_FULL:
+        if trajectory is None and error is not None:
+            return failure(error, is_of_policy=self.agent is not None and self.agent.due is not None)
+        if trajectory is not None and trajectory.stop_reason in _CONTEXT_IS_FULL:
             return RequestError(f"the episode is over: {trajectory.stop_reason}", 400, "context_length_exceeded")
         return _OVER
+
+    @override
+    def what_runs(self, method: str) -> str:
+        return f"waiting for a request of the program of {self.env.name}"
 
     # Requests.
 
@@ -304,6 +311,20 @@ class ProgramDriver(EnvDriver):
         except RenderError as error:
             raise inexpressible(error) from error
         return len(rendered.tokens)
+
+
+def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
+    """Return what a program gets whose episode failed. The cause, which may quote a message, is in the record only.
+
+    Args:
+        error: What failed.
+        is_of_policy: Whether a reply of the policy was due.
+    """
+    if isinstance(error, DeadlineExceeded) or (is_of_policy and isinstance(error, TimeoutError)):
+        return Refusal(504, "deadline_exceeded", "the policy or the episode took too long", _NO_RETRY)
+    if is_of_policy and isinstance(error, Exception):
+        return Refusal(502, "policy_failed", "the policy failed", _NO_RETRY)
+    return Refusal(500, "episode_failed", "the episode failed", _NO_RETRY)
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

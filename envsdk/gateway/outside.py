@@ -21,7 +21,7 @@ from ..rollouts.jobs import Job
 from ..rollouts.player import Player, PlaySettings
 from ..rollouts.run_folder import RunFolder
 from ..trajectories.trajectory import Trajectory
-from .driver import ProgramDriver
+from .driver import ProgramDriver, failure
 from .program import ProgramEnv
 from .session import Ended, ProgramSession
 
@@ -214,6 +214,9 @@ class PlayedSessions:
         await asyncio.wait({playing}, timeout=self._close_timeout_s)
         if not playing.done():
             opened.is_late = True
+            if opened.env is not None:
+                too_late = failure(DeadlineExceeded(), is_of_policy=True)
+                cast("OutsideDriver", driver_of(opened.env)).end_program(too_late)
             playing.cancel()
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:

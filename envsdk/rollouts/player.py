@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import math
+import sys
 import traceback
 import weakref
 from collections import deque
@@ -366,7 +367,7 @@ class Player:
     async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
         """Call a method of an environment of an episode."""
         env, method = driver.env, request.method
-        what = f"{method}() of {env.name}" if isinstance(method, str) else f"the summarizer of {env.name}"
+        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
         try:
             if getattr(env, "blocking", False):
                 thread = play.seat.thread_of(env)
@@ -399,7 +400,8 @@ class Player:
             return value
         except asyncio.CancelledError as error:
             if wait.is_late and task.uncancel() == 0:
-                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+                text = f"{what} took longer than {seconds:g} s; raise {cause}_timeout_s if it may"
+                raise DeadlineExceeded(text) from error
             raise
         finally:
             self._waits.discard(wait)
@@ -552,6 +554,8 @@ class _Play:
         """Gets an error if a coroutine of the episode does not end when it is cancelled."""
         self.policy_error: Exception | None = None
         """What the policy raised."""
+        self._deadline: BaseException | None = None
+        """The deadline of the episode, or of a coroutine that was given up, once it has passed."""
         self._player = player
         self._job = job
         self._policy = policy
@@ -567,6 +571,10 @@ class _Play:
         seconds = self._player.settings.episode_timeout_s
         try:
             done, _ = await asyncio.wait({task, self.given_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self.given_up in done:
+                self._deadline = self.given_up.exception()
+            elif not done:
+                self._deadline = DeadlineExceeded(f"the episode took longer than {seconds:g} s")
         finally:
             if task.done():
                 _drop_result(task)  # if the run ends meanwhile; otherwise it is taken below
@@ -574,11 +582,9 @@ class _Play:
                 await self._end(task)
             if not self.given_up.done():
                 self.given_up.cancel()
-        if self.given_up in done:
-            self.given_up.result()
-        if task in done:
-            return _result_of(task)
-        raise DeadlineExceeded(f"the episode took longer than {seconds:g} s")
+        if self._deadline is not None:
+            raise self._deadline
+        return _result_of(task)
 
     async def _end(self, task: "asyncio.Task[Trajectory]") -> None:
         """Cancel a task; leave it alone if it does not end."""
@@ -602,7 +608,7 @@ class _Play:
             assert isinstance(first, StepResult)
             return await _Runner(env, policy, player, self).run(first.observation, first.info)
         finally:
-            await driver.aend_tasks()
+            await driver.aend_tasks(self._deadline or sys.exception())
 
 
 class _Runner(EpisodeRunner):

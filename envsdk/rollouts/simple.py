@@ -1,6 +1,7 @@
 """One episode, from its reset to its end."""
 
 import contextlib
+import sys
 from typing import Any
 
 from ..authoring.env import Env
@@ -82,7 +83,7 @@ async def arollout(
     try:
         return await EpisodeRunner(env, found).run(observation, info)
     finally:
-        await driver_of(env).aend_tasks()
+        await driver_of(env).aend_tasks(sys.exception())
 
 
 def rollout(

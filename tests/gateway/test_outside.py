@@ -264,16 +264,18 @@ def test_the_counted_tokens_are_those_of_the_prompt(gateway: Standalone) -> None
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(("command", "kind"), [("fail", "policy"), ("hang", "infrastructure")])
+@pytest.mark.parametrize(
+    ("command", "status", "kind"), [("fail", 502, "policy"), ("hang", 504, "infrastructure")], ids=["fail", "hang"]
+)
 def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
-    protocol: str, command: str, kind: str
+    protocol: str, command: str, status: int, kind: str
 ) -> None:
     with Standalone(policy_timeout_s=0.3) as gateway:
         program, other = gateway.open(episode_id="e"), gateway.open()
         program.ask("a", protocol)
         tasks = int(other.ask("tasks").split()[0])
-        program.ask(command, protocol, 500)
-        program.ask("b", protocol, 500)  # the episode is over
+        program.ask(command, protocol, status)
+        program.ask("b", protocol, status)  # the episode is over
         assert other.ask("still here", protocol) == "answer to still here"
         until(lambda: int(gateway.open().ask("tasks").split()[0]) <= tasks)
         gateway.post(f"/sessions/{program.id}/reward", {"reward": 1}, 409)
@@ -307,7 +309,7 @@ def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs(
                 assert other.ask("still here") == "answer to still here"
     for thread in threads:
         thread.join()
-    assert (statuses, gateway.policy.hanging, gateway.policy.canceled) == ({"closed": 500, "left": 503}, 0, 2)
+    assert (statuses, gateway.policy.hanging, gateway.policy.canceled) == ({"closed": 504, "left": 503}, 0, 2)
     for name in ("closed", "left"):
         ended = gateway.trajectories[name]
         assert (ended.status, ended.error_kind, len(ended.steps)) == ("error", "infrastructure", 1)

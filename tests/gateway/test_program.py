@@ -20,8 +20,9 @@ import soundness
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
-from envsdk.errors import ConfigError, EpisodeError
+from envsdk.errors import ConfigError, EpisodeError, PolicyUnavailable
 from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
+from envsdk.history import History, Keep
 from envsdk.rollouts import Rollouts
 from envsdk.testing import check_env
 
@@ -366,28 +367,116 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
     soundness.check(trajectory)
 
 
-def test_a_policy_that_fails_is_a_server_error_for_the_program():
-    seen: list[Exception] = []
+def failing_with(error: BaseException | None) -> Any:
+    """A policy that raises an error; without one, it never replies."""
+
+    async def policy(prompt: Any, **_: Any) -> Action:
+        await (asyncio.Event().wait() if error is None else asyncio.sleep(0))
+        raise error or AssertionError
+
+    policy.tokenizer = "any"  # type: ignore[attr-defined]
+    return policy
+
+
+def illegal(prompt: Any, **_: Any) -> Action:
+    return Action(np.array([10**6], dtype=np.int32), None)
+
+
+illegal.tokenizer = "any"  # type: ignore[attr-defined]
+FAILURES: dict[str, tuple[Any, dict[str, Any], int, str, str]] = {
+    "raises": (failing_with(RuntimeError("no GPU, secret detail")), {}, 502, "policy", "no GPU"),
+    "not legal": (illegal, {}, 502, "policy", "ActionError"),
+    "unavailable": (failing_with(PolicyUnavailable("down: secret")), {}, 502, "infrastructure", "down"),
+    "own deadline": (failing_with(TimeoutError("secret")), {}, 504, "infrastructure", "TimeoutError"),
+    "deadline": (failing_with(None), {"policy_timeout_s": 0.2}, 504, "infrastructure", "raise policy_timeout_s"),
+    "episode's deadline": (failing_with(None), {"episode_timeout_s": 0.4}, 504, "environment", "the episode took"),
+}
+
+
+@pytest.mark.parametrize("package", [openai, anthropic])
+@pytest.mark.parametrize(("policy", "options", "status", "kind", "text"), FAILURES.values(), ids=list(FAILURES))
+def test_what_fails_while_a_program_waits_is_a_server_error_that_its_client_does_not_retry(
+    package: Any, policy: Any, options: dict[str, Any], status: int, kind: str, text: str
+):
+    seen: list[Any] = []
 
     class Asking(ProgramEnv):
         def run(self, model: Endpoint) -> float:
-            try:
-                with asking(model) as ask:
-                    ask("a")
-            except openai.APIStatusError as error:
+            messages: Any = [{"role": "user", "content": "a"}]
+            try:  # with the retries that the clients have by default
+                if package is openai:
+                    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+                        client.chat.completions.create(model="m", messages=messages)
+                else:
+                    with anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key) as client:
+                        client.messages.create(model="m", max_tokens=9, messages=messages)
+            except (openai.APIStatusError, anthropic.APIStatusError) as error:
                 seen.append(error)
                 raise
             return 1.0
 
-    def failing(prompt: Any, **_: Any) -> Action:
-        raise RuntimeError("no GPU, secret detail")
-
-    failing.tokenizer = "any"  # type: ignore[attr-defined]
-    (ended,) = Rollouts(Asking, failing, seeds=[0], group_size=1).run()
-    assert (ended.status, ended.error_kind) == ("error", "policy")
+    (ended,) = Rollouts(Asking, policy, seeds=[0], group_size=1, max_retries=0, **options).run()
+    assert (ended.status, ended.error_kind) == ("error", kind)
+    assert text in (ended.error or "")
     wait_until(lambda: bool(seen))
-    assert isinstance(seen[0], openai.InternalServerError)
+    assert isinstance(seen[0], package.InternalServerError)
+    assert seen[0].status_code == status
     assert "secret" not in str(seen[0])
+    named = seen[0].code if package is openai else seen[0].body["error"]["type"]
+    names = {502: ("policy_failed", "api_error"), 504: ("deadline_exceeded", "timeout_error")}
+    assert named in names[status]
+
+
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no GPU"), 502), (TimeoutError("no reply"), 504)])
+def test_what_fails_in_a_single_rollout_is_the_same_server_error(error: Exception, status: int):
+    seen: list[openai.APIStatusError] = []
+
+    def program(ask: Any) -> float:
+        try:
+            ask("a")
+        except openai.APIStatusError as refused:
+            seen.append(refused)
+            raise
+        return 1.0
+
+    with contextlib.closing(env_of(program)) as env, pytest.raises(type(error)):
+        rollout(env, failing_with(error), seed=0)
+    wait_until(lambda: bool(seen))
+    assert seen[0].status_code == status
+
+
+def test_an_environment_that_fails_while_a_program_waits_is_a_plain_server_error():
+    class Failing(Keep):
+        def view(self, history: History) -> None:
+            raise LookupError("broken history policy")
+
+    seen: list[openai.APIStatusError] = []
+
+    def program(ask: Any) -> float:
+        try:
+            ask("a")
+        except openai.APIStatusError as error:
+            seen.append(error)
+            raise
+        return 1.0
+
+    (ended,) = Rollouts(lambda: env_of(program, history=Failing()), saying("x"), seeds=[0], group_size=1).run()
+    assert (ended.error_kind, "broken history" in (ended.error or "")) == ("environment", True)
+    wait_until(lambda: bool(seen))
+    assert (seen[0].status_code, seen[0].code) == (500, "episode_failed")
+
+
+def test_a_program_whose_tools_take_too_long_is_named_with_the_option_to_raise():
+    def program(ask: Any) -> float:
+        ask("a")
+        time.sleep(1)
+        return 1.0
+
+    made = Rollouts(lambda: env_of(program), saying("x"), seeds=[0], group_size=1, method_timeout_s=0.3)
+    (ended,) = made.run()
+    assert (ended.error_kind, len(ended.steps)) == ("environment", 1)
+    text = "waiting for a request of the program of Program took longer than 0.3 s; raise method_timeout_s"
+    assert text in (ended.error or "")
 
 
 # Other protocols.
