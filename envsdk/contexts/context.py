@@ -4,6 +4,7 @@ A context only truncates and appends. Its log holds every token that was observe
 is the prompt as it is now. Sampled tokens are never decoded and encoded again.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
@@ -101,6 +102,18 @@ class Context:
     def tools(self) -> Sequence[ToolSchema]:
         """The tools that the model may call."""
         return self._view.tools
+
+    def token_counts(self) -> dict[int, int]:
+        """Return how many tokens each message of the view has, by the identity of the message."""
+        return {id(message): self._view.count(index) for index, message in enumerate(self._view.messages)}
+
+    def trial(self) -> "Context":
+        """Return a copy that shows what a turn would make of the context. Its log is empty."""
+        other = copy.copy(self)
+        other.messages, other.conversation = list(self.messages), list(self.conversation)
+        other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
+        other._view, other._state = self._view.copy(), copy.deepcopy(self._state)
+        return other
 
     # Replies.
 

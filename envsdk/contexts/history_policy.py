@@ -118,6 +118,11 @@ class HistoryPolicy(BaseModel, ABC):
         return None
 
     @property
+    def full_beyond(self) -> int | None:
+        """The length of a prompt, in tokens, beyond which `view` may raise `ContextFull`; None if it never does."""
+        return None
+
+    @property
     def needs_model(self) -> bool:
         """Whether the model itself writes something for it."""
         return False

@@ -83,6 +83,8 @@ class Agent:
         self.task: Any = None
         self.cut: StopReason | None = None
         """What cut its last reply, unless its author expected that."""
+        self.full: StopReason | None = None
+        """Why its last request, which was refused, did not fit into its context; None if none was refused for that."""
         self.empty_aborts = 0
         self._names: dict[str, int] = {}
 
@@ -243,7 +245,8 @@ class Agent:
         """Return the limit that ends the agent after its last reply: its own, or that of an agent above it."""
         if self.empty_aborts >= MAX_EMPTY_ABORTS:
             return StopReason.ABORTED
-        return self.cut if self.limits.end_on_cut and self.cut is not None else self.usage.reached()
+        cut = self.cut if self.limits.end_on_cut else None
+        return cut or self.full or self.usage.reached()
 
     def _cut_by(self, step: Step) -> StopReason | None:
         """Return what cut a reply, if anything but the author's `Turn(max_tokens=)` did."""

@@ -467,26 +467,39 @@ class Episode:
             return self._emit(agent, turn, delta, delta.full, base=base, is_new=True)
         else:
             agent.current = context = agent.contexts.get(outcome.context, replied)
-            delta = context.observe(
-                turn.messages,
-                is_final=reason is not None,
-                max_tokens=max_tokens,
-                prefill=turn.prefill,
-                system=turn.system,
-                tools=turn.tools,
-                edit=turn.edit,
-                summary=summary,
-            )
+            delta = _observed(context, turn, max_tokens, is_final=reason is not None, summary=summary)
         return self._emit(agent, turn, delta, reason or delta.full)
+
+    def why_full(self, agent: Agent, turn: Turn) -> StopReason | None:
+        """Return why a turn would leave no room for a reply in its context; None if it leaves room. Nothing changes.
+
+        It renders the turn in a copy of the context, which costs as much as taking it. If the history policy requests
+        a summary first, the turn is not full.
+        """
+        name = agent.name_of(turn)
+        if name not in agent.contexts:
+            return self._opened(agent, turn, name)[1].full
+        trial = agent.contexts[name].trial()
+        is_summarized = trial.request() is not None
+        return None if is_summarized else _observed(trial, turn, agent.limits.max_context_tokens).full
 
     # New contexts.
 
     def _open_context(self, agent: Agent, turn: Turn, name: str, *, is_final: bool = False) -> tuple[Delta, str | None]:
-        """Open the context that a turn addresses.
+        """Open the context that a turn addresses; return the first delta, and the context that it starts from."""
+        context, delta, base = self._opened(agent, turn, name, is_final=is_final)
+        self.contexts[name] = agent.contexts[name] = agent.current = context
+        self.owners[name] = agent
+        return delta, base
+
+    def _opened(
+        self, agent: Agent, turn: Turn, name: str, *, is_final: bool = False
+    ) -> tuple[Context, Delta, str | None]:
+        """Return the context that a turn opens, which is not the agent's yet.
 
         Returns:
-            The first delta, and the context that it starts from, or None. With `is_final` no further reply is
-            requested, so the context is as full as it may be.
+            The context, the first delta, and the context that it starts from, or None. With `is_final` no further
+            reply is requested, so the context is as full as it may be.
         """
         is_first = agent.current is None
         if name in self.contexts:
@@ -518,9 +531,7 @@ class Episode:
             if not messages:
                 raise TurnError(f"the first turn for {name!r} has no message")
             delta = context.open(messages, tools, max_tokens=limit, prefill=turn.prefill)
-        self.contexts[name] = agent.contexts[name] = agent.current = context
-        self.owners[name] = agent
-        return delta, base
+        return context, delta, base
 
     def _open_on_parent(
         self,
@@ -658,6 +669,22 @@ class Episode:
         for agent in self.root.agents():
             agent.due = None
         return self.trajectory
+
+
+def _observed(
+    context: Context, turn: Turn, max_tokens: int | None, *, is_final: bool = False, summary: str | None = None
+) -> Delta:
+    """Render a turn in its context."""
+    return context.observe(
+        turn.messages,
+        is_final=is_final,
+        max_tokens=max_tokens,
+        prefill=turn.prefill,
+        system=turn.system,
+        tools=turn.tools,
+        edit=turn.edit,
+        summary=summary,
+    )
 
 
 def _outcome(agent: Agent, turn: Turn) -> _StepOutcome:

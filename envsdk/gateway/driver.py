@@ -7,6 +7,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ from .background import background_server
 from .conversations import Continues, Conversations, Opens, Repeats
 from .exchange import Refusal
 from .expressible import check_expressible, inexpressible
+from .fitting import most_tokens
 from .programs import CommandProgram, Endpoint, Program, ThreadProgram
 from .requests import ModelReply, ModelRequest
 from .session import Asked, Ended, ProgramSession
@@ -31,7 +33,19 @@ _REMEMBERED = 64
 _CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
 _NO_RETRY = {"x-should-retry": "false"}
 """The header by which the clients of OpenAI and Anthropic know that an error stays: the episode is over."""
+_TOO_LONG = 32
+"""After how many requests in a row that did not fit into their context an episode ends."""
 _OVER = RequestError("the episode is over", 400, "episode_over")
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    """A request that was refused because it did not fit into its context, since the last one that was answered."""
+
+    turn: Turn
+    reason: StopReason
+    times: int
+    """How many were refused for that since then."""
 
 
 class ProgramDriver(EnvDriver):
@@ -52,8 +66,11 @@ class ProgramDriver(EnvDriver):
     async def first(self) -> Turn:
         """Start the program, and return the turn of its first request.
 
+        If it ends after requests that did not fit into their context, that is the turn of the last one, and ends the
+        episode.
+
         Raises:
-            EpisodeError: If it ends without a request.
+            EpisodeError: If it ends without a request that can be answered.
         """
         self.end_program()
         self._conversations = Conversations(self._role_of)
@@ -64,19 +81,23 @@ class ProgramDriver(EnvDriver):
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
+        self._full: _Full | None = None
         self._session = self.new_session()
         self.open_session(self._session)
         turn = await self._next()
-        if isinstance(turn, Ended):
-            raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
-        return turn
+        if not isinstance(turn, Ended):
+            return turn
+        if self._full is not None:
+            return self._full.turn
+        raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
 
     async def following(self, reply: Message) -> Turn:
         """Give the program its reply, and return the turn of its next request, or of its end."""
         asked = self._asked
         assert asked is not None
         self._replies.append(self._outer_reply(reply))
-        if len(self._replies) < asked.request.n and self.running.limit_now() is None:
+        if len(self._replies) < asked.request.n and self._limit() is None:
+            self._go_on()
             return self._branch(asked.request)
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
@@ -141,9 +162,8 @@ class ProgramDriver(EnvDriver):
         trajectory = self.env.trajectory
         if trajectory is None and error is not None:
             return failure(error, is_of_policy=self.agent is not None and self.agent.due is not None)
-        if trajectory is not None and trajectory.stop_reason in _CONTEXT_IS_FULL:
-            return RequestError(f"the episode is over: {trajectory.stop_reason}", 400, "context_length_exceeded")
-        return _OVER
+        reason = None if trajectory is None else trajectory.stop_reason
+        return _at_limit(f"the episode is over: {reason}", reason) if reason in _CONTEXT_IS_FULL else _OVER
 
     @override
     def what_runs(self, method: str) -> str:
@@ -163,21 +183,21 @@ class ProgramDriver(EnvDriver):
             except TimeoutError:
                 return Ended()
             if isinstance(event, Ended):
-                if event.error is not None and limit is None:
+                if event.error is not None and limit is None and self._full is None:
                     raise event.error
                 return event
-            limit = self.running.limit_now() if self.running.current is not None else None
+            limit = self._limit()
             if limit is not None:
                 grace_s = self.env.limit_grace_s
                 deadline = deadline or (None if grace_s is None else now() + grace_s)
-                event.refuse(RequestError(f"the episode ends here: {limit}", 400, str(limit)))
+                event.refuse(_at_limit(f"the episode ends here: {limit}", limit))
                 if program is not None:
                     program.stop()
             elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
                 return turn
 
     def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
-        """Return the turn of a request; None if it is answered already: it was answered before, or cannot be rendered.
+        """Return the turn of a request; None if it is answered already: it was answered before, or is refused.
 
         Args:
             asked: The request.
@@ -194,12 +214,45 @@ class ProgramDriver(EnvDriver):
         turn = self._turn_of(asked.request, placed)
         try:
             check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
+            self._check_room(placed, turn)
         except RequestError as error:
             self._conversations.fail(asked.request)
             asked.refuse(error)
             return None
         self._asked = asked
+        self._go_on()
         return turn
+
+    def _limit(self) -> StopReason | None:
+        """Return the limit that ends the episode. A full context does not: the program may go on with less in it."""
+        if self._full is not None and self._full.times >= _TOO_LONG:
+            return self._full.reason
+        if self.running.current is None:
+            return None
+        limit = self.running.limit_now()
+        return self.running.usage.reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
+
+    def _go_on(self) -> None:
+        """Note that a request is taken: what was full before does not end the episode."""
+        self._full = None
+        if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
+            self.running.cut = None
+
+    def _check_room(self, placed: Continues | Opens, turn: Turn) -> None:
+        """Check that a request leaves room for a reply in its context.
+
+        Raises:
+            RequestError: If it does not.
+        """
+        longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
+        limit = min((tokens for tokens in longest if tokens is not None), default=None)
+        if limit is None or most_tokens(placed, turn, self.running.contexts) < limit:
+            return
+        reason = self.running_episode.why_full(self.running, turn)
+        if reason is not None:
+            self._full = _Full(turn, reason, 1 if self._full is None else self._full.times + 1)
+            text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
+            raise _at_limit(text, reason)
 
     def _branch(self, request: ModelRequest) -> Turn:
         return self._turn_of(request, self._conversations.branch(request))
@@ -238,6 +291,7 @@ class ProgramDriver(EnvDriver):
 
     def _last_turn(self, ended: Ended) -> Turn:
         outcome = ended.outcome
+        self.running.full = None if self._full is None else self._full.reason
         is_limited = self.running.limit_now() is not None
         if isinstance(outcome, Turn):
             outcome.terminated = not (is_limited or outcome.truncated)
@@ -311,6 +365,11 @@ class ProgramDriver(EnvDriver):
         except RenderError as error:
             raise inexpressible(error) from error
         return len(rendered.tokens)
+
+
+def _at_limit(text: str, limit: str | None) -> RequestError:
+    """Return what a program gets at a limit: its name is the code, unless the clients have one of their own for it."""
+    return RequestError(text, 400, "context_length_exceeded" if limit in _CONTEXT_IS_FULL else str(limit))
 
 
 def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:

@@ -30,6 +30,11 @@ class Budget(HistoryPolicy):
     target: float = Field(default=0.5, gt=0, le=1)
     order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
 
+    @property
+    def full_beyond(self) -> int:
+        """See `HistoryPolicy.full_beyond`."""
+        return self.max_tokens
+
     def view(self, history: History) -> Rewrite | None:
         """Drop the oldest parts, stage by stage, until the target is reached."""
         if history.length <= self.max_tokens:

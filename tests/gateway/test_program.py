@@ -258,21 +258,142 @@ def test_a_limit_is_an_error_of_the_protocol_and_what_it_returns_then_counts():
     assert seen[0].code == "max_steps"
 
 
-def test_a_context_without_room_is_an_error_that_programs_know():
-    seen: list[openai.BadRequestError] = []
-
+def test_a_program_that_ends_when_the_context_is_full_is_truncated():
     def program(ask: Any) -> float:
-        try:
-            ask("a " * 300)
-        except openai.BadRequestError as error:
-            seen.append(error)
-            raise
+        first = ask("a")
+        ask("a", first, "b " * 300)
         return 1.0
 
-    trajectory = played(lambda ask: ask("a") and program(ask), limits=Limits(max_context_tokens=200))
+    trajectory = played(program, limits=Limits(max_context_tokens=200))
     assert (trajectory.stop_reason, trajectory.reward) == ("max_context_tokens", 0.0)
-    wait_until(lambda: bool(seen))
-    assert seen[0].code == "context_length_exceeded"
+    assert len(trajectory.contexts["main"].messages) == 2  # what was refused is not recorded
+    caught = played(lambda ask: refused(ask, "a", ask("a"), "b " * 300) and 0.5, limits=Limits(max_context_tokens=200))
+    assert (caught.stop_reason, caught.status, caught.reward) == ("max_context_tokens", "truncated", 0.5)
+    first = played(lambda ask: ask("a " * 300) and 1.0, limits=Limits(max_context_tokens=200))
+    assert (first.stop_reason, first.status, len(first.steps)) == ("max_context_tokens", "truncated", 0)
+
+
+def refused(ask: Any, *said: str, **options: Any) -> openai.BadRequestError:
+    """The error of a request that is refused because the context is full."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(*said, **options)
+    assert caught.value.code == "context_length_exceeded"
+    return caught.value
+
+
+def test_a_program_that_compacts_when_the_context_is_full_goes_on_in_the_same_episode():
+    long = "Please look into this: " + "all of it. " * 20
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    def program(ask: Any) -> float:
+        refused(ask, long * 9, tools=tools)  # the first request may be too long, too
+        first = ask(long, tools=tools)
+        second = ask(long, first, long, tools=tools)
+        error = refused(ask, long, first, long, second, long * 3, tools=tools)
+        assert "maximum context length is 500 tokens" in str(error)
+        summary = ask(long, first, long, second, "Sum up.")
+        again = ask(f"So far: {summary}", tools=tools)
+        ask(f"So far: {summary}", again, "Go on.", tools=tools)
+        return 1.0
+
+    says = ("one is done", "two is done", "The first and the second thing are done.", "three is done", "four")
+    trajectory = played(program, *says, limits=Limits(max_context_tokens=500))
+    assert (trajectory.status, trajectory.reward, trajectory.stop_reason) == ("terminated", 1.0, "terminated")
+    assert [step.context for step in trajectory.steps] == ["main", "main", "main/side-1", "main", "main"]
+    assert [(break_.reason, break_.detail[:9]) for break_ in trajectory.breaks if break_.context == "main"] == [
+        ("edit", "compacted")
+    ]
+    assert len(trajectory.samples()) == 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_reply_that_the_context_cut_does_not_end_the_episode_if_the_program_compacts(n: int):
+    def cut(prompt: Any, max_tokens: int | None = None, **_: Any) -> Action:
+        action = saying("word " * 100)(prompt)
+        is_cut = max_tokens is not None and len(action.tokens) > max_tokens
+        return Action(action.tokens[:max_tokens], None, finish_reason="length" if is_cut else "stop")
+
+    cut.tokenizer = "any"  # type: ignore[attr-defined]
+
+    def program(ask: Any) -> float:
+        long = "Tell me more about it. " * 5
+        first = ask(long, n=n)
+        refused(ask, long, first, "Go on.")
+        ask("Tell me less.", max_tokens=5)
+        return 1.0
+
+    with contextlib.closing(env_of(program, limits=Limits(max_context_tokens=100))) as env:
+        trajectory = rollout(env, cut, seed=0)
+    soundness.check(trajectory)
+    assert (trajectory.status, trajectory.reward, len(trajectory.steps)) == ("terminated", 1.0, n + 1)
+    with contextlib.closing(env_of(lambda ask: ask("Hello. " * 5) and 0.5, limits={"max_context_tokens": 60})) as env:
+        ended = rollout(env, cut, seed=0)
+    assert (ended.stop_reason, ended.status, ended.reward) == ("max_context_tokens", "truncated", 0.5)
+
+
+def test_only_what_the_history_policy_cannot_fit_is_refused():
+    def program(ask: Any) -> float:
+        said = ["a"]
+        for _ in range(8):
+            said += [ask(*said), "go on with it"]
+        refused(ask, *said[:-1], "b " * 300)
+        ask(*said)
+        return 1.0
+
+    trajectory = played(program, "word " * 20, history="budget:max_tokens=200")
+    assert (trajectory.status, len(trajectory.steps)) == ("terminated", 9)
+    assert {break_.reason for break_ in trajectory.breaks} == {"budget"}
+    ended = played(lambda ask: ask("a") and refused(ask, "b " * 300) and 1.0, history="budget:max_tokens=200")
+    assert (ended.stop_reason, ended.reward) == ("context_full", 1.0)
+
+
+def test_other_limits_count_although_the_context_was_full():
+    def program(ask: Any) -> float:
+        first = ask("a")
+        refused(ask, "a", first, "b " * 300)
+        second = ask("a", first, "c")
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask("a", first, "c", second, "d")
+        assert caught.value.code == "max_steps"
+        return 1.0
+
+    trajectory = played(program, limits=Limits(max_context_tokens=200, max_steps=2))
+    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.steps)) == ("max_steps", 1.0, 2)
+
+
+def test_a_program_that_ignores_that_the_context_is_full_is_ended():
+    def program(ask: Any) -> float:
+        first = ask("a")
+        errors = [str(refused(ask, "a", first, "b " * 300)) for _ in range(33)]
+        assert ["the episode ends here" in error for error in errors] == [False] * 32 + [True]
+        refused(ask, "a", first, "a request that would fit")
+        return 1.0
+
+    trajectory = played(program, limits=Limits(max_context_tokens=200))
+    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.steps)) == ("max_context_tokens", 1.0, 1)
+
+
+def test_a_request_that_anthropics_client_is_told_is_too_long_can_be_compacted():
+    class Compacts(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            with anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key) as client:
+
+                def ask(text: str) -> Any:
+                    return client.messages.create(
+                        model="m", max_tokens=50, messages=[{"role": "user", "content": text}]
+                    )
+
+                with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as caught:
+                    ask("a " * 300)
+                body: Any = caught.value.body
+                assert body["error"]["type"] == "invalid_request_error"
+                ask("a")
+            return 1.0
+
+    with contextlib.closing(Compacts(limits=Limits(max_context_tokens=200))) as env:
+        trajectory = rollout(env, saying("x"), seed=0)
+    assert (trajectory.status, trajectory.reward, len(trajectory.steps)) == ("terminated", 1.0, 1)
 
 
 @pytest.mark.parametrize(("sampling", "told"), [(None, {"temperature": 0.25}), ({}, {}), ({"top_k": 3}, {"top_k": 3})])

@@ -21,8 +21,9 @@ from protocol_bodies import PROTOCOLS
 from random_programs import ANY, Expected, RandomProgram, Thread
 
 import envsdk
-from envsdk import Action, Message, Trajectory, rollout
+from envsdk import Action, Limits, Message, Trajectory, rollout
 from envsdk.authoring.machinery import DRIVERS
+from envsdk.errors import RequestError
 from envsdk.gateway import ProgramEnv
 from envsdk.gateway.driver import ProgramDriver
 from envsdk.gateway.programs import Endpoint, ThreadProgram
@@ -238,6 +239,43 @@ def test_contexts_breaks_prompts_and_samples_are_those_that_the_program_meant(se
 def test_under_any_history_policy_contexts_are_the_same_and_the_episode_is_sound(history, seed, steps):
     program = Played(Random(seed), is_canonical=False)
     check_contexts(played(program, steps, history=history), program.asked)
+
+
+class Limited(Played):
+    """A program whose requests that are too long are refused, and then sent again without the limit."""
+
+    limit: int
+
+    def send(self, request: ModelRequest) -> Sequence[ModelReply]:
+        agent = self.env.episode.root
+        agent.limits = Limits(max_context_tokens=self.limit)
+        try:
+            return super().send(request)
+        except RequestError as error:
+            assert error.code == "context_length_exceeded"
+            self.refused.append(len(self.asked) - 1)
+        agent.limits = Limits()
+        return super().send(ModelRequest(**{**_fields(request), "body": copy.deepcopy(request.body)}))
+
+    def play(self, session: Any, steps: int) -> float:
+        self.refused: list[int] = []
+        return super().play(session, steps)
+
+
+@pytest.mark.parametrize("history", ["keep", "compact:every=3"])
+@settings(max_examples=5 * settings().max_examples if MANY else 10)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 25), is_over=st.booleans(), data=st.data())
+def test_exactly_the_requests_without_room_are_refused_and_leave_no_trace(history, seed, steps, is_over, data):
+    free, limited = Played(Random(seed)), Limited(Random(seed))
+    free.may_retry = limited.may_retry = free.may_ask_for_two = limited.may_ask_for_two = False
+    expected = played(free, steps, history=history)
+    lengths = [len(prompt) for _, prompt, _ in expected.prompts()]
+    limited.limit = data.draw(st.sampled_from(lengths)) + is_over
+    trajectory = played(limited, steps, history=history)
+    assert limited.refused == [i for i, length in enumerate(lengths) if length >= limited.limit]
+    prompts = [prompt.tolist() for _, prompt, _ in trajectory.prompts()]
+    assert prompts == [prompt.tolist() for _, prompt, _ in expected.prompts()]
+    assert trajectory.breaks == expected.breaks
 
 
 # Over HTTP.
