@@ -32,6 +32,7 @@ class ScriptedSession:
         self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.asked: list[ModelRequest] = []
         self.abandoned: list[ModelRequest] = []
+        self.refusals: list[RequestError] = []
         self.canceled = 0
         self.most_asking = 0
 
@@ -71,6 +72,9 @@ class ScriptedSession:
 
     def abandon(self, request: ModelRequest) -> None:
         self.abandoned.append(request)
+
+    def note_refusal(self, error: RequestError) -> None:
+        self.refusals.append(error)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         return 7

@@ -162,7 +162,11 @@ class ModelRoutes:
         exchange = Exchange.of(request.scope)
         with opened.answering():
             wire = await wire_format(exchange.protocol)
-            asked, body = await self._read(opened, request, wire.read)
+            try:
+                asked, body = await self._read(opened, request, wire.read)
+            except RequestError as error:
+                opened.session.note_refusal(error)
+                raise
             abandon = partial(self._abandon, opened, asked, exchange)
             async with Client(request.receive) as client:
                 replies = await client.wait_for(opened.session.ask(asked), abandon)

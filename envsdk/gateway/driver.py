@@ -89,6 +89,11 @@ class ProgramDriver(EnvDriver):
             return turn
         if self._full is not None:
             return self._full.turn
+        if self._session.refused:
+            raise EpisodeError(
+                f"the program ended without a reply of the model: {self._session.refused} requests were refused, "
+                f"the last one because: {self._session.refusal:.500}"
+            )
         raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
 
     async def following(self, reply: Message) -> Turn:
@@ -218,6 +223,8 @@ class ProgramDriver(EnvDriver):
         except RequestError as error:
             self._conversations.fail(asked.request)
             asked.refuse(error)
+            if self._session is not None:
+                self._session.note_refusal(error)
             return None
         self._asked = asked
         self._go_on()

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import RequestError, message_of
 from .requests import ModelReply, ModelRequest
 
 
@@ -57,13 +57,16 @@ class ProgramSession:
         role: The role of contexts whose requests name none.
 
     Attributes:
-        was_asked: Whether a request came.
+        was_asked: Whether a request came, refused ones included.
+        refused: How many requests were refused.
+        refusal: Why the last of these was refused.
     """
 
     def __init__(self, count_tokens: Callable[[ModelRequest], int], role: str | None = None) -> None:
         self.id = secrets.token_urlsafe(24)
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
         self.was_asked = False
+        self.refused, self.refusal = 0, ""
         self.role, self._count_tokens = role, count_tokens
         self._lock = threading.Lock()
         self._events: deque[Asked | Ended] = deque()
@@ -88,6 +91,12 @@ class ProgramSession:
         """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
         with self._lock:
             self._cut.append(request)
+
+    def note_refusal(self, error: RequestError) -> None:
+        """Note that a request was refused, by the server before `ask`, or by the environment."""
+        with self._lock:
+            self.was_asked = True
+            self.refused, self.refusal = self.refused + 1, message_of(error)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return how many tokens the prompt of a request has."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from .protocols import SessionMemory
 from .requests import ModelReply, ModelRequest
 
@@ -34,6 +34,10 @@ class Session(Protocol):
 
     def abandon(self, request: ModelRequest) -> None:
         """Record that the client went away before it had the whole answer, while it waited or in the middle of it."""
+        ...
+
+    def note_refusal(self, error: RequestError) -> None:
+        """Record that the server refused a request that it could not read."""
         ...
 
     async def count_tokens(self, request: ModelRequest) -> int:

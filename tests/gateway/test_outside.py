@@ -168,6 +168,14 @@ def test_a_session_without_a_request_is_not_recorded(gateway: Standalone) -> Non
     assert not gateway.trajectories
 
 
+def test_a_session_whose_requests_were_all_refused_is_recorded_with_the_last_refusal(gateway: Standalone) -> None:
+    program = gateway.open(episode_id="e")
+    for text in (7, {}):
+        gateway.post(program.base + ROUTES["chat"], {"model": "m", "messages": text}, 400)
+    assert program.close()["status"] == "error"
+    assert "2 requests were refused, the last one because: messages" in (gateway.trajectories["e"].error or "")
+
+
 def test_an_episode_can_be_there_once(gateway: Standalone) -> None:
     program = gateway.open(episode_id="e")
     assert "'e'" in gateway.post("/sessions", {"episode_id": "e"}, 409)["error"]["message"]

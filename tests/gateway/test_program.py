@@ -133,6 +133,19 @@ def test_a_program_that_asks_nothing_is_an_error():
         env.reset(seed=0)
 
 
+def test_a_program_whose_requests_are_all_refused_is_an_error_that_says_why():
+    def program(ask: Any) -> float:
+        with pytest.raises(openai.BadRequestError):
+            ask("a", response_format={"type": "json_object"})  # refused by the server
+        with pytest.raises(openai.BadRequestError):
+            ask("a", system="S", tools=[{"type": "function", "function": {"name": "f"}}])  # refused by the environment
+        return 1.0
+
+    why = r"2 requests were refused, the last one because: .*tools"
+    with contextlib.closing(env_of(program, renderer="chatml")) as env, pytest.raises(EpisodeError, match=why):
+        rollout(env, saying("x"), seed=0)
+
+
 def test_neither_run_nor_a_command():
     with contextlib.closing(ProgramEnv()) as env, pytest.raises(ConfigError, match="nothing to run"):
         env.reset(seed=0)
