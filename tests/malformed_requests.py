@@ -166,7 +166,7 @@ class Mutations:
         headers = {"content-type": draw.choice(TYPES), **self._extra_headers()}
         if draw.random() < 0.5:
             headers["authorization"] = draw.choice([f"Bearer {key}", "Bearer", "Basic eDp5", "Bearer " + "x" * 9000])
-        full = path.replace("{session_id}", named)
+        full = path.replace("{session_id}", named).replace("{response_id}", draw.choice(["resp_x", "%00", "a" * 3000]))
         return Malformed(draw.choice([method.upper()] * 5 + METHODS), full, self._bytes(value), headers)
 
     def _extra_headers(self) -> dict[str, str]:

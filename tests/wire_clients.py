@@ -79,7 +79,7 @@ class Wire:
         if self.error is not None and self.cut_after is None:
             raise self.error
         replies = self.replies.pop(0)
-        self.format.remember(request, replies, self.memory)
+        self.format.remember(request, replies, self.memory, CREATED)
         if not self.format.is_streamed(body):
             return httpx2.Response(200, json=self.format.write(request, body, replies, CREATED))
         self.events = list(self.format.events(request, body, replies, CREATED))

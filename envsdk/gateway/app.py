@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -35,6 +35,9 @@ from .metrics import Metrics
 from .protocols import WireFormat
 from .requests import ModelRequest
 from .sessions import OpenSession, Sessions
+
+if TYPE_CHECKING:
+    from .protocols.responses import Responses
 
 _LARGE_BYTES = 262_144
 """A body is read in a thread if it is larger: meanwhile, other requests are answered."""
@@ -96,14 +99,14 @@ class Endpoint:
 
     Attributes:
         route: The template of the route.
-        method: The method; a route with GET has HEAD, too.
+        methods: The methods; a route with GET has HEAD, too.
         protocol: The name of the protocol; None for the one that the request looks like.
         answer: Returns the response, which is sent.
         send: Sends the response itself, instead of `answer`.
     """
 
     route: str
-    method: str
+    methods: tuple[str, ...]
     protocol: str | None = None
     answer: Callable[[Request], Awaitable[Response]] | None = None
     send: Callable[[Request, Send], Awaitable[None]] | None = None
@@ -113,10 +116,10 @@ class Endpoint:
         exchange = Exchange.of(scope)
         exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
         request = Request(scope, receive, send)
-        allowed = ("GET", "HEAD") if self.method == "GET" else (self.method,)
+        allowed = [*self.methods, *(["HEAD"] if "GET" in self.methods else [])]
         if request.method not in allowed:
             headers = {"allow": ", ".join(allowed)}
-            raise Refusal(405, "method_not_allowed", f"the route has {self.method} only", headers)
+            raise Refusal(405, "method_not_allowed", f"the route has {' and '.join(self.methods)} only", headers)
         if self.send is not None:
             await self.send(request, send)
         elif self.answer is not None:
@@ -142,14 +145,15 @@ class ModelRoutes:
         """
         routes: list[Route] = []
 
-        def add(path: str, method: str, **endpoint: Any) -> None:
-            routes.append(Route(path, Endpoint(path, method, **endpoint)))
+        def add(path: str, *methods: str, **endpoint: Any) -> None:
+            routes.append(Route(path, Endpoint(path, methods, **endpoint)))
 
         for root in ("/s/{session_id}", ""):
             for base in (f"{root}/v1", root, f"{root}/v1/v1"):
                 for name, protocol in _PROTOCOLS.items():
                     add(f"{base}/{name}", "POST", protocol=protocol, send=self.reply)
                 add(f"{base}/messages/count_tokens", "POST", protocol="anthropic", answer=self.count_tokens)
+                add(f"{base}/responses/{{response_id}}", "GET", "DELETE", protocol="responses", answer=self.stored)
                 add(f"{base}/models", "GET", answer=self.models)
                 add(base or "/", "GET", answer=self.base)
             add(f"{root}/v1/", "GET", answer=self.base)
@@ -172,8 +176,8 @@ class ModelRoutes:
                 replies = await client.wait_for(opened.session.ask(asked), abandon)
                 if self._metrics is not None:
                     self._metrics.replied(exchange.protocol, replies)
-                wire.remember(asked, replies, opened.memory)
                 created = int(time.time())
+                wire.remember(asked, replies, opened.memory, created)
                 if wire.is_streamed(body):
                     finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
                 else:
@@ -193,6 +197,16 @@ class ModelRoutes:
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
         return json_response(wire.count(count))
+
+    async def stored(self, request: Request) -> Response:
+        """Answer with a response that the session keeps, or forget it."""
+        opened = self._session_of(request)
+        if request.query_params.get("stream") == "true":
+            raise RequestError("stream: a response that is kept is not streamed: leave it out", field="stream")
+        wire = cast("Responses", await wire_format("responses"))
+        act = wire.delete if request.method == "DELETE" else wire.retrieve
+        async with opened.reading:
+            return json_response(act(request.path_params["response_id"], opened.memory))
 
     async def models(self, request: Request) -> Response:
         """List the one model, in the form of the client's protocol."""

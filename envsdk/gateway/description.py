@@ -9,7 +9,7 @@ _REFUSALS = {
     400: "The body is not JSON, or a field is invalid",
     401: "The key or the token is missing or wrong",
     403: "Without a token, sessions are managed as localhost only",
-    404: "There is no such session or route",
+    404: "There is no such session, response or route",
     405: "The route does not have this method",
     408: "The body did not arrive in time",
     409: "The session is closed, or cannot be rewarded",
@@ -83,7 +83,7 @@ def description(opening: type[BaseModel], rewarding: type[BaseModel], *, has_tok
 
 def _management(opening: type[BaseModel], rewarding: type[BaseModel], schemes: tuple[str, ...]) -> dict[str, Any]:
     created = {**_json(_CREATED), "links": _links("showSession", "rewardSession", "closeSession")}
-    described, named = {200: _json(_SUMMARY)}, [_session_id()]
+    described, named = {200: _json(_SUMMARY)}, [_named("session_id")]
     text = {200: {"description": "The metrics", "content": {"text/plain": {"schema": _TEXT}}}}
     health = {200: _json({"type": "object", "required": ["status"], "properties": {"status": _TEXT}})}
     any_object = {200: _json({"type": "object"})}
@@ -121,13 +121,23 @@ def _of_session(base: str, schemes: tuple[str, ...]) -> dict[str, Any]:
             success["content"]["text/event-stream"] = {"schema": _TEXT}
         operation = _operation(summary, {200: success}, _OF_MODEL, schemes)
         paths[f"{base}/{name}"] = {"post": {**operation, "requestBody": _body(schema)}}
+    success = {200: _json({"type": "object"})}
+    refusals = (400, 401, 404, 500)
+    paths[f"{base}/responses/{{response_id}}"] = {
+        "parameters": [_named("response_id")],
+        "get": _operation("Return a response that the session keeps", success, refusals, schemes),
+        "delete": _operation("Forget a response", success, refusals, schemes),
+    }
     listed = _operation("List the model", {200: _json({"type": "object"})}, (401, 404, 500), schemes)
     return {**paths, f"{base}/models": {"get": listed}}
 
 
 def _in_path(base: str) -> dict[str, Any]:
     """Describe the same routes, with the session in the path and no key."""
-    return {path: {"parameters": [_session_id()], **item} for path, item in _of_session(base, ()).items()}
+    return {
+        path: {**item, "parameters": [_named("session_id"), *item.get("parameters", ())]}
+        for path, item in _of_session(base, ()).items()
+    }
 
 
 def _links(*operations: str) -> dict[str, Any]:
@@ -136,8 +146,8 @@ def _links(*operations: str) -> dict[str, Any]:
     return {operation: {"operationId": operation, "parameters": parameters} for operation in operations}
 
 
-def _session_id() -> dict[str, Any]:
-    return {"name": "session_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _operation(

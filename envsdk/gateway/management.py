@@ -112,7 +112,7 @@ class Gateway:
         ]
         public = [("/health", "GET", self._health), ("/openapi.json", "GET", self._describe)]
         return [
-            Route(path, Endpoint(path, method, answer=answer))
+            Route(path, Endpoint(path, (method,), answer=answer))
             for path, method, answer in [*((p, m, self._guarded(a)) for p, m, a in managed), *public]
         ]
 

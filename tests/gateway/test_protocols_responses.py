@@ -331,7 +331,7 @@ def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_with_i
 
     def respond(id: str) -> None:
         body = {"model": "m", "input": id}
-        wire.remember(wire.read(body, {}, memory), [a_reply(id, id=id)], memory)
+        wire.remember(wire.read(body, {}, memory), [a_reply(id, id=id)], memory, CREATED)
 
     respond("r1")
     respond("r2")

@@ -206,7 +206,7 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(http: httpx.Client, url:
 def test_unknown_routes_and_methods_are_refused_in_the_form_of_the_protocol(
     http: httpx.Client, url: str, root: str, protocol: str
 ) -> None:
-    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/unknown", json={}), 404)
+    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/an/unknown", json={}), 404)
     assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/", json={}), 404)
     response = http.get(f"{url}/{ROUTES[protocol]}")
     assert_error(protocol, response, 405)
@@ -392,6 +392,50 @@ def test_tokens_are_counted(http: httpx.Client, url: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     assert http.post(f"{url}/messages/count_tokens?beta=true", json=body).json() == {"input_tokens": 7}
     assert_error("anthropic", http.post(f"{url}/messages/count_tokens", json={}), 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_client_retrieves_and_deletes_a_response(url: str, session: ScriptedSession, stream: bool) -> None:
+    with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
+        if stream:
+            with client.responses.stream(model="m", input="a", instructions="Be brief.") as streamed:
+                created: Any = streamed.get_final_response()
+        else:
+            created = client.responses.create(model="m", input="a", instructions="Be brief.")
+        again = client.responses.retrieve(created.id)
+        assert (again.output_text, again.instructions) == ("session: a", "Be brief.")
+        assert again.to_dict() == {**created.to_dict(), "output": again.to_dict()["output"]}
+        going_on = client.responses.create(model="m", input="b", previous_response_id=created.id)
+        assert client.responses.delete(created.id) is None
+        for act in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="not found") as caught:
+                act(created.id)
+            assert (caught.value.code, caught.value.status_code) == (None, 404)
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model="m", input="b", previous_response_id=created.id)
+        assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+        client.responses.create(model="m", input="c", previous_response_id=going_on.id)
+        texts = [received.message.content for received in session.asked[-1].messages]
+        assert texts == ["a", "session: a", "b", "session: b", "c"]
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            list(client.responses.retrieve(going_on.id, stream=True))
+
+
+def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
+    server: BackgroundServer, url: str, session: ScriptedSession
+) -> None:
+    other = ScriptedSession("other")
+    server.add(other)
+    with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
+        kept = client.responses.create(model="m", input="a")
+        not_kept = client.responses.create(model="m", input="a", store=False)
+        theirs = client.with_options(base_url=server.openai_base_url(other), api_key=other.key)
+        for asking, name in ((client, not_kept.id), (theirs, kept.id), (client, "resp_x"), (client, "msg_x")):
+            for act in (asking.responses.retrieve, asking.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    act(name)
+        assert client.responses.retrieve(kept.id).id == kept.id
+    server.remove(other)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,7 +5,7 @@ Nothing here does I/O. A server has one handler for all of them:
 ```python
 wire = load_protocol("chat")                            # or "responses", "anthropic"
 request = wire.read(body, headers, memory)              # raises RequestError
-wire.remember(request, replies, memory)
+wire.remember(request, replies, memory, created)
 wire.write(request, body, replies, created)             # or wire.events(...) if wire.is_streamed(body)
 wire.error(error)                                       # or wire.error_event(error) in a stream
 ```

@@ -128,7 +128,9 @@ class Anthropic(WireFormat):
         yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
         yield _event(RawMessageStopEvent)
 
-    def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
+    def remember(
+        self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
+    ) -> None:
         """Keep the conversation of a thread."""
         if not isinstance(request, _Request) or request.thread is None:
             return
@@ -138,7 +140,7 @@ class Anthropic(WireFormat):
         received = ReceivedMessage(read.message, value, reply.id)
         thread = request.thread
         kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
-        memory.responses.add(_MESSAGE + reply.id, kept, ())
+        memory.responses.add(_MESSAGE + reply.id, kept)
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""

@@ -154,7 +154,7 @@ class StoredConversation:
 
 
 class StoredResponses:
-    """The responses that requests may name by `previous_response_id`, and their items, which they may refer to.
+    """The responses that requests may name by `previous_response_id`, their items, and what may be retrieved of them.
 
     Args:
         limit: How many responses are kept. The one that was not used for the longest time is forgotten first.
@@ -162,23 +162,34 @@ class StoredResponses:
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._responses: OrderedDict[str, tuple[StoredConversation, Sequence[Mapping[str, Any]]]] = OrderedDict()
+        self._responses: OrderedDict[str, tuple[StoredConversation, Mapping[str, Any]]] = OrderedDict()
         self._response_of: dict[str, str] = {}
 
-    def add(self, id: str, conversation: StoredConversation, items: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, id: str, conversation: StoredConversation, response: Mapping[str, Any] | None = None) -> None:
         """Keep a response.
 
         Args:
             id: The response's id.
             conversation: The conversation, up to and with the response.
-            items: The response's output, each item with its `id`.
+            response: The response, whose `output` has items with an `id`; None if it cannot be retrieved.
         """
-        self._responses[id] = conversation, items
-        self._response_of.update((item["id"], id) for item in items)
+        self._responses[id] = conversation, response or {}
+        self._response_of.update((item["id"], id) for item in self._items(id))
         while len(self._responses) > self._limit:
-            _, (_, forgotten) = self._responses.popitem(last=False)
-            for item in forgotten:
-                del self._response_of[item["id"]]
+            self.delete(next(iter(self._responses)))
+
+    def response(self, id: str) -> Mapping[str, Any] | None:
+        """Return a response that may be retrieved; None if it is not known (any more)."""
+        return self._responses[id][1] or None if id in self._responses else None
+
+    def delete(self, id: str) -> None:
+        """Forget a response and its items. What continues it is kept."""
+        for item in self._items(id):
+            del self._response_of[item["id"]]
+        del self._responses[id]
+
+    def _items(self, id: str) -> Sequence[Mapping[str, Any]]:
+        return self._responses[id][1].get("output", ())
 
     def conversation(self, id: str) -> StoredConversation | None:
         """Return the conversation up to a response; None if it is not known (any more)."""
@@ -193,7 +204,7 @@ class StoredResponses:
         if response is None:
             return None
         self._responses.move_to_end(response)
-        return next(item for item in self._responses[response][1] if item["id"] == id)
+        return next(item for item in self._items(response) if item["id"] == id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,15 +126,34 @@ class Responses(OpenAIFormat):
         """Return the body of a response to `POST /responses/input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
-    def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
-        """Keep a response for `previous_response_id`, unless `store` is false."""
+    def remember(
+        self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
+    ) -> None:
+        """Keep a response for `previous_response_id` and `GET /responses/{id}`, unless `store` is false."""
         if not isinstance(request, _Request) or request.conversation is None or request.body.get("store") is False:
             return
         [reply] = replies
-        items = output_items(request.body, request, reply)
-        conversation = request.conversation
-        stored = StoredConversation([*conversation.received, reply_of(items, "output")], conversation.previous)
-        memory.responses.add(f"resp_{reply.id}", stored, items)
+        response = _response(request, request.body, reply, created)
+        conversation, said = request.conversation, reply_of(response["output"], "output")
+        stored = StoredConversation([*conversation.received, said], conversation.previous)
+        memory.responses.add(response["id"], stored, response)
+
+    def retrieve(self, id: str, memory: SessionMemory) -> dict[str, Any]:
+        """Return the body of a response to `GET /responses/{id}`.
+
+        Raises:
+            RequestError: If there is no such response (any more).
+        """
+        response = memory.responses.response(id)
+        if response is None:
+            raise RequestError(f"Response with id {id!r:.80} not found.", 404, "not_found_error")
+        return Response.model_validate(response).model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+    def delete(self, id: str, memory: SessionMemory) -> dict[str, Any]:
+        """Forget a response, and return the body of a response to `DELETE /responses/{id}`; see `retrieve`."""
+        self.retrieve(id, memory)
+        memory.responses.delete(id)
+        return {"id": id, "object": "response", "deleted": True}
 
     def _input(self, fields: Fields, memory: SessionMemory) -> tuple[Any, list[ReceivedMessage]]:
         """Return the input, and its messages."""

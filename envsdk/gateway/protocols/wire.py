@@ -83,9 +83,11 @@ class WireFormat(ABC):
         """Return the body of a response to a request that tokens are counted."""
         return {"input_tokens": tokens}
 
-    def remember(self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory) -> None:
-        """Keep what later requests may name. A server calls it before it sends the response."""
-        del request, replies, memory
+    def remember(
+        self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
+    ) -> None:
+        """Keep what later requests may name. A server calls it before it sends the response, created at that time."""
+        del request, replies, memory, created
 
     def is_streamed(self, body: Any) -> bool:
         """Return whether a request that was read asks for a streamed response."""
