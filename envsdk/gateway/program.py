@@ -30,7 +30,8 @@ class ProgramEnv(Env):
     one after the other.
 
     When a limit is reached, the program's next request is refused with a 400 of its protocol, whose code names the
-    limit. What the program returns within `limit_grace_s` seconds is still its reward.
+    limit. What the program returns within `limit_grace_s` seconds is still its reward. A request that does not fit into
+    its context is refused, too (`context_length_exceeded`), and the episode goes on with the program's next request.
 
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
