@@ -250,6 +250,21 @@ def test_a_limit_is_answered_in_the_form_of_the_protocol_and_rewards_still_count
     soundness.check(gateway.trajectories["e"])
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_session_goes_on_with_a_shorter_request_when_its_context_is_full(gateway: Standalone, protocol: str) -> None:
+    program, other = (gateway.open(episode_id=name, limits={"max_context_tokens": 200}) for name in ("e", "other"))
+    for one in (program, other):
+        one.ask("a", protocol)
+        assert "maximum context length is 200 tokens" in one.ask("b " * 300, protocol, 400)
+    program.ask("c", protocol)
+    for one in (program, other):
+        one.reward(0.5)
+    ended, full = program.close(), other.close()
+    assert (ended["stop_reason"], ended["steps"], ended["reward"], ended["breaks"]) == ("terminated", 2, 0.5, {})
+    assert (full["stop_reason"], full["status"], full["reward"]) == ("max_context_tokens", "truncated", 0.5)
+    soundness.check(*gateway.trajectories.values())
+
+
 @pytest.mark.parametrize(("limits", "statuses"), [(None, [200, 200, 400]), ({"max_steps": 1}, [200, 400, 400])])
 def test_the_limits_of_the_gateway_are_those_of_a_session_unless_it_changes_them(
     limits: Any, statuses: list[int]
