@@ -4,14 +4,23 @@ Every function is pure: it returns arrays or new samples and does not change its
 context does not matter: the samples of one context of one trajectory count once in a baseline.
 """
 
-from .advantages import add_kl_penalty, group_advantages, per_token, step_advantages
+from .advantages import (
+    add_kl_penalty,
+    anchor_advantages,
+    group_advantages,
+    per_token,
+    role_advantages,
+    step_advantages,
+)
 from .baselines import Baseline, leave_one_out, mean, none, normalized
+from .comparisons import observation_anchors, win_rates
 from .returns import Scope, context_rewards, discounted, step_returns
 
 __all__ = [
     "Baseline",
     "Scope",
     "add_kl_penalty",
+    "anchor_advantages",
     "context_rewards",
     "discounted",
     "group_advantages",
@@ -19,7 +28,10 @@ __all__ = [
     "mean",
     "none",
     "normalized",
+    "observation_anchors",
     "per_token",
+    "role_advantages",
     "step_advantages",
     "step_returns",
+    "win_rates",
 ]

@@ -1,6 +1,6 @@
 """Advantages in samples: one for each context or for each step, and a KL penalty that is added to them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -79,24 +79,9 @@ def group_advantages(
         InvalidSample: If a sample is invalid or was not scored, samples of one context have different rewards, or two
             trajectories have the same id.
     """
-    values: dict[_Key, float] = {}
-    keys: list[list[_Key]] = []
     samples = valid_samples(samples)
-    for sample in samples:
-        name, context = sample.trajectory_id, sample.context
-        if rewards is None and not sample.is_scored:
-            raise InvalidSample(
-                f"trajectory {name!r} was not scored, because no turn had a reward: leave it out, or return "
-                "Turn(..., reward=0.0) where a turn earns nothing"
-            )
-        reward = sample.reward if rewards is None else _reward_of(rewards, name, context)
-        known = values.setdefault((name, context), reward)
-        if known != reward:
-            raise InvalidSample(
-                f"the samples of context {context!r} of trajectory {name!r} have the rewards {known} and {reward}; "
-                "expected one reward for all of them"
-            )
-        keys.append([(name, context)])
+    values = _rewards_of_contexts(samples, rewards)
+    keys: list[list[_Key]] = [[(sample.trajectory_id, sample.context)] for sample in samples]
     advantages = _over_groups(samples, keys, values, baseline, by_role=by_role)
     return [
         replace(sample, advantage=per_token(sample, advantages[sample.trajectory_id, sample.context]))
@@ -134,17 +119,106 @@ def step_advantages(
             trajectories have the same id.
     """
     samples = valid_samples(samples)
-    values: dict[_Key, float] = {}
-    keys: list[list[_Key]] = []
-    for index, sample in enumerate(samples):
-        steps = _steps_of(index, sample)
-        keys.append([(sample.trajectory_id, step) for step in steps])
-        values.update(zip(keys[-1], _returns_of(returns, sample.trajectory_id, steps), strict=True))
+    values, keys = _returns_of_steps(samples, returns)
     advantages = _over_groups(samples, keys, values, baseline, by_role=by_role)
-    return [
-        replace(sample, advantage=per_token(sample, [advantages[key] for key in own]))
-        for sample, own in zip(samples, keys, strict=True)
-    ]
+    return [_with_steps(sample, own, advantages) for sample, own in zip(samples, keys, strict=True)]
+
+
+def anchor_advantages(
+    samples: Sequence[Sample],
+    returns: Mapping[str, Values],
+    anchors: Mapping[str, Sequence[Hashable]],
+    baseline: Baseline = "normalized",
+    *,
+    weight: float = 1.0,
+    rewards: Mapping[str, Mapping[str, float]] | None = None,
+    by_role: bool = True,
+) -> list[Sample]:
+    """Add to the advantage of a context that of each step among the steps of its group that began in the same state.
+
+    `A[t] = A_context + weight * A_step[t]`: the first is that of `group_advantages`, the second compares the step's
+    return with those of all steps of the group with the same anchor. A step whose anchor no other trajectory has gets
+    0 as its second part.
+
+    Source: L. Feng et al., "Group-in-Group Policy Optimization" (GiGPO), 2025, arXiv:2505.10978.
+
+    Args:
+        samples: The samples of whole groups; see `group_advantages`.
+        returns: For each trajectory id, the returns of its steps; see `step_advantages`.
+        anchors: For each trajectory id, what identifies the state in which each step began, such as
+            `{t.id: observation_anchors(t) for t in trajectories}`.
+        baseline: How the values of a group become advantages, for both parts.
+        weight: How much the advantages of steps count; at least 0.
+        rewards: See `group_advantages`.
+        by_role: Whether samples of different roles are in different groups.
+
+    Returns:
+        New samples in the same order. Their `advantage` is float32 of shape (L,): 0.0 where mask is False.
+
+    Raises:
+        ConfigError: As `group_advantages` and `step_advantages`; or if a step has no anchor, or `weight` is negative.
+        InvalidSample: As `group_advantages` and `step_advantages`.
+    """
+    if not isinstance(weight, Real) or not 0 <= weight < np.inf:
+        raise ConfigError(f"weight is {weight!r}; expected a finite number of at least 0")
+    of_contexts = group_advantages(samples, baseline, rewards=rewards, by_role=by_role)
+    values, keys = _returns_of_steps(of_contexts, returns)
+    states = {key: _anchor_of(anchors, *key) for own in keys for key in own}
+    of_steps = _over_groups(of_contexts, keys, values, baseline, by_role=by_role, states=states)
+    added: list[Sample] = []
+    for sample, own in zip(of_contexts, keys, strict=True):
+        of_sample = np.asarray(sample.advantage, dtype=np.float64)
+        advantage = of_sample + weight * np.asarray(_with_steps(sample, own, of_steps).advantage, dtype=np.float64)
+        added.append(replace(sample, advantage=advantage.astype(np.float32)))
+    return added
+
+
+def role_advantages(
+    samples: Sequence[Sample],
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    decay: float = 0.95,
+) -> tuple[list[Sample], dict[str, dict[str, float]]]:
+    """Compare the reward of each context with a running mean of its environment and role: for self-play.
+
+    For each context, in order: `A = R - b`, then `b = decay * b + (1 - decay) * R`. In self-play a role's rewards
+    depend on the game (the first player may win more often), and there is no group of the same task. A context counts
+    once, however many samples it has.
+
+    Source: B. Liu et al., "SPIRAL", 2025, arXiv:2506.24119 (role-conditioned advantage estimation, RAE). There the
+    baseline is updated first, which multiplies all advantages by `decay`.
+
+    Args:
+        samples: Samples of any trajectories. `metadata["env"]` and `role` identify the baseline.
+        baselines: What the last call returned; by default all baselines are 0. It is not changed.
+        decay: How much of a baseline stays after a context, from 0 to 1.
+
+    Returns:
+        New samples in the same order, and the baselines by environment and role, for the next call. `advantage` is
+        float32 of shape (L,): 0.0 where mask is False.
+
+    Raises:
+        ConfigError: If `decay` is not a number from 0 to 1, or `baselines` is not a mapping of mappings.
+        InvalidSample: If a sample is invalid or was not scored, or a baseline is not a finite number.
+    """
+    if not isinstance(decay, Real) or not 0 <= decay <= 1:
+        raise ConfigError(f"decay is {decay!r}; expected a number from 0 to 1")
+    samples = valid_samples(samples)
+    rewards = _rewards_of_contexts(samples, None)
+    known: Any = {} if baselines is None else baselines
+    if not isinstance(known, Mapping) or not all(isinstance(roles, Mapping) for roles in known.values()):  # pyright: ignore[reportUnknownVariableType]
+        raise ConfigError(f"baselines is {known!r:.80}; expected what role_advantages returned before")
+    means: dict[str, dict[str, float]] = {env: {**roles} for env, roles in cast("Any", known).items()}
+    found: dict[_Key, float] = {}
+    for sample in samples:
+        key = (sample.trajectory_id, sample.context)
+        if key not in found:
+            roles, reward = means.setdefault(str(sample.metadata.get("env", "")), {}), rewards[key]
+            (mean,) = finite_array("baselines", [roles.get(sample.role, 0.0)]).tolist()
+            found[key] = reward - mean
+            roles[sample.role] = float(decay) * mean + (1 - float(decay)) * reward
+    keys = [(sample.trajectory_id, sample.context) for sample in samples]
+    return [replace(one, advantage=per_token(one, found[key])) for one, key in zip(samples, keys, strict=True)], means
 
 
 def add_kl_penalty(samples: Sequence[Sample], trainer_logprobs: Sequence[Any], coef: float) -> list[Sample]:
@@ -192,9 +266,13 @@ def _over_groups(
     baseline: Baseline,
     *,
     by_role: bool,
+    states: Mapping[_Key, Hashable] | None = None,
 ) -> dict[_Key, float]:
-    """Return the advantage of each value within its group. `keys` has the keys of the values of each sample."""
-    groups: dict[str, dict[_Key, None]] = {}
+    """Return the advantage of each value within its group. `keys` has the keys of the values of each sample.
+
+    With `states`, only values of one state are compared, and a value that no other trajectory has one for is 0.
+    """
+    groups: dict[tuple[str, Hashable], dict[_Key, None]] = {}
     seen: set[tuple[str, str, int]] = set()
     for index, (sample, own) in enumerate(zip(samples, keys, strict=True)):
         segment = (sample.trajectory_id, sample.context, sample.segment_index)
@@ -205,12 +283,73 @@ def _over_groups(
                 "`episode_id`)"
             )
         seen.add(segment)
-        groups.setdefault(_group_of(index, sample, by_role), {}).update(dict.fromkeys(own))
+        group = _group_of(index, sample, by_role)
+        for key in own:
+            groups.setdefault((group, None if states is None else states[key]), {})[key] = None
     advantages: dict[_Key, float] = {}
-    for group, members in groups.items():
-        found = apply_baseline(baseline, group, [values[key] for key in members], [owner for owner, _ in members])
+    for (group, _), members in groups.items():
+        owners = [owner for owner, _ in members]
+        if states is not None and len(set(owners)) == 1:
+            advantages.update(dict.fromkeys(members, 0.0))
+            continue
+        found = apply_baseline(baseline, group, [values[key] for key in members], owners)
         advantages.update(zip(members, found.tolist(), strict=True))
     return advantages
+
+
+def _rewards_of_contexts(
+    samples: Sequence[Sample], rewards: Mapping[str, Mapping[str, float]] | None
+) -> dict[_Key, float]:
+    """Return the reward of each context; see `group_advantages`."""
+    values: dict[_Key, float] = {}
+    for sample in samples:
+        name, context = sample.trajectory_id, sample.context
+        if rewards is None and not sample.is_scored:
+            raise InvalidSample(
+                f"trajectory {name!r} was not scored, because no turn had a reward: leave it out, or return "
+                "Turn(..., reward=0.0) where a turn earns nothing"
+            )
+        reward = sample.reward if rewards is None else _reward_of(rewards, name, context)
+        known = values.setdefault((name, context), reward)
+        if known != reward:
+            raise InvalidSample(
+                f"the samples of context {context!r} of trajectory {name!r} have the rewards {known} and {reward}; "
+                "expected one reward for all of them"
+            )
+    return values
+
+
+def _returns_of_steps(
+    samples: Sequence[Sample], returns: Mapping[str, Values]
+) -> tuple[dict[_Key, float], list[list[_Key]]]:
+    """Return the return of each step, and the keys of the steps of each sample."""
+    values: dict[_Key, float] = {}
+    keys: list[list[_Key]] = []
+    for index, sample in enumerate(samples):
+        steps = _steps_of(index, sample)
+        keys.append([(sample.trajectory_id, step) for step in steps])
+        values.update(zip(keys[-1], _returns_of(returns, sample.trajectory_id, steps), strict=True))
+    return values, keys
+
+
+def _with_steps(sample: Sample, keys: Sequence[_Key], advantages: Mapping[_Key, float]) -> Sample:
+    """Return a sample with an advantage for each of its steps."""
+    return replace(sample, advantage=per_token(sample, [advantages[key] for key in keys]))
+
+
+def _anchor_of(anchors: Any, trajectory: str, step: Any) -> Hashable:
+    given: Any = _entry("anchors", anchors, trajectory)
+    found: Sequence[Any] = given if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) else ()
+    if step >= len(found):
+        raise ConfigError(
+            f"anchors[{trajectory!r}] is {given!r:.80}; expected one for each step: observation_anchors(trajectory)"
+        )
+    anchor = found[step]
+    try:
+        hash(anchor)
+    except TypeError as error:
+        raise ConfigError(f"anchors[{trajectory!r}][{step}] is {anchor!r:.80}: {error}") from error
+    return (anchor,)
 
 
 def _group_of(index: int, sample: Sample, by_role: bool) -> str:

@@ -10,6 +10,7 @@ A wrong or malformed reply gets a lower score. A malformed target raises `TaskEr
 """
 
 from .combined import aweighted, best, extract, in_thread, weighted
+from .comparing import compare
 from .judges import judge
 from .numbers import numeric
 from .programs import Call, Program, unit_tests
@@ -24,6 +25,7 @@ __all__ = [
     "Scorer",
     "aweighted",
     "best",
+    "compare",
     "exact",
     "extract",
     "f1",

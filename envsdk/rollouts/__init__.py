@@ -1,6 +1,7 @@
 """Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
 from .comparing import Difference
+from .curriculum import TaskSampler
 from .engine import Rollouts
 from .jobs import Group
 from .many import arollout_many, rollout_many
@@ -19,6 +20,7 @@ __all__ = [
     "RunFolder",
     "Statistics",
     "StoredRun",
+    "TaskSampler",
     "arollout",
     "arollout_many",
     "replay_run",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from envsdk import Env, Handoff, HandoffResult, Message, Sample, Trajectory, Turn, make, rollout
 from envsdk.credit import (
     add_kl_penalty,
+    anchor_advantages,
     context_rewards,
     discounted,
     group_advantages,
@@ -19,9 +20,12 @@ from envsdk.credit import (
     mean,
     none,
     normalized,
+    observation_anchors,
     per_token,
+    role_advantages,
     step_advantages,
     step_returns,
+    win_rates,
 )
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.rollouts import rollout_many
@@ -645,3 +649,127 @@ def test_what_is_no_trajectory_and_no_sample_is_refused() -> None:
             call()
     with pytest.raises(InvalidSample, match="expected a Sample"):
         per_token("x", 1.0)  # type: ignore[arg-type]
+
+
+# Roles, states, and comparisons.
+
+
+@given(st.lists(st.tuples(st.sampled_from(["first", "second"]), st.floats(-5, 5)), max_size=20), st.floats(0, 1))
+def test_a_role_is_compared_with_its_own_running_mean(games: list[tuple[str, float]], decay: float):
+    samples = [sample(f"t{i}", role=role, reward=reward, group=None) for i, (role, reward) in enumerate(games)]
+    scored, means = role_advantages(samples, decay=decay)
+    expected = {"first": 0.0, "second": 0.0}
+    for one, (role, reward) in zip(scored, games, strict=True):
+        np.testing.assert_allclose(values(one), np.where(one.mask, reward - expected[role], 0), rtol=1e-6, atol=1e-6)
+        expected[role] = decay * expected[role] + (1 - decay) * reward
+    assert means.get("", {}) == pytest.approx({role: expected[role] for role, _ in games})
+
+
+def test_baselines_of_roles_go_on_and_belong_to_their_environment():
+    def game(env: str, reward: float, id: str) -> Sample:
+        made = sample(id, reward=reward, role="first")
+        return replace(made, metadata={**made.metadata, "env": env})
+
+    before = {"chess": {"first": 0.5}}
+    segments = [game("chess", 1.0, "a"), replace(game("chess", 1.0, "a"), segment_index=1, n_segments=2)]
+    scored, means = role_advantages([*segments, game("go", 1.0, "b")], before, decay=0.5)
+    assert [max(values(one)) for one in scored] == [0.5, 0.5, 1.0]  # a context counts once
+    assert means == {"chess": {"first": 0.75}, "go": {"first": 0.5}}
+    assert before == {"chess": {"first": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"decay": 1.5}, "decay is"), ({"baselines": [1]}, "baselines is"), ({"baselines": {"": 1.0}}, "baselines is")],
+)
+def test_baselines_of_roles_that_are_none_are_refused(options: Any, error: str):
+    with pytest.raises(ConfigError, match=error):
+        role_advantages([sample()], **options)
+
+
+STATES = st.lists(st.lists(st.tuples(st.sampled_from("xyz"), st.floats(-9, 9)), min_size=1, max_size=4), max_size=5)
+
+
+@given(STATES, st.floats(0, 2))
+def test_steps_that_began_in_one_state_are_compared(episodes: list[list[tuple[str, float]]], weight: float):
+    """Against the formula of GiGPO, written out."""
+    samples = [
+        sample(f"t{i}", reward=sum(r for _, r in steps), steps=range(len(steps))) for i, steps in enumerate(episodes)
+    ]
+    returns = {f"t{i}": discounted([r for _, r in steps], 0.9) for i, steps in enumerate(episodes)}
+    anchors = {f"t{i}": [state for state, _ in steps] for i, steps in enumerate(episodes)}
+    found = anchor_advantages(samples, returns, anchors, "normalized", weight=weight)
+    totals = [one.reward for one in samples]
+    for i, (one, steps) in enumerate(zip(found, episodes, strict=True)):
+        for t, (state, _) in enumerate(steps):
+            same = [
+                (j, returns[f"t{j}"][u])
+                for j, other in enumerate(episodes)
+                for u, (s, _) in enumerate(other)
+                if s == state
+            ]
+            whole = normalize(totals, totals[i])
+            step = (
+                normalize([value for _, value in same], returns[f"t{i}"][t]) if len({j for j, _ in same}) > 1 else 0.0
+            )
+            np.testing.assert_allclose(
+                np.array(values(one))[one.step_ids == t], whole + weight * step, rtol=1e-4, atol=1e-4
+            )
+
+
+def normalize(group: list[float], value: float) -> float:
+    mean = sum(group) / len(group)
+    deviation = (sum((one - mean) ** 2 for one in group) / len(group)) ** 0.5
+    return (value - mean) / (deviation + 1e-6) if len(group) > 1 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("anchors", "weight", "error"),
+    [
+        ({}, 1.0, "anchors has no key 'a'"),
+        ({"a": ["x"]}, 1.0, "expected one for each step"),
+        ({"a": "xy"}, 1.0, "expected one for each step"),
+        ({"a": [["x"], ["y"]]}, 1.0, "unhashable"),
+        ({"a": ["x", "y"]}, -1.0, "weight is"),
+    ],
+)
+def test_anchors_that_are_none_are_refused(anchors: Any, weight: float, error: str):
+    with pytest.raises(ConfigError, match=error):
+        anchor_advantages([sample()], {"a": [0.0, 0.0]}, anchors, weight=weight)
+
+
+def test_the_anchor_of_a_step_is_what_the_environment_said():
+    env = make("envsdk/GuessNumber-v0", limits={"max_steps": 4})
+    played = [rollout(env, "random", seed=3, options={"episode_id": f"a{i}", "group_id": "g"}) for i in range(2)]
+    first, second = map(observation_anchors, played)
+    assert len(first) == len(played[0].steps)
+    assert first[0] == second[0] and "Guess" in first[0]
+    assert set(first[1:]) & set(second[1:])  # the same answer to another guess
+    samples = [one for episode in played for one in episode.samples()]
+    returns = {episode.id: step_returns(episode) for episode in played}
+    assert len(anchor_advantages(samples, returns, {t.id: observation_anchors(t) for t in played})) == len(samples)
+
+
+@given(st.integers(2, 6).flatmap(lambda n: st.lists(st.floats(0, 1), min_size=n * n, max_size=n * n)))
+def test_a_win_rate_is_the_mean_over_the_others(numbers: list[float]):
+    n = int(len(numbers) ** 0.5)
+    wins = np.array(numbers).reshape(n, n)
+    wins = np.triu(wins, 1) + np.tril(1 - wins.T, -1)
+    expected = [sum(wins[i, j] for j in range(n) if j != i) / (n - 1) for i in range(n)]
+    np.testing.assert_allclose(win_rates(wins), expected)
+
+
+@pytest.mark.parametrize(
+    ("wins", "error"),
+    [
+        ([[0.5, 0.7]], "expected \\(n, n\\)"),
+        ([[0.5, 1.7], [-0.7, 0.5]], "not from 0 to 1"),
+        ([[0.5, 0.7], [0.7, 0.5]], "contradicts itself"),
+        ([[0.5, NAN], [0.5, 0.5]], "contradicts itself"),
+        ([[0.5, NAN], [NAN, 0.5]], "member 0 was compared with no other"),
+        ([["a", "b"]], "must be numbers"),
+    ],
+)
+def test_comparisons_that_are_none_are_refused(wins: Any, error: str):
+    with pytest.raises(InvalidSample, match=error):
+        win_rates(wins)
