@@ -339,7 +339,8 @@ def _with_steps(sample: Sample, keys: Sequence[_Key], advantages: Mapping[_Key, 
 
 def _anchor_of(anchors: Any, trajectory: str, step: Any) -> Hashable:
     given: Any = _entry("anchors", anchors, trajectory)
-    found: Sequence[Any] = given if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) else ()
+    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    found = cast("Sequence[Any]", given) if is_list else ()
     if step >= len(found):
         raise ConfigError(
             f"anchors[{trajectory!r}] is {given!r:.80}; expected one for each step: observation_anchors(trajectory)"
