@@ -1,7 +1,7 @@
 """A comparison of a renderer with its tokenizer's chat template, which transformers runs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
@@ -123,23 +123,45 @@ def render_template(
     Raises:
         RenderError: If the tokenizer has no chat template, or the template rejects the conversation.
     """
-    from transformers.utils import chat_template_utils
-
     source = renderer.chat_template
     if source is None:
         raise RenderError("the tokenizer came without a chat template")
     options = renderer.specification()
     arguments: dict[str, Any] = {**source.special_tokens, **options, **options.get("template_arguments", {})}
     shown = {name: value for name, value in arguments.items() if name not in _NO_ARGUMENTS}
-    now = datetime.fromisoformat(getattr(renderer, "current_date", _DATE))
-    text = _CLOCK.sub(lambda match: repr(now.strftime(match[2])), source.text)
+    text = with_fixed_date(source.text, renderer)
+    return render_text(text, messages, tools, generation_prompt=generation_prompt, arguments=shown)
+
+
+def with_fixed_date(text: str, renderer: Renderer) -> str:
+    """Return a template that has the renderer's date where it would read the clock."""
+    date = getattr(renderer, "current_date", renderer.specification().get("date", _DATE))
+    now = datetime.fromisoformat(date)
+    return _CLOCK.sub(lambda match: repr(now.strftime(match[2])), text)
+
+
+def render_text(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    *,
+    generation_prompt: bool,
+    arguments: Mapping[str, Any],
+) -> str:
+    """Render with the text of a chat template, as transformers does.
+
+    Raises:
+        RenderError: If the template rejects the conversation.
+    """
+    from transformers.utils import chat_template_utils
+
     try:
         rendered: Any = cast("Any", chat_template_utils).render_jinja_template(
             [[message.to_openai() for message in messages]],
             tools=[dict(tool) for tool in tools] or None,
-            chat_template=text,
+            chat_template=template,
             add_generation_prompt=generation_prompt,
-            **shown,
+            **arguments,
         )
     except Exception as error:  # a template may raise anything
         raise RenderError(f"the template rejects the conversation: {type(error).__name__}: {error}") from error
