@@ -9,6 +9,7 @@ from .measured import Measured
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
+_TEXT_ONLY = "this template reads content that is a text"
 
 
 def write_template(measured: Measured, title: str) -> str:
@@ -45,6 +46,9 @@ def _system() -> list[str]:
         "{%- set system, messages_ = none, messages -%}",
         "{%- if messages[0].role == 'system' -%}",
         "{%- set system, messages_ = messages[0].content or '', messages[1:] -%}",
+        "{%- if system is not string -%}",
+        _refusal(_TEXT_ONLY),
+        "{%- endif -%}",
         "{%- endif -%}",
     ]
 
@@ -75,7 +79,7 @@ def _starts(measured: Measured) -> list[str]:
 
 def _start(start: Start) -> list[str]:
     condition = "(system or '') | trim" if start.needs_text else "system is not none"
-    slots = {SYSTEM: f"(system{start.slot.jinja})", TOOLS: "tool_list"}
+    slots = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
     with_system, without = _print(start.with_system, slots), _print(start.without, slots)
     return [f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"]
 
@@ -90,7 +94,7 @@ def _before() -> list[str]:
         "{{- table[message.role] -}}",
         "{%- set content = message.content or '' -%}",
         "{%- if content is not string -%}",
-        _refusal("this template reads content that is a text"),
+        _refusal(_TEXT_ONLY),
         "{%- endif -%}",
     ]
 
@@ -139,9 +143,9 @@ def _shapes(measured: Measured) -> list[str]:
 
 
 def _body(measured: Measured, body: Body) -> list[str]:
-    slots = {CONTENT: f"(content{body.slot.jinja})", CALLS: "call_list"}
+    slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
     if measured.writes_reasoning:
-        slots[REASONING] = f"(reasoning{measured.reasoning_slot.jinja})"
+        slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
     if body.with_text.replace(CONTENT, "") == body.without:
         return [_print(body.with_text, slots)]
     condition = f"content{' | trim' if body.needs_text else ''}"

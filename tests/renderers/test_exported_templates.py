@@ -209,9 +209,10 @@ def test_servers_may_pass_reasoning_under_any_of_its_names() -> None:
     assert len(texts) == 1 and "<think>\nwhy\n</think>\n\na<|im_end|>" in texts.pop()
 
 
-def test_content_that_is_not_a_text_is_refused() -> None:
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_content_that_is_not_a_text_is_refused(role: str) -> None:
     exported = export_template(Qwen3(load_tokenizer("embedded")))
-    parts = [{"role": "user", "content": [{"type": "text", "text": "u"}]}]
+    parts = [{"role": role, "content": [{"type": "text", "text": "u"}]}]
     assert template_tokens("qwen3", exported.text, parts, None, generation_prompt=True) is None
 
 
