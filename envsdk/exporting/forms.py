@@ -1,20 +1,10 @@
-"""The forms in which families write messages, and the words that mark their slots in a measured text."""
+"""The forms in which families write messages, as measured texts with words in place of what varies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SYSTEM, QUERY, CONTENT, REASONING, NEXT = (
-    f"Wvq{name}qvW" for name in ("system", "query", "content", "thought", "next")
-)
-TOOLS, CALLS = "WvqtoolsqvW", "WvqcallsqvW"
-"""What stands for the list of tools, and for the calls of a reply, in a measured text."""
-NAMES, KEYS, VALUES = (tuple(f"Wvq{kind}{i}qvW" for i in range(2)) for kind in ("name", "key", "value"))
-PROBE, BLANK = "\n \n text \n \n", " \n"
-ROLES = ("user", "assistant", "tool", "system")
-"""The roles of a message that comes next; an assistant's message with calls begins like any other of it."""
-ENDS = ("end", "prompt")
-"""What may come next instead of a message: nothing, or the generation prompt."""
+from .probes import PROBE
 
 
 class NotRegular(Exception):

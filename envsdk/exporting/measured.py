@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
-from .forms import (
+from .forms import Body, Calls, NotRegular, Slot, Start, between, shared_length, slot_of
+from .probes import (
     BLANK,
     CALLS,
     CONTENT,
@@ -25,18 +25,15 @@ from .forms import (
     NEXT,
     QUERY,
     REASONING,
+    REPLIES,
     ROLES,
     SYSTEM,
     TOOLS,
     VALUES,
-    Body,
-    Calls,
-    NotRegular,
-    Slot,
-    Start,
-    between,
-    shared_length,
-    slot_of,
+    next_message,
+    past,
+    probe_call,
+    query,
 )
 
 
@@ -95,11 +92,11 @@ class Measured:
     def _reply_text(self, reasoning: bool, content: bool | str, calls: bool | Sequence[ToolCall]) -> str | None:
         """Return what is written after a query for a reply of this shape, which is the last message."""
         text = content if isinstance(content, str) else CONTENT * content
-        made = calls if not isinstance(calls, bool) else (_call(0),) * calls
+        made = calls if not isinstance(calls, bool) else (probe_call(0),) * calls
         reply = Message(
             role="assistant", content=text, reasoning=REASONING if reasoning else None, tool_calls=tuple(made)
         )
-        written = self.text([_query(), reply], tools=bool(made))
+        written = self.text([query(), reply], tools=bool(made))
         return None if written is None else written.partition(QUERY)[2]
 
     @cached_property
@@ -113,7 +110,7 @@ class Measured:
         one = self._reply_text(False, False, True)
         if one is None:
             return None
-        two = self._reply_text(False, False, [_call(0), _call(1)])
+        two = self._reply_text(False, False, [probe_call(0), probe_call(1)])
         as_json = json.dumps({KEYS[0]: VALUES[0]})
         if as_json not in one:
             return self._calls_by_argument(one, two)
@@ -169,7 +166,7 @@ class Measured:
 
         def probed(probe: str) -> str | None:
             reply = Message(role="assistant", content=CONTENT, reasoning=probe)
-            written = self.text([_query(), reply])
+            written = self.text([query(), reply])
             return None if written is None else written.partition(QUERY)[2]
 
         return slot_of(text, REASONING, probed)
@@ -189,7 +186,7 @@ class Measured:
     def following(self) -> dict[str, dict[str, str]]:
         """What is written between a message of each kind and what comes next, by kind and next role."""
         return {
-            kind: {name: tail.removeprefix(self.ends[kind] if kind in _REPLIES else "") for name, tail in tails.items()}
+            kind: {name: tail.removeprefix(self.ends[kind] if kind in REPLIES else "") for name, tail in tails.items()}
             for kind, tails in self._tails.items()
         }
 
@@ -205,9 +202,9 @@ class Measured:
         return found
 
     def _tail(self, kind: str, name: str) -> str | None:
-        past = _past(kind, name)
-        following = () if name in ENDS else (_next(name),)
-        written = self.text([*past, *following], tools=kind in ("calls", "tool"), prompt=name == "prompt")
+        before = past(kind, name)
+        following = () if name in ENDS else (next_message(name),)
+        written = self.text([*before, *following], tools=kind in ("calls", "tool"), prompt=name == "prompt")
         if written is None:
             return None
         last = VALUES[0] if kind == "calls" else CONTENT
@@ -222,16 +219,16 @@ class Measured:
     @cached_property
     def contents(self) -> dict[str, Slot]:
         """How the text of a message of each role is written, except the assistant's."""
-        return {kind: self._content_slot(kind) for kind in self.following if kind not in _REPLIES}
+        return {kind: self._content_slot(kind) for kind in self.following if kind not in REPLIES}
 
     def _content_slot(self, kind: str) -> Slot:
         tools = kind == "tool"
 
         def probed(probe: str) -> str | None:
-            *past, last = _past(kind, "end")
-            return self.text([*past, last.model_copy(update={"content": probe})], tools=tools)
+            *before, last = past(kind, "end")
+            return self.text([*before, last.model_copy(update={"content": probe})], tools=tools)
 
-        return slot_of(self._required(self.text(_past(kind, "end"), tools=tools)), CONTENT, probed)
+        return slot_of(self._required(self.text(past(kind, "end"), tools=tools)), CONTENT, probed)
 
     # The start.
 
@@ -259,7 +256,7 @@ class Measured:
     @cached_property
     def ignores_tools(self) -> bool:
         """Whether tools are neither written nor refused."""
-        return self.text([_query()], tools=True) == self.text([_query()])
+        return self.text([query()], tools=True) == self.text([query()])
 
     def start(self, *, tools: bool) -> Start | None:
         """Return what is written before the first message; None if tools are refused."""
@@ -271,9 +268,9 @@ class Measured:
         system = Message(role="system", content=SYSTEM)
 
         def probed(probe: str) -> str | None:
-            return self.text([system.model_copy(update={"content": probe}), _query()], tools=tools)
+            return self.text([system.model_copy(update={"content": probe}), query()], tools=tools)
 
-        slot = slot_of(self._required(self.text([system, _query()], tools=tools)), SYSTEM, probed)
+        slot = slot_of(self._required(self.text([system, query()], tools=tools)), SYSTEM, probed)
         empty = self._with_tools(self._required(probed("")))
         needs_text = not empty.startswith(with_system.replace(SYSTEM, ""))
         return Start(without, with_system, slot, needs_text)
@@ -285,7 +282,7 @@ class Measured:
     def _first_text(self, name: str, *, system: bool, tools: bool) -> str | None:
         """Return what is written before the first message's text."""
         start = [Message(role="system", content=SYSTEM)] if system else []
-        following = [] if name == "prompt" else [_next(name)]
+        following = [] if name == "prompt" else [next_message(name)]
         if not start and (not following or name == "system"):
             return None
         written = self.text([*start, *following], tools=tools, prompt=name == "prompt")
@@ -297,7 +294,7 @@ class Measured:
     @cached_property
     def tool_separator(self) -> str:
         """The text between two tools in the list."""
-        text = self._required(self.text([_query()], tools=True))
+        text = self._required(self.text([query()], tools=True))
         first, second = map(json.dumps, self.tools)
         if self.ignores_tools:
             return ""
@@ -314,41 +311,3 @@ class Measured:
         if text is None:
             raise NotRegular("a plain conversation is refused")
         return text
-
-
-_REPLIES = frozenset({"assistant", "calls"})
-
-
-def _query() -> Message:
-    return Message(role="user", content=QUERY)
-
-
-def _call(index: int) -> ToolCall:
-    return ToolCall(name=NAMES[index], arguments={KEYS[index]: VALUES[index]}, id=f"call0000{index}")
-
-
-def _past(kind: str, name: str) -> list[Message]:
-    """Return a conversation that ends with a message of a kind, after which `name` can come."""
-    count = 2 if (kind, name) == ("tool", "tool") else 1
-    calls = Message(role="assistant", tool_calls=tuple(_call(0) for _ in range(count)))
-    match kind:
-        case "user":
-            return [Message(role="user", content=CONTENT)]
-        case "assistant":
-            return [_query(), Message(role="assistant", content=CONTENT)]
-        case "calls":
-            return [_query(), calls]
-        case "tool":
-            return [_query(), calls, Message(role="tool", content=CONTENT, tool_call_id="call00000", name=NAMES[0])]
-        case _:
-            return [_query(), Message(role="assistant", content="a"), Message(role="system", content=CONTENT)]
-
-
-def _next(name: Any) -> Message:
-    is_tool = name == "tool"
-    return Message(
-        role=name,
-        content=NEXT,
-        tool_call_id="call00000" if is_tool else None,
-        name=NAMES[0] if is_tool else None,
-    )

@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from .forms import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, NotRegular, Start
+from .forms import Body, Calls, NotRegular, Start
 from .measured import Measured
+from .probes import CALLS, CONTENT, REASONING, SYSTEM, TOOLS
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
@@ -26,8 +27,7 @@ def write_template(measured: Measured, title: str) -> str:
     lines += ["{%- set ns = namespace(previous='') -%}", "{%- for message in messages_ -%}", *_before()]
     lines += ["{%- if message.role == 'assistant' -%}", *_reply(measured), "{%- else -%}"]
     lines += [*_others(measured), "{%- set ns.previous = message.role -%}", "{%- endif -%}", "{%- endfor -%}"]
-    lines += ["{%- if ns.previous -%}", "{{- between[ns.previous]['prompt' if add_generation_prompt else 'end'] -}}"]
-    lines += ["{%- elif add_generation_prompt -%}", "{{- first['prompt'] -}}", "{%- endif -%}"]
+    lines += _end()
     return "\n".join(lines)
 
 
@@ -96,6 +96,18 @@ def _before() -> list[str]:
         "{%- if content is not string -%}",
         _refusal(_TEXT_ONLY),
         "{%- endif -%}",
+    ]
+
+
+def _end() -> list[str]:
+    """Write the end of the conversation, or the generation prompt."""
+    return [
+        "{%- set table = between[ns.previous] if ns.previous else first -%}",
+        "{%- set end = 'prompt' if add_generation_prompt else 'end' -%}",
+        "{%- if end not in table -%}",
+        _refusal("this model cannot reply after this message"),
+        "{%- endif -%}",
+        "{{- table[end] -}}",
     ]
 
 
