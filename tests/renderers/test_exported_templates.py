@@ -24,7 +24,17 @@ from families import (
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import ExportedTemplate, Message, Renderer, export_template, get_renderer, load_tokenizer
+from envsdk import (
+    Env,
+    ExportedTemplate,
+    Message,
+    Renderer,
+    ToolCall,
+    Turn,
+    export_template,
+    get_renderer,
+    load_tokenizer,
+)
 from envsdk.cli import app
 from envsdk.errors import ConfigError, ExportRefused, RenderError
 from envsdk.exporting.proof import every_conversation
@@ -37,6 +47,7 @@ QWEN3 = {
     "qwen3 direct": Family("qwen3:Qwen3", "qwen3", {"enable_thinking": False}),
 }
 EVERY = {**QWEN3, **FAMILIES}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 HISTORIES: tuple[History, ...] = ("keep", "strip")
 
 
@@ -196,6 +207,36 @@ def test_any_template_is_exported_or_refused_with_a_prompt(name: str) -> None:
 
 
 # What a server is given.
+
+
+class Library(Env):
+    """Answers each call with a result, and anything else with a question."""
+
+    def start(self) -> Turn:
+        return Turn("Look it up.", system="Answer.", tools=[TOOL])
+
+    def respond(self, reply: Message) -> Turn:
+        results = [Message(role="tool", content="found", tool_call_id=call.id) for call in reply.tool_calls]
+        return Turn(results or "Go on.")
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_a_server_renders_the_prompts_of_an_episode(history: History) -> None:
+    env = Library(renderer="qwen3", tokenizer=real_models.qwen3_folder(), history=history)
+    exported = export_template(env.renderer, history)
+    env.reset(seed=0)
+    call = ToolCall(name="search", arguments={"query": "Paris", "limit": 3})
+    for reply in [
+        Message(role="assistant", reasoning="I search.", tool_calls=(call,)),
+        Message(role="assistant", reasoning="I search again.", content="Then:", tool_calls=(call, call)),
+        Message(role="assistant", reasoning="It is there.", content="It is Paris."),
+        Message(role="assistant", content="Yes."),
+        Message(role="assistant", reasoning="No idea.", content="No."),
+    ]:
+        prompt = env.renderer.tokenizer.decode(env.prompt())
+        assert render_text(exported.text, env.messages(), [TOOL], generation_prompt=True, arguments={}) == prompt
+        env.step(env.renderer.reply(reply))
+    assert ("I search." in env.renderer.tokenizer.decode(env.prompt())) == (history == "keep")
 
 
 def test_servers_may_pass_reasoning_under_any_of_its_names() -> None:

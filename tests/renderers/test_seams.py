@@ -52,7 +52,8 @@ def renderer(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Renderer:
 
 def official(qwen2_5: tokenizers.Tokenizer) -> list[int]:
     """The ids of the template's rendering of the whole conversation."""
-    return PreTrainedTokenizerFast(tokenizer_object=qwen2_5).apply_chat_template(
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=qwen2_5)
+    return tokenizer.apply_chat_template(
         [message.to_openai() for message in CONVERSATION],
         tools=[TOOL],
         chat_template=real_models.template("qwen2_5"),
