@@ -26,6 +26,8 @@ from .episodes.turn import Mask as Mask
 from .episodes.turn import Opening as Opening
 from .episodes.turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak
+from .exporting import ExportedTemplate as ExportedTemplate
+from .exporting import export_template as export_template
 from .limits import Limits as Limits
 from .limits import StopReason as StopReason
 from .messages import Message as Message

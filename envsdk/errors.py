@@ -66,6 +66,20 @@ class TemplateUnsupported(RenderError):
         super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
 
 
+class ExportRefused(EnvsdkError, ValueError):
+    """No chat template renders as a renderer does, so none was exported.
+
+    Attributes:
+        conversation: The name of the smallest conversation that differs; empty if none was compared.
+        expected: The text that the renderer writes, or empty.
+        rendered: The text that the nearest template writes, or empty.
+    """
+
+    def __init__(self, reason: str, *, conversation: str = "", expected: str = "", rendered: str = "") -> None:
+        self.conversation, self.expected, self.rendered = conversation, expected, rendered
+        super().__init__(reason)
+
+
 class ActionError(EnvsdkError, ValueError):
     """An action is not valid: a token id is out of range, or the log-probabilities do not match the tokens."""
 

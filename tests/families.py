@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import real_models
-from conversations import Messages, Tools
+from conversations import Messages, Tools, as_servers_read
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, load_tokenizer
-from envsdk.rendering.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import DATA, ChatTemplateSource, Tokenizer
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -147,6 +150,47 @@ def vocabulary(name: str) -> Tokenizer:
     tokenizer = copy.copy(load_tokenizer(vocabulary_folder(name)))
     tokenizer.chat_template = None  # that of another family, where there is one
     return tokenizer
+
+
+@cache
+def official_tokenizer(name: str) -> Any:
+    """The vocabulary as transformers loads it."""
+    bos = {"bos_token": STAND_INS[name][0]} if name in STAND_INS else {}
+    return PreTrainedTokenizerFast(tokenizer_file=str(vocabulary_folder(name) / "tokenizer.json"), **bos)
+
+
+def template_tokens(
+    name: str, template: str, messages: Messages, tools: Tools, *, generation_prompt: bool, **arguments: Any
+) -> list[int] | None:
+    """What a template gives on a vocabulary, as transformers encodes it, or None where it refuses."""
+    try:
+        return official_tokenizer(name).apply_chat_template(
+            as_servers_read(messages),
+            tools=tools,
+            chat_template=template,
+            add_generation_prompt=generation_prompt,
+            tokenize=True,
+            return_dict=False,
+            **arguments,
+        )
+    except (TemplateError, TypeError):
+        return None
+
+
+def with_template(name: str, text: str) -> Tokenizer:
+    """The vocabulary, as if it had come with a template."""
+    tokenizer = copy.copy(vocabulary(name))
+    bos = {"bos_token": STAND_INS[name][0]} if name in STAND_INS else {}
+    tokenizer.chat_template = ChatTemplateSource(text, bos)
+    return tokenizer
+
+
+def template_of(family: Family) -> str:
+    """The text of the official template."""
+    try:
+        return family.template if "{" in family.template else real_models.template(family.template)
+    except real_models.MissingTestDataError:
+        pytest.skip(f"the template {family.template} is only in shared/, which is missing: no wheel has it")
 
 
 def prompt_tail(renderer: Renderer) -> list[int]:

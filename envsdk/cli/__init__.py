@@ -13,6 +13,7 @@ from .checks import check, doctor
 from .costs import cost
 from .episodes import demo, rollout, show
 from .evaluating import eval_
+from .exporting import export_template_
 from .gateway import gateway
 from .options import specification
 from .output import ErrorHandler, print_error
@@ -24,6 +25,7 @@ __all__ = ["app", "main", "specification"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
 app.command("eval")(eval_)
+app.command("export-template")(export_template_)
 for command in (play, rollout, show, replay, cost, gateway, init, check, doctor, demo):
     app.command()(command)
 

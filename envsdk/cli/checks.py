@@ -8,11 +8,10 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..authoring.env import Env
-from ..registry import get_renderer
 from ..testing import Check, check_env, check_renderer
 from ..testing.environments import EnvCheck
 from ..testing.reports import CheckReport
-from .options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from .options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, renderer_from
 from .output import errors, print_json, print_text
 
 _STYLES = {"PASS": "green", "FAIL": "red"}
@@ -26,10 +25,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
 ) -> None:
     """Run the conformance checks of a renderer with a tokenizer. The exit status is 1 if a check fails."""
-    given = specification(renderer)
-    options = {"name": given} if isinstance(given, str) else dict(given)
-    subject = get_renderer(options.pop("name", ""), tokenizer, **options)
-    report = check_renderer(subject, random_replies=random_replies, seed=seed)
+    report = check_renderer(renderer_from(renderer, tokenizer), random_replies=random_replies, seed=seed)
     for one in [] if as_json else report.checks:
         print_check(one)
     print_end("renderer", report, as_json=as_json)

@@ -11,6 +11,8 @@ from ..authoring.making import find_class, make
 from ..errors import ConfigError
 from ..policies.named import policy_of
 from ..policies.policy import PolicyLike
+from ..registry import get_renderer
+from ..rendering.renderer import Renderer
 from ..specifications import specification as specification
 from ..specifications import value_of
 
@@ -72,6 +74,18 @@ def environment(env: str) -> str | type[Env]:
         return env
     import_from_here()
     return find_class(env)
+
+
+def renderer_from(text: str, tokenizer: str) -> Renderer:
+    """Return the renderer that the command line specifies.
+
+    Raises:
+        UnknownName: If there is no such renderer.
+        ConfigError: If an option is not valid.
+    """
+    given = specification(text)
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    return get_renderer(options.pop("name", ""), tokenizer, **options)
 
 
 def policy_from(text: str, model: str | None, pairs: Sequence[str]) -> PolicyLike:

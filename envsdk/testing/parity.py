@@ -1,7 +1,7 @@
 """A comparison of a renderer with its tokenizer's chat template, which transformers runs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +11,7 @@ from ..rendering.renderer import Renderer
 
 _DATE = "2025-01-01"
 _CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NO_ARGUMENTS = frozenset({"name", "template", "template_arguments", "special_tokens"})
 
 
@@ -123,24 +124,78 @@ def render_template(
     Raises:
         RenderError: If the tokenizer has no chat template, or the template rejects the conversation.
     """
-    from transformers.utils import chat_template_utils
+    text, arguments = own_template(renderer)
+    return render_text(text, messages, tools, generation_prompt=generation_prompt, arguments=arguments)
 
+
+def own_template(renderer: Renderer) -> tuple[str, dict[str, Any]]:
+    """Return the tokenizer's chat template and its arguments, which are the renderer's options.
+
+    Raises:
+        RenderError: If the tokenizer has no chat template.
+    """
     source = renderer.chat_template
     if source is None:
         raise RenderError("the tokenizer came without a chat template")
     options = renderer.specification()
     arguments: dict[str, Any] = {**source.special_tokens, **options, **options.get("template_arguments", {})}
     shown = {name: value for name, value in arguments.items() if name not in _NO_ARGUMENTS}
-    now = datetime.fromisoformat(getattr(renderer, "current_date", _DATE))
-    text = _CLOCK.sub(lambda match: repr(now.strftime(match[2])), source.text)
+    return with_fixed_date(source.text, renderer), shown
+
+
+def with_fixed_date(text: str, renderer: Renderer) -> str:
+    """Return a template that has the renderer's date where it would read the clock."""
+    date = getattr(renderer, "current_date", renderer.specification().get("date", _DATE))
+    now = datetime.fromisoformat(date)
+    return _CLOCK.sub(lambda match: repr(now.strftime(match[2])), text)
+
+
+def render_text(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    *,
+    generation_prompt: bool,
+    arguments: Mapping[str, Any],
+) -> str:
+    """Render with the text of a chat template, as transformers does.
+
+    Raises:
+        RenderError: If the template rejects the conversation.
+    """
+    return render_spans(template, messages, tools, generation_prompt=generation_prompt, arguments=arguments)[0]
+
+
+def render_spans(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    *,
+    generation_prompt: bool,
+    arguments: Mapping[str, Any],
+) -> tuple[str, list[tuple[int, int]]]:
+    """Do the same as `render_text`, and also return where the text of each `generation` block starts and ends.
+
+    Raises:
+        RenderError: If the template rejects the conversation.
+    """
+    from transformers.utils import chat_template_utils
+
     try:
         rendered: Any = cast("Any", chat_template_utils).render_jinja_template(
             [[message.to_openai() for message in messages]],
             tools=[dict(tool) for tool in tools] or None,
-            chat_template=text,
+            chat_template=template,
             add_generation_prompt=generation_prompt,
-            **shown,
+            return_assistant_tokens_mask=has_generation_blocks(template),
+            **arguments,
         )
     except Exception as error:  # a template may raise anything
         raise RenderError(f"the template rejects the conversation: {type(error).__name__}: {error}") from error
-    return rendered[0][0]
+    texts, spans = rendered
+    return texts[0], spans[0] if spans else []
+
+
+def has_generation_blocks(template: str) -> bool:
+    """Return whether a chat template marks the text of a model with `generation` blocks."""
+    return _GENERATION.search(template) is not None

@@ -10,6 +10,7 @@ from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
 from . import parity
+from .masks import compare_masks
 from .parity import assistant
 from .reports import Check, CheckReport, Failure, Verdict
 
@@ -72,6 +73,8 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
                 f"past that the template rewrites: {name}",
                 lambda item=conversation: parity.rewritten_past(renderer, item),
             )
+    if has_template and parity.has_generation_blocks(parity.own_template(renderer)[0]):
+        yield "mask of the template's generation blocks", lambda: compare_masks(renderer)
     if not has_template:
         yield "matches the template", lambda: parity.render_template(renderer, [_QUESTION], (), generation_prompt=True)
     for (before, reply), (after, messages) in itertools.product(REPLIES.items(), NEXT.items()):

@@ -32,6 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "trainers sandbox",
         "gateway",
         "rewards adapters testing scaffold",
+        "exporting",
         "cli",
         "__main__",
     )

@@ -5,28 +5,26 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from random import Random
 from typing import Any
 
 import pytest
 import real_models
-from conversations import Messages, Tools, as_servers_read, random_conversation
+from conversations import Messages, Tools, random_conversation
 from families import (
     CHATML,
     FAMILIES,
-    STAND_INS,
     WITH_TOOLS,
     Family,
     as_it_is,
     prompt_tail,
+    template_of,
+    template_tokens,
     vocabulary,
-    vocabulary_folder,
     with_arguments_by_name,
     with_reasoning_in_the_last_content,
+    with_template,
 )
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from envsdk import Env, Limits, Message, Renderer, ToolCall, Turn, get_renderer
 from envsdk.errors import ConfigError, RenderError, TokenizerError
@@ -43,12 +41,6 @@ def generated(is_full: bool) -> Generated:
     return [random_conversation(rng) for _ in range(620 if is_full else 60)]
 
 
-@cache
-def official_tokenizer(name: str) -> Any:
-    bos = {"bos_token": STAND_INS[name][0]} if name in STAND_INS else {}
-    return PreTrainedTokenizerFast(tokenizer_file=str(vocabulary_folder(name) / "tokenizer.json"), **bos)
-
-
 @pytest.fixture(params=list(FAMILIES))
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
@@ -59,28 +51,12 @@ def renderer(family: Family) -> Any:
     return family.renderer()
 
 
-def template_of(family: Family) -> str:
-    try:
-        return family.template if "{" in family.template else real_models.template(family.template)
-    except real_models.MissingTestDataError:
-        pytest.skip(f"the template {family.template} is only in shared/, which is missing: no wheel has it")
-
-
 def official_tokens(family: Family, messages: Messages, tools: Tools, *, generation_prompt: bool) -> list[int] | None:
     """What the template gives, or None where it refuses."""
-    template = template_of(family)
-    try:
-        return official_tokenizer(family.vocabulary).apply_chat_template(
-            as_servers_read(messages),
-            tools=tools,
-            chat_template=template,
-            add_generation_prompt=generation_prompt,
-            tokenize=True,
-            return_dict=False,
-            **{"enable_thinking": True, **family.options},
-        )
-    except (TemplateError, TypeError):
-        return None
+    arguments = {"enable_thinking": True, **family.options}
+    return template_tokens(
+        family.vocabulary, template_of(family), messages, tools, generation_prompt=generation_prompt, **arguments
+    )
 
 
 def as_read(family: Family, messages: Messages, original: Messages) -> list[Message]:
@@ -92,20 +68,16 @@ def as_read(family: Family, messages: Messages, original: Messages) -> list[Mess
 
 
 def test_every_family_conforms(family: Family, is_full: bool) -> None:
-    tokenizer = copy.copy(vocabulary(family.vocabulary))
+    tokenizer = vocabulary(family.vocabulary)
     if family.adapt is not with_reasoning_in_the_last_content:
-        bos = {"bos_token": STAND_INS[family.vocabulary][0]} if family.vocabulary in STAND_INS else {}
-        tokenizer.chat_template = ChatTemplateSource(template_of(family), bos)
+        tokenizer = with_template(family.vocabulary, template_of(family))
     check_renderer(family.type()(tokenizer, **family.options), random_replies=200 if is_full else 40).raise_if_failed()
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("qwq", "qwen3.6 preserving")])
 def test_auto_finds_a_family_by_the_template(name: str) -> None:
     family = FAMILIES[name]
-    text = template_of(family)
-    tokenizer = copy.copy(vocabulary(family.vocabulary))
-    bos = {"bos_token": STAND_INS[family.vocabulary][0]} if family.vocabulary in STAND_INS else {}
-    tokenizer.chat_template = ChatTemplateSource(text, bos)
+    tokenizer = with_template(family.vocabulary, template_of(family))
     chosen = get_renderer("auto", tokenizer)
     options = family.options if name == "qwen3.5 direct" else {}  # what its template does by default
     assert chosen.specification() == family.type()(tokenizer, **options).specification()
