@@ -42,7 +42,7 @@ class Commanded:
         if said == "hang":
             await self._hang()
         await asyncio.sleep(0.5 if said == "sleep" else 0)
-        texts = {"tasks": f"{len(asyncio.all_tasks())} tasks", "long": "=" * 3_200_000}
+        texts = {"tasks": f"{len(asyncio.all_tasks())} tasks", "long": ("=" * 63 + " ") * 50_000}
         message = Message(role="assistant", content=texts.get(said, f"answer to {said}"), reasoning="")
         tokens = self._renderer.reply(message)
         return Action(tokens, np.full(len(tokens), -0.5))

@@ -5,6 +5,8 @@
 `--hypothesis-profile=explore` looks for new ones.
 """
 
+import gc
+from collections.abc import Generator
 from typing import Any
 
 import matrices
@@ -50,6 +52,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "short")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let no garbage collection visit what the whole run needs: ten thousand items, and what they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from example_programs import EXAMPLES
         ("best_of_n", "best: "),
         ("agent_openai", "reward 1, 2 requests, 1 sample"),
         ("agent_anthropic", "reward 1, 2 requests, 1 sample"),
-        ("trimming", "the first break: edit: messages 1 to 2 were left out"),
     ],
 )
 def test_an_example_runs(name: str, says: str) -> None:

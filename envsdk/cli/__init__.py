@@ -1,4 +1,4 @@
-"""List, play, roll out, check and price environments; show and replay trajectories; create new environment packages."""
+"""List, play, roll out, check and price environments; show, replay and import trajectories; create new packages."""
 
 import logging
 import sys
@@ -15,6 +15,7 @@ from .episodes import demo, rollout, show
 from .evaluating import eval_
 from .exporting import export_template_
 from .gateway import gateway
+from .importing import import_
 from .options import specification
 from .output import ErrorHandler, print_error
 from .playing import play
@@ -26,6 +27,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 app.command("list")(list_)
 app.command("eval")(eval_)
 app.command("export-template")(export_template_)
+app.command("import")(import_)
 for command in (play, rollout, show, replay, cost, gateway, init, check, doctor, demo):
     app.command()(command)
 

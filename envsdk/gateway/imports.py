@@ -51,10 +51,11 @@ def from_requests(
     A record is a mapping with these keys:
 
     - `request`: the parsed body of the request: Chat Completions, Responses, or Anthropic Messages.
-    - `response`: the parsed body of the response (not its events). A record whose response is None or an `error` is
-      left out.
+    - `response`: the parsed body of the response; or, of one that was streamed, the list of its parsed events: the
+      chunks of Chat Completions, the events of Responses or Anthropic Messages. A record whose response is None, an
+      `error`, or a stream that ends before the reply does is left out.
     - `protocol`: `"chat"`, `"responses"` or `"anthropic"`. Optional: a request with `input` is `responses`, a response
-      with `content` is `anthropic`, and anything else is `chat`.
+      with `content`, or events with `type`, are `anthropic`, and anything else is `chat`.
     - `headers`: the headers of the request, of which `x-envsdk-context` and `x-envsdk-role` count. Optional.
     - `reward`: what the reply earned, a number or numbers by name. Optional.
     - `policy_version`: the version of the weights. Optional.

@@ -8,6 +8,7 @@ from ..errors import InvalidRecord, RequestError
 from ..messages import Message
 from ..trainers.log_fields import Found
 from .logged_ids import LoggedIds, ids_of
+from .logged_streams import assembled, is_anthropic, is_stream
 from .protocols import SessionMemory, load_protocol
 from .requests import ModelRequest
 
@@ -97,8 +98,10 @@ class RecordReader:
             return str(named.value or self._protocol)
         if "input" in found.get("request").mapping():
             return "responses"
-        response = found.get("response").object()
-        return "anthropic" if response is not None and "content" in response.mapping() else "chat"
+        response = found.get("response")
+        if is_stream(response):
+            return "anthropic" if is_anthropic(response) else "chat"
+        return "anthropic" if "content" in response.or_empty().mapping() else "chat"
 
     def _read(self, found: Found, name: str, body: Found, response: Found) -> Exchange:
         said = {key: body.mapping()[key] for key in _SAID[name] if body.mapping().get(key) is not None}
@@ -110,7 +113,7 @@ class RecordReader:
         request = _read_request(name, said, headers, self._memory)
         if request.system is None and not request.messages:
             raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
-        given = response.object()
+        given = assembled(name, response) if is_stream(response) else response.object()
         response_id = None if given is None else given.get("id").text()
         left_out = self._left_out(found, given, response_id)
         previous = body.get("previous_response_id").text() if name == "responses" else None
@@ -132,6 +135,8 @@ class RecordReader:
 
     def _left_out(self, found: Found, response: Found | None, id: str | None) -> str:
         """Return why a record is left out; empty if it is not."""
+        if response is None and is_stream(found.get("response")):
+            return "the stream of its response ends before the reply does: it is left out"
         if response is None or response.get("error").value is not None:
             return "the request has no reply: it is left out"
         if id is None:

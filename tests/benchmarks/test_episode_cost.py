@@ -13,11 +13,17 @@ from envsdk.messages import Message
 both_histories = pytest.mark.parametrize("history", ["keep", "strip"])
 
 
-@both_histories
-def test_an_episode_is_much_faster_than_the_chat_template_at_each_turn(benchmark, report, make_playback, history):
+@pytest.fixture(scope="module")
+def of_transformers():
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(real_models.qwen3_folder(), model_max_length=2**31)
+    return AutoTokenizer.from_pretrained(real_models.qwen3_folder(), model_max_length=2**31)
+
+
+@both_histories
+def test_an_episode_is_much_faster_than_the_chat_template_at_each_turn(
+    benchmark, report, make_playback, history, of_transformers
+):
     model = make_playback(history)
     steps = 200 if benchmark.enabled else 3
     benchmark.pedantic(model.play, args=(steps,), rounds=10, warmup_rounds=1)
@@ -26,7 +32,7 @@ def test_an_episode_is_much_faster_than_the_chat_template_at_each_turn(benchmark
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     start = perf_counter()
     for end in (*replies, len(messages)):
-        prompt = tokenizer.apply_chat_template(messages[:end], tools=model.env.tools, add_generation_prompt=True)
+        prompt = of_transformers.apply_chat_template(messages[:end], tools=model.env.tools, add_generation_prompt=True)
     template_s = perf_counter() - start
 
     assert prompt["input_ids"] == model.env.prompt().tolist()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -38,7 +38,12 @@ class Load:
         return int((self._folder / "statm").read_text().split()[1]) * 4
 
 
-@pytest.fixture
+def scope_of_load(fixture_name: str, config: pytest.Config) -> Literal["function", "module"]:
+    """Each measurement has a server of its own; without measurements, all share one."""
+    return "module" if config.getoption("benchmark_disable") else "function"
+
+
+@pytest.fixture(scope=scope_of_load)
 def load() -> Iterator[Load]:
     command = [sys.executable, str(SERVER), str(real_models.qwen3_folder()), str(POLICY_S)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

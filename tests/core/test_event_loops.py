@@ -433,7 +433,7 @@ def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert len(ended.stdout.split()) == 6
+    assert ended.stdout.count("terminated") == 6  # two processes may write at the same time
 
 
 # Every method that an author may write as `async def`.

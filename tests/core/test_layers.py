@@ -4,6 +4,7 @@ Imports inside functions and under `TYPE_CHECKING` count like all others, so nei
 """
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,10 +52,17 @@ def modules_of(package: str, root: Path = ROOT) -> dict[str, Path]:
     return names
 
 
+@functools.cache
+def statements_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a file, those inside functions included."""
+    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [node for node in tree if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(name: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
     """The modules that a module imports, anywhere in it."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in statements_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

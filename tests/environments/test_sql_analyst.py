@@ -467,7 +467,14 @@ def attacked() -> Iterator[SqlAnalyst]:
         yield env
 
 
-@pytest.mark.parametrize("attack", [*ATTACKS, *EXPLOSIONS])
+# Each of these takes half a second, and others that stay grow in the same places, written in another way.
+OTHER_WAYS = ("names as texts", "behind comments", "in conditions", "in parts")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(name, marks=pytest.mark.full) if name in OTHER_WAYS else name for name in (*ATTACKS, *EXPLOSIONS)],
+)
 def test_an_attack_is_answered_with_an_error_and_the_episode_goes_on(attack: str, attacked: SqlAnalyst, tmp_path: Any):
     database = attacked.quest.databases[0]
     query = {**ATTACKS, **EXPLOSIONS}[attack]
@@ -548,7 +555,7 @@ def test_an_attack_as_the_answer_is_an_answer_that_does_not_run(attack: str):
         ("SELECT 'a' || sqlite_version()", "the function sqlite_version is not available"),
         ("PRAGMA user_version = 3", "only a SELECT that reads the tables is run, no PRAGMA user_version"),
         ("SELECT * FROM sqlite_temp_master", "the table 'sqlite_temp_master' may not be read"),
-        (EXPLOSIONS["in a union"], "the query is too large; make it simpler"),
+        (EXPLOSIONS["without names"], "the query is too large; make it simpler"),
         ("SELECT replace('" + "a" * 500 + "', 'a', 'aaa') AS x", "a text is longer than 1,000 bytes"),
         ("SELECT colour FROM sqlite_master", "no such column: colour"),
     ],

@@ -12,7 +12,7 @@ from envsdk import Message
 from envsdk.gateway.conversations import Continues, Opens
 from envsdk.gateway.requests import ModelReply
 
-FACTOR = 20  # with the profile's examples: 500 programs, and 2,000 in a full run
+PROGRAMS = 2000 if settings().max_examples >= 100 else 200  # in a full run, and in a short one
 
 
 class PlacedProgram(RandomProgram):
@@ -80,7 +80,7 @@ class PlacedProgram(RandomProgram):
         self.ask(thread, Expected(thread.context))
 
 
-@settings(max_examples=FACTOR * settings().max_examples)
+@settings(max_examples=PROGRAMS)
 @given(st.integers(0, 2**32), st.integers(1, 25))
 def test_each_request_of_a_program_is_placed_where_it_belongs(seed, steps):
     PlacedProgram(Random(seed)).run(steps)

@@ -2,17 +2,21 @@
 
 import contextlib
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
+import anthropic
 import httpx
 import numpy as np
 import pytest
 import soundness
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 from trainers import test_atif
 from trainers.episodes import all_kinds, delegated, kept, played, stripped, truncated
 
@@ -54,12 +58,33 @@ class Proxy:
         """What it logged, as vLLM logs it."""
         left, records = iter(self.sampled), []
         for request, response in copy.deepcopy(self.bodies):
+            if isinstance(response, list):
+                add_ids(response, *next(left))
+                records.append({"request": request, "response": response})
+                continue
             for place in response.get("choices", [response]):
                 response["prompt_token_ids"], place["token_ids"], logprobs = next(left)
                 place["logprobs"] = {"content": [{"token": "?", "logprob": logprob} for logprob in logprobs]}
             records.append({"request": request, "response": response})
         assert next(left, None) is None
         return records
+
+
+def add_ids(events: list[Any], prompt: list[int], tokens: list[int], logprobs: list[float]) -> None:
+    """Add the ids of a streamed reply: to each chunk of Chat Completions its own, else to the response."""
+    content = [{"token": "?", "logprob": logprob} for logprob in logprobs]
+    if events[-1].get("type") == "response.completed":
+        events[-1]["response"] |= {"prompt_token_ids": prompt, "token_ids": tokens, "logprobs": {"content": content}}
+    elif events[0].get("type") == "message_start":
+        events[0]["message"]["prompt_token_ids"] = prompt
+        ended = next(event for event in events if event["type"] == "message_delta")
+        ended["delta"] |= {"token_ids": tokens, "logprobs": {"content": content}}
+    else:
+        events[0]["prompt_token_ids"] = prompt
+        chunks = [choice for event in events for choice in event["choices"]]
+        for place, choice in enumerate(chunks):
+            own = slice(place, place + 1 if choice is not chunks[-1] else None)
+            choice |= {"token_ids": tokens[own], "logprobs": {"content": content[own]}}
 
 
 ROUTES = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "/messages"}
@@ -75,12 +100,34 @@ def asking(model: Endpoint, proxy: Proxy, protocol: str) -> Iterator[Ask]:
             given = "input" if protocol == "responses" else "messages"
             body = {"model": "m", given: list(said), **({"max_tokens": 500} if protocol == "anthropic" else {}), **more}
             body = json.loads(json.dumps(body))
+            if body.get("stream") and protocol == "anthropic":
+                return streamed_by_anthropic(model, proxy, body)
             answer = client.post(url + ROUTES[protocol], json=body)
             assert answer.status_code == 200, answer.text
-            proxy.bodies.append((body, answer.json()))
-            return answer.json()
+            if not body.get("stream"):
+                proxy.bodies.append((body, answer.json()))
+                return answer.json()
+            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+            events = [json.loads(line) for line in lines if line != "[DONE]"]
+            proxy.bodies.append((body, events))
+            if protocol == "responses":
+                return events[-1]["response"]
+            state = ChatCompletionStreamState()
+            for event in events:
+                state.handle_chunk(ChatCompletionChunk.model_validate(event))
+            return state.get_final_completion().model_dump(exclude_none=True)
 
         yield ask
+
+
+def streamed_by_anthropic(model: Endpoint, proxy: Proxy, body: dict[str, Any]) -> dict[str, Any]:
+    """A reply that Anthropic's client assembles; the events that it read are logged."""
+    given = {key: value for key, value in body.items() if key != "stream"}
+    client = anthropic.Anthropic(base_url=model.anthropic_base_url, api_key=model.api_key)
+    raw = ("message_start", "message_delta", "message_stop", "content_block_start", "content_block_delta")
+    with client, client.messages.stream(**given) as stream:
+        proxy.bodies.append((body, [event.to_dict(mode="json") for event in stream if event.type in raw]))
+        return stream.get_final_message().to_dict(mode="json")
 
 
 def logged(program: Callable[[Ask], Any], protocol: str = "chat", history: Any = "keep") -> tuple[Trajectory, Records]:
@@ -166,7 +213,8 @@ def reply_of(protocol: str, response: dict[str, Any]) -> tuple[list[Any], list[A
 
 @pytest.mark.parametrize("history", ["keep", "strip"])
 @pytest.mark.parametrize("protocol", ["chat", "responses", "anthropic"])
-def test_a_program_s_log_becomes_its_episode(protocol: str, history: str):
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_program_s_log_becomes_its_episode(protocol: str, history: str, is_streamed: bool):
     function: dict[str, Any] = TOOLS[0]["function"]
     tools = {
         "chat": TOOLS,
@@ -175,16 +223,18 @@ def test_a_program_s_log_becomes_its_episode(protocol: str, history: str):
     }[protocol]
 
     shown = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if protocol == "anthropic" else {}
+    shown |= {"stream": True} if is_streamed else {}
 
     def program(ask: Ask) -> None:
         sent: list[Any] = [said("user", "What is the weather like in Zürich?")]
         for number in range(4):
             reply, results = reply_of(protocol, ask(sent, tools=tools, **shown))
             sent += [*reply, *results, said("user", f"Go on, number {number}.")]
-        ask([said("user", "A question of another agent.")])
-        ask([sent[0], *sent[-1:]], tools=tools)
+        ask([said("user", "A question of another agent.")], **shown)
+        ask([sent[0], *sent[-1:]], tools=tools, **shown)
 
     original, records = logged(program, protocol, history)
+    assert all(isinstance(record["response"], list) == is_streamed for record in records)
     is_same(from_requests(records, reward=1.0), original)
     if history == "strip":
         assert "thinking_stripped" in [break_.reason for break_ in original.breaks]
@@ -421,6 +471,99 @@ def test_ids_are_read_where_servers_and_proxies_put_them(server: Callable[[Any],
     assert sample.logprobs.tolist() == [0, 0, -0.5, -0.5]
 
 
+# Streams.
+
+
+def in_chunks(response: Any, cuts: Sequence[int]) -> list[Any]:
+    """A response as a server streams it: its texts cut at these places, and its ids one for each chunk."""
+    (choice,), chunks = response["choices"], list[Any]()
+    message, tokens = choice["message"], choice["token_ids"]
+
+    def add(delta: dict[str, Any], **fields: Any) -> None:
+        place = {"index": 0, "delta": delta, "finish_reason": None, **fields}
+        chunks.append({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"})
+        chunks[-1]["choices"] = [place]
+
+    add({"role": "assistant", "content": ""})
+    chunks[0]["prompt_token_ids"] = response["prompt_token_ids"]
+    for key in ("reasoning_content", "content"):
+        for piece in pieces(message.get(key) or "", cuts):
+            add({key: piece})
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        named = {"name": call["function"]["name"], "arguments": ""}
+        add({"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": named}]})
+        for piece in pieces(call["function"]["arguments"], cuts):
+            add({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    for place, token in enumerate(tokens):
+        logprob = choice["logprobs"]["content"][place]
+        add({}, token_ids=[token], logprobs={"content": [logprob]})
+    add({}, finish_reason=choice["finish_reason"])
+    return [*chunks, {**chunks[0], "choices": [], "usage": {"completion_tokens": len(tokens)}}]
+
+
+def pieces(text: str, cuts: Sequence[int]) -> list[str]:
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(places)]
+
+
+CALLED = {
+    "content": "Let me see: 4 °C.",
+    "reasoning_content": "Hm, what?",
+    "tool_calls": [
+        {"id": f"c{i}", "type": "function", "function": {"name": "look", "arguments": json.dumps({"n": i})}}
+        for i in range(2)
+    ],
+}
+
+
+@given(cuts=st.lists(st.integers(0, 30), max_size=6))
+def test_a_streamed_reply_is_read_like_the_whole_one(cuts: list[int]):
+    whole = exchange([said("user", "Hi")], "", [1, 2], [3, 4, 5], message=CALLED)
+    streamed = {**whole, "response": in_chunks(whole["response"], cuts)}
+    before = copy.deepcopy(streamed)
+    found, expected = from_requests([streamed]), from_requests([whole])
+    assert found.trajectory.to_json() == expected.trajectory.to_json() and found.notes == ()
+    assert streamed == before
+
+
+@pytest.mark.parametrize(
+    ("protocol", "end"),
+    [("chat", '"finish_reason": "'), ("responses", '"response.completed"'), ("anthropic", '"stop_reason": "')],
+)
+def test_a_stream_that_ends_before_the_reply_does_is_left_out_with_a_note(protocol: str, end: str):
+    _, (record,) = logged(lambda ask: ask([said("user", "Hi")], stream=True), protocol)
+    whole = record["response"]
+    last = next(place for place, event in enumerate(whole) if end in json.dumps(event))
+    for stop in (0, last):
+        record["response"] = whole[:stop]
+        imported = from_requests([record], protocol=protocol)
+        assert imported.trajectory.steps == []
+        assert [(note.kind, str(note)) for note in imported.notes] == [
+            ("left_out", "record 0: the stream of its response ends before the reply does: it is left out")
+        ]
+    record["response"] = [*whole[:last], {"type": "error", "error": {"message": "overloaded"}}]
+    (note,) = from_requests([record], protocol=protocol).notes
+    assert str(note) == "record 0: the request has no reply: it is left out"
+
+
+def test_the_input_of_a_call_that_was_cut_is_what_its_json_has():
+    started = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    events = [
+        {"type": "message_start", "message": {"id": "m", "content": [], "prompt_token_ids": [1]}},
+        {"type": "content_block_start", "index": 0, "content_block": started},
+        *(
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": text}}
+            for text in ('{"a": 1, ', '"b": "tw')
+        ),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens", "token_ids": [2, 3]}},
+    ]
+    imported = from_requests([{"request": {"messages": [said("user", "Hi")]}, "response": events}])
+    (step,) = imported.trajectory.steps
+    (call,) = imported.trajectory.contexts["main"].messages[-1].tool_calls
+    assert (call.arguments, step.finish_reason) == ({"a": 1}, "length")
+
+
 def test_sampling_rewards_and_roles_are_those_of_the_records():
     one = exchange([said("user", "One agent.")], "x", [1, 2], [3], reward={"style": 0.5, "facts": 1}, policy_version=7)
     one["request"]["temperature"] = 0.7
@@ -565,7 +708,18 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("request", "messages"), [{"role": "boss", "content": "x"}], r"record 1: messages\[0\]\.role"),
     (("request", "temperature"), "hot", r"record 1\.request\.temperature is 'hot'"),
     (("request", "temperature"), -1, r"record 1\.request\.temperature is -1; expected"),
-    (("response",), [1], r"record 1\.response is a list of 1; expected an object"),
+    (("response",), [1], r"record 1\.response\[0\] is 1; expected an object"),
+    (("response",), [{"choices": [{"delta": "x"}]}], r"record 1\.response\[0\]\.choices\[0\]\.delta is 'x'; expected"),
+    (
+        ("response",),
+        [{"choices": [{"delta": {"content": value}}]} for value in ("x", ["y"])],
+        r"record 1\.response\[1\]\.choices\[0\]\.delta\.content is a list of 1; expected a str, as in the chunks",
+    ),
+    (
+        ("response",),
+        [{"type": "content_block_delta", "index": 2, "delta": {}}],
+        r"record 1\.response\[0\]\.index is 2; expected the index of a block that an earlier event starts",
+    ),
     (("response", "choices"), [], r"record 1\.response\.choices is a list of 0; expected at least one"),
     (("response", "choices"), {"0": 1}, r"record 1\.response\.choices is a dict of 1; expected a list"),
     (("response", "choices", 0, "message"), None, r"record 1\.response\.choices\[0\]\.message is missing"),
@@ -627,15 +781,19 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from paths(value[key], (*path, key))
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @settings(deadline=None)
 @given(data=st.data())
-def test_any_damage_is_an_error_of_its_record_or_a_sound_trajectory(data: st.DataObject):
+def test_any_damage_is_an_error_of_its_record_or_a_sound_trajectory(is_streamed: bool, data: st.DataObject):
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     sent = [said("user", "One."), {"role": "assistant", "content": "x", "tool_calls": [call]}]
     records: Any = [
         exchange(sent[:1], "x", [1, 2], [3, 4], message={"tool_calls": [call]}),
         exchange([*sent, {"role": "tool", "tool_call_id": "c", "content": "4"}], "y", [1, 2, 3, 4, 5], [6], reward=1.0),
     ]
+    if is_streamed:
+        for record in records:
+            record["response"] = in_chunks(record["response"], [1])
     path = data.draw(st.sampled_from([path for path in paths(records) if path]))
     place(records, path[:-1])[path[-1]] = data.draw(JSON)
     try:

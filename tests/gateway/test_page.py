@@ -22,8 +22,9 @@ OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}
 
 def test_the_table_of_what_dropped_messages_cost_is_that_of_the_example():
     run = subprocess.run([sys.executable, EXAMPLES / "trimming.py"], capture_output=True, text=True, check=True)
-    table, _, _ = run.stdout.partition("the first break")
+    table, _, first_break = run.stdout.partition("the first break: ")
     assert table in PAGE
+    assert first_break.startswith("edit: messages 1 to 2 were left out")
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")

@@ -479,8 +479,11 @@ def test_anthropic_works_with_either_base_url(server: BackgroundServer, session:
 # What others notice.
 
 
-def test_five_hundred_sessions_ask_at_once_and_each_gets_its_own_answers(server: BackgroundServer) -> None:
-    sessions = [ScriptedSession(f"s{i}") for i in range(500)]
+def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
+    server: BackgroundServer, is_full: bool
+) -> None:
+    count = 500 if is_full else 150
+    sessions = [ScriptedSession(f"s{i}") for i in range(count)]
     for session in sessions:
         server.add(session)
 
@@ -503,8 +506,8 @@ def test_five_hundred_sessions_ask_at_once_and_each_gets_its_own_answers(server:
         await asyncio.gather(*map(play, sessions))
 
     asyncio.run(play_all())
-    assert sum(len(session.asked) for session in sessions) == 1500
-    assert max(session.most_asking for session in sessions) > 300
+    assert sum(len(session.asked) for session in sessions) == 3 * count
+    assert max(session.most_asking for session in sessions) > 0.6 * count
     for session in sessions:
         server.remove(session)
 

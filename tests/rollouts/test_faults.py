@@ -98,7 +98,7 @@ class RandomFaults:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "group_size"), [(60, 4), pytest.param(500, 4, marks=pytest.mark.full, id="2,000 episodes")]
+    ("seeds", "group_size"), [(40, 4), pytest.param(500, 4, marks=pytest.mark.full, id="2,000 episodes")]
 )
 @pytest.mark.parametrize("kind", [Misbehaves, pytest.param(HangsInThread, marks=pytest.mark.full)])
 # httpcore loses a connection that is cancelled at its deadline while it opens; the garbage collector closes it.

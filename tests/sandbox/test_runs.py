@@ -255,6 +255,7 @@ def test_a_program_ends_when_who_started_it_is_killed(
     assert wait_until(lambda: not processes_with(token))
 
 
+@pytest.mark.matrix
 @PROGRAMS
 def test_a_launcher_that_stopped_does_not_keep_a_program_beyond_its_time(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find, monkeypatch: pytest.MonkeyPatch
@@ -351,13 +352,16 @@ def _python(code: str, **variables: str) -> str:
 # What is left.
 
 
-def test_a_hundred_runs_leave_no_process_no_file_and_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_many_runs_leave_no_process_no_file_and_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+):
+    count = 100 if is_full else 30
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_python("")
     before, children = _open_files(), _children()
     with ThreadPoolExecutor(4) as pool:
-        runs = pool.map(lambda i: run_python(f"print({i})", isolation="auto" if i % 10 else FREE), range(100))
-        assert [result.stdout for result in runs] == [f"{i}\n" for i in range(100)]
+        runs = pool.map(lambda i: run_python(f"print({i})", isolation="auto" if i % 10 else FREE), range(count))
+        assert [result.stdout for result in runs] == [f"{i}\n" for i in range(count)]
     assert (_open_files(), list(tmp_path.iterdir())) == (before, [])
     assert _children() <= children  # an earlier test may have left one, such as multiprocessing's resource tracker
 
