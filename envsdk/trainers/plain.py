@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from ..contexts.side_data import PerToken, Ragged, per_token
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
 from ..trajectories.samples import Sample
@@ -34,6 +35,7 @@ def collate(
     layout: Layout = "padded",
     arrays: Arrays = "numpy",
     pad_token_id: int = 0,
+    extra: Sequence[str] = (),
 ) -> Batch:
     """Collate samples into one batch.
 
@@ -46,6 +48,7 @@ def collate(
             (B, L). `"packed"`: all N tokens in one row without padding, shape (1, N).
         arrays: The type of the arrays: `"numpy"` or `"torch"`.
         pad_token_id: The token id that pads `tokens`.
+        extra: The keys of `Sample.extra` to collate, such as `["routed_experts"]`: those with a row for each token.
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
@@ -53,10 +56,13 @@ def collate(
         where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples have them;
         and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
         float32. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+        With `extra`, a dict `extra` by key: an array of the shape of the layout and of a row, with the fill value on
+        padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
+        `lengths`, int64 of the shape of the layout.
 
     Raises:
-        InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, or there are
-            no samples.
+        InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, a sample lacks
+            a key of `extra` or has rows of another kind, or there are no samples.
         ConfigError: If `layout`, `arrays` or `pad_token_id` is invalid.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
@@ -68,16 +74,16 @@ def collate(
     valid = _check(samples)
     rows = [_row(index, sample) for index, sample in enumerate(valid)]
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
-    if layout == "packed":
-        batch: Batch = {name: np.concatenate([row[name] for row in rows])[None] for name in rows[0]}
-    else:
-        padding = {**_PADDING, "tokens": pad_token_id}
-        batch = {name: _padded([row[name] for row in rows], padding.get(name, 0)) for name in rows[0]}
+    padding = {**_PADDING, "tokens": pad_token_id}
+    batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), layout) for name in rows[0]}
+    if layout == "padded":
         batch["attention_mask"] = np.arange(lengths.max()) < lengths[:, None]
     batch["lengths"], batch["max_seqlen"] = lengths, int(lengths.max())
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
         batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
+    if extra:
+        batch["extra"] = {key: _extra(key, valid, layout) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
 
 
@@ -113,12 +119,41 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
 
 
 def _padded(rows: "Sequence[NDArray[Any]]", value: float) -> "NDArray[Any]":
-    filled = np.full((len(rows), max(map(len, rows))), value, dtype=rows[0].dtype)
+    filled = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), value, dtype=rows[0].dtype)
     for row, given in zip(filled, rows, strict=True):
         row[: len(given)] = given
     return filled
 
 
+def _extra(key: str, samples: Sequence[Sample], layout: Layout) -> "NDArray[Any] | Batch":
+    """Return the side data of the samples: an array, or the values and lengths of lists."""
+    data: list[PerToken] = []
+    for index, sample in enumerate(samples):
+        own = per_token(sample.extra.get(key))
+        if own is None or (data and not data[0].is_like(own)):
+            given = f"{sample.extra[key]!r:.80}" if key in sample.extra else "missing"
+            raise InvalidSample(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
+                "for each token, of one kind, type and shape in all samples"
+            )
+        data.append(own)
+    first = data[0]
+    if isinstance(first, Ragged):
+        lengths = _laid_out([cast("Ragged", own).lengths for own in data], 0, layout)
+        return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
+    return _laid_out([own.values for own in data], first.unknown, layout)
+
+
+def _laid_out(rows: "Sequence[NDArray[Any]]", padding: float, layout: Layout) -> "NDArray[Any]":
+    return np.concatenate(rows)[None] if layout == "packed" else _padded(rows, padding)
+
+
 def _tensors(batch: Batch) -> Batch:
     torch = load("torch", "a batch of tensors needs", "pip install torch")
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: tensor(own) for name, own in cast("Batch", value).items()}
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    return tensor(batch)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..contexts.side_data import Aligned
 from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 
@@ -41,6 +42,30 @@ def logprobs(sample: Sample) -> "NDArray[np.float32]":
 def response_start(sample: Sample) -> int:
     """Return the index of the first trained token, at which trainers that separate prompt and response split."""
     return int(np.argmax(sample.mask))
+
+
+def routed_experts(sample: Sample) -> "NDArray[np.int32]":
+    """Return the experts of all tokens but the last one, which no trained token follows: int32, (L - 1, layers, top_k).
+
+    A trainer replays them, so each of these tokens needs its own.
+
+    Raises:
+        InvalidSample: If the sample has no experts over all tokens, or a token has none.
+    """
+    experts = sample.extra.get("routed_experts")
+    if not isinstance(experts, Aligned) or experts.over != "all" or experts.values.ndim != 3:
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has extra['routed_experts'] {experts!r:.80}; expected "
+            "Aligned(..., over='all') with rows of shape (layers, top_k), such as VLLM gives if the server was started "
+            "with --enable-return-routed-experts"
+        )
+    known = experts.known[:-1]
+    if not known.all():
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has no experts at token {int(np.argmin(known))}, so they "
+            "cannot be replayed: the server must return those of the prompt, too"
+        )
+    return experts.values[:-1].astype(np.int32)
 
 
 def group_by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:

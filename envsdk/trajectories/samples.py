@@ -13,6 +13,7 @@ import numpy as np
 
 from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Break, Count
+from ..contexts.side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
 from .checks import check_break
 from .records import build, dump, fragment, load
@@ -80,9 +81,10 @@ class Sample(Stored):
         breaks: The breaks of the context up to the end of this sample.
         group_id: What episodes of the same task share, or None.
         advantage: A float, or float32 of shape (L,); None until a function of `envsdk.credit` sets it.
-        extra: For each key of `Action.extra`: an array of shape (L, ...), with `fill_value(dtype)` (-1, or NaN for
-            floats) where nothing was sampled in this segment; or, for what belongs to whole actions, a list with one
-            value for each part, None for a part without.
+        extra: For each key of `Action.extra`: an array, `Aligned` or `Ragged` with L rows, or, for what belongs to
+            whole actions, a list with one value for each part, None for a part without. Rows of which nothing is known
+            hold the fill value (-1, or NaN for floats), or an empty list. Nothing is known where no token was sampled
+            in this segment; side data over all tokens is also known at observations and at what was kept.
         metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
             and `is_scored`.
     """
@@ -108,7 +110,7 @@ class Sample(Stored):
     breaks: list[StoredBreak] = field(default_factory=list[Break])
     group_id: str | None = None
     advantage: Number | Float32s | None = None
-    extra: "Annotated[dict[str, list[Any] | NDArray[Any]], Packed]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    extra: Annotated[dict[str, Any], Packed] = field(default_factory=dict[str, Any])
     metadata: JsonObject = field(default_factory=dict[str, Any])
 
     def __len__(self) -> int:
@@ -230,6 +232,13 @@ class Sample(Stored):
                 raise InvalidSample(f"extra[{name!r}] is a {type(array).__name__} of {array.dtype}; expected numbers")
             if array.shape[:1] != self.tokens.shape:
                 raise InvalidSample(f"extra[{name!r}] has shape {array.shape}, but there are {len(self)} tokens")
+        elif isinstance(value, (Aligned, Ragged)):
+            try:
+                value.check()
+            except ValueError as error:
+                raise InvalidSample(f"extra[{name!r}] is not valid: {error}") from error
+            if len(value) != len(self):
+                raise InvalidSample(f"extra[{name!r}] has {len(value)} rows, but there are {len(self)} tokens")
         elif not isinstance(value, list):
             raise InvalidSample(f"extra[{name!r}] is {value!r:.80}; expected an array, or a list of the parts' values")
         elif len(cast("list[Any]", value)) != len(self.temperature):

@@ -40,7 +40,8 @@ class Part(Stored):
         stop: The index in the context's log after its last token.
         temperature: The sampling temperature.
         policy_version: The version of the weights that sampled it, or None.
-        extra: `Action.extra`: an array has one row for each of the part's tokens.
+        extra: `Action.extra`: an array has one row for each of the part's tokens. Side data over all tokens has rows
+            for the tokens that end with the part's last one, as many as the record did not have before.
     """
 
     stop: Count

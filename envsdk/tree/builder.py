@@ -4,16 +4,18 @@ The deltas of a trajectory specify what its contexts share, so each of its token
 What several trajectories or samples share is found by comparing tokens; see `PrefixTree`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import InvalidSample
 from ..trajectories.replay import replay
 from ..trajectories.samples import Sample, loss_weights
 from ..trajectories.segments import LossRule, trained_steps
-from ..trajectories.steps import Step
+from ..trajectories.steps import Part, Step
 from ..trajectories.trajectory import Trajectory
 from .prefix_tree import NO_TOKEN, PrefixTree
 
@@ -84,12 +86,14 @@ class TreeBuilder:
     Args:
         merges: Whether to compare what is added with the tree and share equal tokens. One trajectory alone needs no
             comparison, because its deltas specify what is shared.
+        extra: The keys of the side data that the tree has.
     """
 
-    def __init__(self, *, merges: bool) -> None:
+    def __init__(self, *, merges: bool, extra: Sequence[str] = ()) -> None:
         self.samples: list[TreeSample] = []
         self.has_advantages = False
         self._tree = PrefixTree(merges=merges)
+        self._rows: dict[str, list[tuple[NDArray[np.int64], PerToken]]] = {key: [] for key in extra}
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
         self._tokenizers: dict[str, str] = {}  # each fingerprint, with the first place that used it
 
@@ -135,6 +139,11 @@ class TreeBuilder:
                     }
                     segment.trained.append((tokens, values))
                     segment.length = self._tree.length(last)
+                    self._add_sampled_rows(part, tokens, first - start)
+            for key in self._rows:
+                data = per_token(part.extra.get(key))
+                if data is not None and _is_over_all(data):
+                    self._add_rows(key, self._tree.branch(last, len(data)), data)
             start = part.stop
         segment.rewards.append(step.reward or 0.0)
         return last
@@ -185,6 +194,12 @@ class TreeBuilder:
             policy_version=sample.policy_version[parts],
             advantage=np.broadcast_to(advantage, mask.shape)[mask],
         )
+        for key in self._rows:
+            data = per_token(sample.extra.get(key))
+            if data is None:
+                raise _lacks(key, f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}")
+            own = np.arange(len(sample)) if _is_over_all(data) else np.flatnonzero(mask)
+            self._add_rows(key, tokens[own], data.take(own))
         record = TreeSample(
             trajectory_id=sample.trajectory_id,
             group_id=sample.group_id,
@@ -207,6 +222,36 @@ class TreeBuilder:
             last = _end(pieces[-1], last)
         return np.concatenate(pieces)
 
+    def _add_sampled_rows(self, part: Part, tokens: "NDArray[np.int64]", first: int) -> None:
+        """Add the side data of trained tokens, which begin with number `first` of their part."""
+        for key in self._rows if len(tokens) else ():
+            data = per_token(part.extra.get(key))
+            if data is None:
+                raise _lacks(key, "an action")
+            if not _is_over_all(data):
+                self._add_rows(key, tokens, data.take(slice(first, first + len(tokens))))
+
+    def _add_rows(self, key: str, tokens: "NDArray[np.int64]", data: PerToken) -> None:
+        """Add the known rows of side data to tokens."""
+        known = np.flatnonzero(data.known)
+        earlier = self._rows[key]
+        if earlier and not earlier[0][1].is_like(data):
+            raise InvalidSample(
+                f"extra[{key!r}] is {earlier[0][1]!r:.80} for some samples, and {data!r:.80} for others; expected rows "
+                "of one kind, type and shape"
+            )
+        earlier.append((tokens[known], data.take(known)))
+
+    def _extra(self, order: "NDArray[np.int64]") -> dict[str, PerToken]:
+        """Return the side data by key, with a row for each token, in the order of a tree's layout."""
+        return {key: self._ordered(key, order) for key in self._rows}
+
+    def _ordered(self, key: str, order: "NDArray[np.int64]") -> PerToken:
+        numbers = np.concatenate([tokens for tokens, _ in self._rows[key]])
+        rows = np.full(len(order), NO_TOKEN, dtype=np.int64)
+        rows[numbers] = np.arange(len(numbers))
+        return placed(joined([data for _, data in self._rows[key]]), rows[order])
+
     def _train(self, tokens: "NDArray[np.int64]", **values: Any) -> None:
         """Mark tokens as trained in the sample whose record is added next."""
         self._trained.append((tokens, {**values, "mask": True, "sample_ids": len(self.samples)}))
@@ -223,7 +268,7 @@ class TreeBuilder:
             )
         self.samples.append(sample)
 
-    def columns(self) -> "dict[str, NDArray[Any]]":
+    def columns(self) -> dict[str, Any]:
         """Return all tokens in depth-first order: the array fields of a `TreeBatch` by name, each of shape (N,).
 
         Raises:
@@ -250,12 +295,23 @@ class TreeBuilder:
                 "trained, but nothing predicts it; set mask[0] to False"
             )
         return {
+            "extra": self._extra(layout.order),
             "tokens": self._tree.tokens.view[layout.order],
             "position_ids": layout.position_ids,
             "parent": layout.parent,
             "exit": layout.exit,
             **columns,
         }
+
+
+def _lacks(key: str, who: str) -> InvalidSample:
+    return InvalidSample(
+        f"{who} has no extra[{key!r}] with a row for each token: request only what the policy gives for all actions"
+    )
+
+
+def _is_over_all(data: PerToken) -> bool:
+    return isinstance(data, Aligned) and data.over == "all"
 
 
 def _end(tokens: "NDArray[np.int64]", last: int) -> int:

@@ -21,6 +21,7 @@ from trainers.episodes import all_kinds, copy_of, kept, refuses_every_defect, ru
 
 from envsdk import Sample, Trajectory
 from envsdk.errors import InvalidRecord, InvalidSample, StorageError
+from envsdk.policies import Aligned, Ragged
 from envsdk.trainers.foreign import from_steps
 from envsdk.trainers.tables import from_row, read_parquet, to_dataset, write_parquet
 
@@ -36,6 +37,8 @@ def every_kind() -> list[Sample]:
             sample.extra = {
                 "experts": np.arange(2 * len(sample), dtype=np.int16).reshape(-1, 2),
                 "request": ["a", *[None] * (len(sample.temperature) - 1)],
+                "routed_experts": Aligned(np.arange(len(sample), dtype=np.uint8)[:, None, None], "all", 255),
+                "sampling_mask": Ragged.of([[token] * (token % 3) for token in sample.tokens]),
             }
         if index % 4 == 3:
             sample.logprobs = None
