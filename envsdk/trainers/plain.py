@@ -1,18 +1,19 @@
 """Batches for your own training loop: samples as padded or packed arrays of numpy or torch."""
 
-from collections.abc import Iterable, Sequence
-from numbers import Integral
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from ..contexts.arrays import LARGEST
 from ..contexts.side_data import PerToken, Ragged, per_token
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .rows import advantages, temperatures
+from .rows import advantages, observation_weights, temperatures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +27,8 @@ CAPABILITY = Capability(
 Layout: TypeAlias = Literal["padded", "packed"]
 Arrays: TypeAlias = Literal["numpy", "torch"]
 Batch: TypeAlias = dict[str, Any]
+_OBSERVED = ("system", "developer", "user", "tool", "scaffold")
+"""The labels of tokens that may be observed. Those of an assistant's text are what a policy samples."""
 _PADDING = {"temperature": 1.0, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
 
 
@@ -36,6 +39,7 @@ def collate(
     arrays: Arrays = "numpy",
     pad_token_id: int = 0,
     extra: Sequence[str] = (),
+    observation_weight: Mapping[str, float] | None = None,
 ) -> Batch:
     """Collate samples into one batch.
 
@@ -49,6 +53,9 @@ def collate(
         arrays: The type of the arrays: `"numpy"` or `"torch"`.
         pad_token_id: The token id that pads `tokens`.
         extra: The keys of `Sample.extra` to collate, such as `["routed_experts"]`: those with a row for each token.
+        observation_weight: The weights of observed tokens in a loss on observations (ECHO), by their label in
+            `Sample.roles`: `{"tool": 0.1}`, `{"tool:search": 0.2, "user": 0.1}`. An observed token has its weight once,
+            in the sample that trains the reply to it.
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
@@ -58,12 +65,13 @@ def collate(
         float32. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
         With `extra`, a dict `extra` by key: an array of the shape of the layout and of a row, with the fill value on
         padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
-        `lengths`, int64 of the shape of the layout.
+        `lengths`, int64 of the shape of the layout. With `observation_weight`, `observation_weight`: float32, of the
+        shape of the layout, 0.0 on all other tokens.
 
     Raises:
         InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, a sample lacks
-            a key of `extra` or has rows of another kind, or there are no samples.
-        ConfigError: If `layout`, `arrays` or `pad_token_id` is invalid.
+            a key of `extra` or has rows of another kind, roles are needed and missing, or there are no samples.
+        ConfigError: If `layout`, `arrays`, `pad_token_id` or `observation_weight` is invalid.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
     for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays)):
@@ -73,6 +81,10 @@ def collate(
         raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
     valid = _check(samples)
     rows = [_row(index, sample) for index, sample in enumerate(valid)]
+    if observation_weight is not None:
+        weights = _checked_weights(observation_weight)
+        for row, sample in zip(rows, valid, strict=True):
+            row["observation_weight"] = observation_weights(sample, weights)
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     padding = {**_PADDING, "tokens": pad_token_id}
     batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), layout) for name in rows[0]}
@@ -85,6 +97,19 @@ def collate(
     if extra:
         batch["extra"] = {key: _extra(key, valid, layout) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
+
+
+def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
+    for label, weight in weights.items():
+        if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
+            raise ConfigError(
+                f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
+            raise ConfigError(
+                f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
+            )
+    return weights
 
 
 def _check(samples: Iterable[Sample]) -> list[Sample]:

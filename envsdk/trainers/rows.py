@@ -1,6 +1,6 @@
 """The parts that several adapters share: per-token values, the start of the response, the samples of a rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +66,38 @@ def routed_experts(sample: Sample) -> "NDArray[np.int32]":
             "cannot be replayed: the server must return those of the prompt, too"
         )
     return experts.values[:-1].astype(np.int32)
+
+
+def observation_weights(sample: Sample, weights: Mapping[str, float]) -> "NDArray[np.float32]":
+    """Return the weight of each observed token in a loss on observations: float32, shape (L,), 0.0 elsewhere.
+
+    A token counts once: where it was observed before a trained reply of this segment, and not where it was kept.
+
+    Args:
+        sample: A sample with roles.
+        weights: The weight of each label that is trained; `tool:NAME` overrides `tool`.
+
+    Raises:
+        InvalidSample: If the sample has no roles.
+    """
+    if sample.roles is None:
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has no roles: set records_roles = True on the environment"
+        )
+    sampled = np.flatnonzero(sample.step_ids >= 0)
+    following = sampled[np.searchsorted(sampled, np.arange(len(sample))).clip(max=len(sampled) - 1)]
+    is_observed = (sample.step_ids < 0) & sample.mask[following] & (np.arange(len(sample)) >= _kept(sample))
+    found = np.zeros(len(sample), dtype=np.float32)
+    for label in sorted(weights, key=len):  # a longer name is a more special one
+        found[is_observed & sample.roles.are(label)] = weights[label]
+    return found
+
+
+def _kept(sample: Sample) -> int:
+    """Return how many tokens at the start of a sample were kept from an earlier segment or another context."""
+    begins = (break_ for break_ in reversed(sample.breaks) if break_.kind == "rewrite" or break_.base != break_.context)
+    first = next(begins, None)
+    return 0 if first is None else first.kept
 
 
 def group_by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:

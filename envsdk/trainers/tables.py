@@ -48,6 +48,7 @@ _VALUES = {
     "truncated": "bool_",
 }
 _JSON = ("breaks", "extra", "metadata")  # columns of JSON text
+_OPTIONAL = ("roles",)  # columns of JSON text, or null; tables that were written before them lack them
 # What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
 _ROWS = 1000  # rows of a row group, which is the number of samples in memory at a time
@@ -56,9 +57,9 @@ _ROWS = 1000  # rows of a row group, which is the number of samples in memory at
 def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
     """Write samples to a Parquet file, and return the number of samples.
 
-    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra` and `metadata` are JSON text. The
-    advantage has one value for each token. Without samples, the table has no rows. The file is replaced only when it is
-    complete.
+    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata` and `roles` are JSON
+    text. The advantage has one value for each token. Without samples, the table has no rows. The file is replaced only
+    when it is complete.
 
     Args:
         path: The path of the file.
@@ -149,7 +150,8 @@ def from_row(row: Mapping[str, Any]) -> Sample:
         )
     check_version(_plain(row["schema"]))
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
-    return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in _JSON}}).validate()
+    texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
+    return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in texts}}).validate()
 
 
 def _parsed(name: str, text: Any) -> Any:
@@ -197,14 +199,21 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     texts = [(s.breaks, fragment(pack(s.extra)), fragment(s.metadata)) for s in samples]
     for index, name in enumerate(_JSON):
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
+    columns["roles"] = [None if s.roles is None else _json(s.roles) for s in samples]
     return {**columns, "schema": [SCHEMA_VERSION] * len(samples)}
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _schema() -> Any:
     arrow = _package("pyarrow")
     lists = [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in _LISTS.items()]
     values = [(name, getattr(arrow, kind)()) for name, kind in _VALUES.items()]
-    return arrow.schema([*lists, *values, *((name, arrow.string()) for name in _JSON), ("schema", arrow.int32())])
+    return arrow.schema(
+        [*lists, *values, *((name, arrow.string()) for name in (*_JSON, *_OPTIONAL)), ("schema", arrow.int32())]
+    )
 
 
 def _package(name: str) -> Any:

@@ -82,6 +82,11 @@ def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
     size = vocab_size or np.iinfo(np.int32).max
     _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
     _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+    if log.roles is not None:
+        try:
+            log.roles.check(len(log.tokens))
+        except ValueError as error:
+            raise InvalidRecord(f"contexts.{name}.roles is not valid: {error}") from error
 
 
 def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:

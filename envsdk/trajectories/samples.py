@@ -5,7 +5,7 @@ sampled token is trained in exactly one sample.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -17,7 +17,8 @@ from ..contexts.side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
 from .checks import check_break
 from .records import build, dump, fragment, load
-from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack
+from .roles import Roles
+from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack, record_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,6 +86,7 @@ class Sample(Stored):
             whole actions, a list with one value for each part, None for a part without. Rows of which nothing is known
             hold the fill value (-1, or NaN for floats), or an empty list. Nothing is known where no token was sampled
             in this segment; side data over all tokens is also known at observations and at what was kept.
+        roles: What each token belongs to (`Roles.labels()`), if the environment recorded it (`Env.records_roles`).
         metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
             and `is_scored`.
     """
@@ -112,6 +114,7 @@ class Sample(Stored):
     advantage: Number | Float32s | None = None
     extra: Annotated[dict[str, Any], Packed] = field(default_factory=dict[str, Any])
     metadata: JsonObject = field(default_factory=dict[str, Any])
+    roles: Roles | None = field(default=None, metadata={"optional": True})
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -222,6 +225,11 @@ class Sample(Stored):
                 raise InvalidSample(f"{name} has shape {array.shape}, expected {expected}, which fits the others")
         for name, value in self.extra.items():
             self._check_extra(name, value)
+        if self.roles is not None:
+            try:
+                self.roles.check(len(self))
+            except ValueError as error:
+                raise InvalidSample(f"roles is not valid: {error}") from error
 
     def _check_extra(self, name: Any, value: Any) -> None:
         if not isinstance(name, str):
@@ -252,7 +260,7 @@ class Sample(Stored):
 
     def to_json(self) -> bytes:
         """Write the sample as one line of JSON, without the line end. The same sample gives the same bytes."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = record_of(self)
         return dump("sample", {**record, "extra": fragment(pack(self.extra)), "metadata": fragment(self.metadata)})
 
     @classmethod

@@ -10,6 +10,7 @@ from ..contexts.protocol import Break
 from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, unknown_name
 from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, replay
+from .roles import Roles
 from .steps import ContextLog, Origin, Part, Step
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Segment:
     """The parts of the replies, in order."""
     spans: list[tuple[int, int]]
     """The position of the first token of each part, and how many tokens it has."""
+    roles: Roles | None
+    """What each token belongs to, if that was recorded."""
     past: "list[Placed]"
     """The steps of the context that its tokens are of; empty if no side data is over all tokens."""
 
@@ -165,6 +168,7 @@ def _close(
         part_ids=after_kept(np.repeat(parts, lengths), _NONE, np.int32),
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
         spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
+        roles=_roles(path, contexts, length),
         past=[],
     )
 
@@ -225,6 +229,17 @@ def _rule(steps: Sequence[Step], contexts: Mapping[str, ContextLog], loss: LossR
     if loss == "without_errors":
         return lambda step: step.reply is None or not contexts[step.context].messages[step.reply].errors
     raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
+
+
+def _roles(path: Path, contexts: Mapping[str, ContextLog], length: int) -> Roles | None:
+    """Return what the first `length` tokens of a path belong to; None if that was not recorded for all of them."""
+    parts: list[tuple[Roles, slice]] = []
+    for start, piece in zip(path.starts, path.pieces, strict=True):
+        own = contexts[piece.context].roles
+        if own is None:
+            return None
+        parts.append((own, slice(piece.start, min(piece.stop, piece.start + max(0, length - start)))))
+    return Roles.joined(parts)
 
 
 def _is_over_all(value: Any) -> bool:

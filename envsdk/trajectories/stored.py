@@ -28,7 +28,10 @@ _LARGEST_INTEGER = 2**63 - 1  # what orjson writes
 
 
 class Stored:
-    """A dataclass that is stored as a JSON object with exactly its fields."""
+    """A dataclass that is stored as a JSON object with exactly its fields.
+
+    A field with the metadata `optional` is left out where nothing is in it.
+    """
 
     __slots__ = ()
 
@@ -37,15 +40,31 @@ class Stored:
         return _record_schema(cls, handler)
 
 
-def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return the schema of a JSON object that has exactly the fields of a dataclass."""
+def _record_schema(cls: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the schema of a JSON object that has exactly the fields of a dataclass; optional ones may be absent."""
     from numpy.typing import NDArray
 
     hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
     names = [field.name for field in fields(cast("Any", cls))]
-    members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
+    left_out = optional_fields(cls)
+    members = {
+        name: core_schema.typed_dict_field(handler.generate_schema(hints[name]), required=name not in left_out)
+        for name in names
+    }
     record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
     return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
+
+
+def optional_fields(cls: type[Any]) -> frozenset[str]:
+    """Return the fields that a record leaves out where they have their default, so that they take no space."""
+    return frozenset(field.name for field in fields(cast("Any", cls)) if field.metadata.get("optional"))
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
+    left_out = optional_fields(type(value))
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
 
 
 def _number(value: Any) -> Any:
@@ -122,6 +141,7 @@ def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) 
 
 
 Int32s: TypeAlias = Annotated["NDArray[np.int32]", Array(np.int32)]
+Int16s: TypeAlias = Annotated["NDArray[np.int16]", Array(np.int16)]
 Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
 Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
 
@@ -202,7 +222,7 @@ def unpack(packed: Any) -> dict[str, Any]:
     Raises:
         ValueError: If it is damaged.
     """
-    given: dict[str, Any] = packed if type(packed) is dict else {}
+    given = cast("dict[str, Any]", packed) if type(packed) is dict else {}
     _has_keys(packed, ("arrays", "values", *(given.keys() & {"aligned", "ragged"})) if packed else ())
     if not given:
         return {}

@@ -123,6 +123,8 @@ class Plan:
 
 
 class Scripted(Env):
+    records_roles = True
+
     def __init__(self, plan: Plan, **options: Any) -> None:
         super().__init__(**options)
         self.plan = plan
@@ -754,6 +756,21 @@ def side_data_over_all_tokens_is_known_wherever_the_model_processed_a_token(run:
         assert [one.tolist() for one in lists] == expected
 
 
+def each_token_belongs_to_a_text_or_the_scaffold(run: Run) -> None:
+    controls = list(run.env.renderer.tokenizer.control_tokens.values())
+    for sample in run.trajectory.samples("all"):
+        assert sample.roles is not None and len(sample.roles) == len(sample)
+        labels = np.array([label or "unfinished" for label in sample.roles.labels()])
+        assert np.isin(labels[np.isin(sample.tokens, controls)], ["scaffold", "unfinished"]).all()
+        assert np.isin(labels[sample.mask], ["scaffold", "content", "reasoning", "call", "unfinished"]).all()
+        texts = {message.role for message in run.trajectory.contexts["main"].messages} - {"assistant"}
+        assert {label.partition(":")[0] for label in labels[sample.step_ids < 0]} <= {
+            *texts,
+            *("scaffold", "content", "reasoning", "call", "unfinished"),
+            *("system", "user"),  # of a rewrite
+        }
+
+
 def a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights(run: Run) -> None:
     expected = {logprob: ask.part for ask in run.asks for logprob in ask.logprobs or ()}
     for sample in run.trajectory.samples("all"):
@@ -1114,6 +1131,7 @@ CHECKS = (
     what_was_put_into_a_reply_is_never_trained,
     an_array_beside_the_tokens_holds_at_each_trained_one_the_row_that_came_with_it,
     side_data_over_all_tokens_is_known_wherever_the_model_processed_a_token,
+    each_token_belongs_to_a_text_or_the_scaffold,
     a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights,
     observations_extend_unless_they_are_the_first_or_a_declared_break,
     the_tree_holds_each_token_once_that_a_sampled_one_follows,
