@@ -13,7 +13,16 @@ from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .rows import advantages, observation_weights, temperatures
+from .rows import (
+    IGNORED,
+    advantages,
+    check_lengths,
+    check_max_length,
+    labels,
+    observation_weights,
+    padded,
+    temperatures,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,10 +35,11 @@ CAPABILITY = Capability(
 
 Layout: TypeAlias = Literal["padded", "packed"]
 Arrays: TypeAlias = Literal["numpy", "torch"]
+PadTo: TypeAlias = Literal["longest", "max_length"]
 Batch: TypeAlias = dict[str, Any]
 _OBSERVED = ("system", "developer", "user", "tool", "scaffold")
 """The labels of tokens that may be observed. Those of an assistant's text are what a policy samples."""
-_PADDING = {"temperature": 1.0, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
+_PADDING = {"temperature": 1.0, "labels": IGNORED, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
 
 
 def collate(
@@ -38,6 +48,9 @@ def collate(
     layout: Layout = "padded",
     arrays: Arrays = "numpy",
     pad_token_id: int = 0,
+    pad_to: PadTo = "longest",
+    max_length: int | None = None,
+    truncate: bool = False,
     extra: Sequence[str] = (),
     observation_weight: Mapping[str, float] | None = None,
 ) -> Batch:
@@ -48,10 +61,13 @@ def collate(
 
     Args:
         samples: B samples.
-        layout: `"padded"`: one row for each sample, padded on the right to the length L of the longest sample, shape
-            (B, L). `"packed"`: all N tokens in one row without padding, shape (1, N).
+        layout: `"padded"`: one row for each sample, padded on the right to one length L, shape (B, L). `"packed"`: all
+            N tokens in one row without padding, shape (1, N).
         arrays: The type of the arrays: `"numpy"` or `"torch"`.
         pad_token_id: The token id that pads `tokens`.
+        pad_to: L: `"longest"` is the length of the longest sample, and `"max_length"` that number.
+        max_length: The largest length of a sample, in tokens; None for any.
+        truncate: Whether a longer sample loses its tokens after `max_length`, instead of being refused.
         extra: The keys of `Sample.extra` to collate, such as `["routed_experts"]`: those with a row for each token.
         observation_weight: The weights of observed tokens in a loss on observations (ECHO), by their label in
             `Sample.roles`: `{"tool": 0.1}`, `{"tool:search": 0.2, "user": 0.1}`. An observed token has its weight once,
@@ -59,10 +75,11 @@ def collate(
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
-        `sample_ids` (the index of the sample, -1 on padding), all int64; `mask`, bool; `temperature`, float32, 1.0
+        `sample_ids` (the index of the sample, -1 on padding), all int64; `labels`, int64: the token ids where mask is
+        True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`, float32, 1.0
         where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples have them;
         and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
-        float32. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
         With `extra`, a dict `extra` by key: an array of the shape of the layout and of a row, with the fill value on
         padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
         `lengths`, int64 of the shape of the layout. With `observation_weight`, `observation_weight`: float32, of the
@@ -70,32 +87,43 @@ def collate(
 
     Raises:
         InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, a sample lacks
-            a key of `extra` or has rows of another kind, roles are needed and missing, or there are no samples.
-        ConfigError: If `layout`, `arrays`, `pad_token_id` or `observation_weight` is invalid.
+            a key of `extra` or has rows of another kind, a sample is longer than `max_length`, roles are needed and
+            missing, or there are no samples.
+        ConfigError: If another argument is invalid.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
-    for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays)):
+    for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays), ("pad_to", pad_to, PadTo)):
         if choice not in get_args(known):
             raise ConfigError(f"{name} is {choice!r}; expected one of {get_args(known)}")
+    check_max_length(max_length)
+    if pad_to == "max_length" and (max_length is None or layout == "packed"):
+        raise ConfigError("pad_to is 'max_length'; expected a max_length, and the layout 'padded'")
     if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, Integral) or not 0 <= pad_token_id < 2**31:
         raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
     valid = _check(samples)
+    if not truncate:
+        check_lengths(valid, max_length)
     rows = [_row(index, sample) for index, sample in enumerate(valid)]
     if observation_weight is not None:
         weights = _checked_weights(observation_weight)
         for row, sample in zip(rows, valid, strict=True):
             row["observation_weight"] = observation_weights(sample, weights)
+    rows = [{name: array[:max_length] for name, array in row.items()} for row in rows]
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
+    width = 0 if layout == "packed" else int(lengths.max()) if pad_to == "longest" else max_length or 0
     padding = {**_PADDING, "tokens": pad_token_id}
-    batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), layout) for name in rows[0]}
-    if layout == "padded":
-        batch["attention_mask"] = np.arange(lengths.max()) < lengths[:, None]
+    batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), width) for name in rows[0]}
+    if width:
+        batch["attention_mask"] = np.arange(width) < lengths[:, None]
+    if truncate:
+        cut = [np.count_nonzero(sample.mask[length:]) for sample, length in zip(valid, lengths, strict=True)]
+        batch["dropped_tokens"] = np.array(cut, dtype=np.int64)
     batch["lengths"], batch["max_seqlen"] = lengths, int(lengths.max())
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
         batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
     if extra:
-        batch["extra"] = {key: _extra(key, valid, layout) for key in extra}
+        batch["extra"] = {key: _extra(key, valid, max_length, width) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
 
 
@@ -130,6 +158,7 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
     """Return the arrays of a sample that have one value for each token, each of shape (L,)."""
     row: dict[str, NDArray[Any]] = {
         "tokens": sample.tokens.astype(np.int64),
+        "labels": labels(sample),
         "mask": sample.mask,
         "step_ids": sample.step_ids.astype(np.int64),
         "position_ids": np.arange(len(sample), dtype=np.int64),
@@ -143,14 +172,7 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
     return row
 
 
-def _padded(rows: "Sequence[NDArray[Any]]", value: float) -> "NDArray[Any]":
-    filled = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), value, dtype=rows[0].dtype)
-    for row, given in zip(filled, rows, strict=True):
-        row[: len(given)] = given
-    return filled
-
-
-def _extra(key: str, samples: Sequence[Sample], layout: Layout) -> "NDArray[Any] | Batch":
+def _extra(key: str, samples: Sequence[Sample], max_length: int | None, width: int) -> "NDArray[Any] | Batch":
     """Return the side data of the samples: an array, or the values and lengths of lists."""
     data: list[PerToken] = []
     for index, sample in enumerate(samples):
@@ -161,16 +183,17 @@ def _extra(key: str, samples: Sequence[Sample], layout: Layout) -> "NDArray[Any]
                 f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
                 "for each token, of one kind, type and shape in all samples"
             )
-        data.append(own)
+        data.append(own.take(slice(max_length)))
     first = data[0]
     if isinstance(first, Ragged):
-        lengths = _laid_out([cast("Ragged", own).lengths for own in data], 0, layout)
+        lengths = _laid_out([cast("Ragged", own).lengths for own in data], 0, width)
         return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
-    return _laid_out([own.values for own in data], first.unknown, layout)
+    return _laid_out([own.values for own in data], first.unknown, width)
 
 
-def _laid_out(rows: "Sequence[NDArray[Any]]", padding: float, layout: Layout) -> "NDArray[Any]":
-    return np.concatenate(rows)[None] if layout == "packed" else _padded(rows, padding)
+def _laid_out(rows: "Sequence[NDArray[Any]]", padding: float, width: int) -> "NDArray[Any]":
+    """Return a row for each sample, padded to a width; with width 0, all in one row without padding."""
+    return padded(rows, padding, width) if width else np.concatenate(rows)[None]
 
 
 def _tensors(batch: Batch) -> Batch:

@@ -1,16 +1,21 @@
 """The parts that several adapters share: per-token values, the start of the response, the samples of a rollout."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..contexts.side_data import Aligned
-from ..errors import InvalidSample
+from ..errors import ConfigError, InvalidSample
 from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+IGNORED = -100
+"""The label of a token that is not trained: the default of `ignore_index` in torch's cross entropy."""
 
 
 def temperatures(sample: Sample) -> "NDArray[np.float32]":
@@ -37,6 +42,45 @@ def logprobs(sample: Sample) -> "NDArray[np.float32]":
             "Action(..., logprobs=...)"
         )
     return sample.logprobs.copy()
+
+
+def labels(sample: Sample) -> "NDArray[np.int64]":
+    """Return the token ids where mask is True, and `IGNORED` elsewhere: int64, shape (L,)."""
+    return np.where(sample.mask, sample.tokens.astype(np.int64), IGNORED)
+
+
+def padded(rows: "Sequence[NDArray[Any]]", value: float, width: int) -> "NDArray[Any]":
+    """Return arrays of at most `width` rows as one array, each of them followed by padding."""
+    filled = np.full((len(rows), width, *rows[0].shape[1:]), value, dtype=rows[0].dtype)
+    for row, given in zip(filled, rows, strict=True):
+        row[: len(given)] = given
+    return filled
+
+
+def check_max_length(max_length: Any) -> None:
+    """Check that a largest length is None or a positive integer.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    is_integer = not isinstance(max_length, bool) and isinstance(max_length, Integral)
+    if max_length is not None and not (is_integer and max_length > 0):
+        raise ConfigError(f"max_length is {max_length!r:.80}; expected None or a number of tokens, at least 1")
+
+
+def check_lengths(samples: Iterable[Sample], max_length: int | None, first: int = 0) -> None:
+    """Check that no sample is longer than `max_length`.
+
+    Raises:
+        InvalidSample: If one is. The error names it; `first` is the index of the first sample.
+    """
+    for index, sample in enumerate(samples, start=first):
+        if max_length is not None and len(sample) > max_length:
+            raise InvalidSample(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}, has {len(sample)} tokens, but max_length is "
+                f"{max_length}: raise it, limit the environment with Limits(max_context_tokens={max_length}), or cut "
+                "off what is longer with truncate=True"
+            )
 
 
 def response_start(sample: Sample) -> int:

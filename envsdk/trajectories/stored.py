@@ -62,7 +62,7 @@ def optional_fields(cls: type[Any]) -> frozenset[str]:
 
 def record_of(value: Any) -> dict[str, Any]:
     """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
-    left_out = optional_fields(type(value))
+    left_out = optional_fields(cast("type[Any]", type(value)))
     given = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
 

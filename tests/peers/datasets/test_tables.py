@@ -270,3 +270,21 @@ def test_what_is_no_row_is_refused():
 def test_the_code_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run_page("tables")
+
+
+def test_tables_have_what_hugging_face_trainers_read_on_request(tmp_path: Path):
+    samples = stripped().samples()
+    longest = max(map(len, samples))
+    dataset = to_dataset(samples, max_length=longest + 3, pad_token_id=9)
+    write_parquet(tmp_path / "samples.parquet", samples, max_length=longest + 3, pad_token_id=9)
+    rows = pyarrow.parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    for found, row, sample in zip(dataset, rows, samples, strict=True):
+        padding = longest + 3 - len(sample)
+        assert found["input_ids"] == row["input_ids"] == [*sample.tokens.tolist(), *[9] * padding]
+        expected = [int(token) if trained else -100 for token, trained in zip(sample.tokens, sample.mask, strict=True)]
+        assert found["labels"] == row["labels"] == [*expected, *[-100] * padding]
+        assert found["attention_mask"] == row["attention_mask"] == [1] * len(sample) + [0] * padding
+    are_equal(read_parquet(tmp_path / "samples.parquet"), samples)
+    with pytest.raises(InvalidSample, match=f"but max_length is {longest - 1}: .*truncate=True"):
+        to_dataset(samples, max_length=longest - 1)
+    assert {len(row["labels"]) for row in to_dataset(samples, max_length=4, truncate=True)} == {4}
