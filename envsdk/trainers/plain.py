@@ -76,17 +76,21 @@ def collate(
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
         `sample_ids` (the index of the sample, -1 on padding), all int64; `labels`, int64: the token ids where mask is
-        True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`, float32, 1.0
-        where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples have them;
+        True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`,
+        float32, 1.0 where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples
+        have them;
         and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
-        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
-        With `extra`, a dict `extra` by key: an array of the shape of the layout and of a row, with the fill value on
+        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For kernels of
+        variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+
+        If the samples have them, `reference_logprobs`, float32, and a dict `stream_weights` of float32 arrays, of the
+        shape of the layout. With `observation_weight`, `observation_weight`: float32, of that shape, 0.0 on all other
+        tokens. With `extra`, a dict `extra` by key: an array of that shape and of a row, with the fill value on
         padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
-        `lengths`, int64 of the shape of the layout. With `observation_weight`, `observation_weight`: float32, of the
-        shape of the layout, 0.0 on all other tokens.
+        `lengths`, int64 of that shape.
 
     Raises:
-        InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, a sample lacks
+        InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks
             a key of `extra` or has rows of another kind, a sample is longer than `max_length`, roles are needed and
             missing, or there are no samples.
         ConfigError: If another argument is invalid.
@@ -122,6 +126,11 @@ def collate(
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
         batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
+    if valid[0].stream_weights:
+        batch["stream_weights"] = {
+            name: _laid_out([sample.stream_weights[name][:max_length] for sample in valid], 0, width)
+            for name in valid[0].stream_weights
+        }
     if extra:
         batch["extra"] = {key: _extra(key, valid, max_length, width) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
@@ -144,12 +153,19 @@ def _check(samples: Iterable[Sample]) -> list[Sample]:
     valid = check_samples(samples, logprobs=False)
     if not valid:
         raise InvalidSample("samples is empty; expected at least one sample, because a batch needs a row")
-    for name in ("logprobs", "advantage"):
+    for name in ("logprobs", "advantage", "reference_logprobs"):
         has = [getattr(sample, name) is not None for sample in valid]
         if any(has) and not all(has):
             raise InvalidSample(
                 f"sample {has.index(False)} has no {name}, but sample {has.index(True)} has; expected {name} in all "
                 "samples or in none"
+            )
+    names = [set(sample.stream_weights) for sample in valid]
+    for index, own in enumerate(names):
+        if own != names[0]:
+            raise InvalidSample(
+                f"sample {index} has the stream_weights {sorted(own)}, but sample 0 has {sorted(names[0])}; expected "
+                "the same streams in all samples"
             )
     return valid
 
@@ -169,6 +185,8 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
         row["logprobs"] = sample.logprobs
     if sample.advantage is not None:
         row["advantage"] = advantages(sample)
+    if sample.reference_logprobs is not None:
+        row["reference_logprobs"] = sample.reference_logprobs
     return row
 
 

@@ -5,8 +5,8 @@ Source: the public definition of `TrainingSample`. It has moved twice: it is in 
 have the same names and meanings in all three.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple, NotRequired, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -43,6 +43,18 @@ class TrainingSample(TypedDict):
     env_name: str
     advantages: list[float]
     routed_experts: NotRequired[RoutedExperts]
+    ref_logprobs: NotRequired[list[float]]
+    rl_weights: NotRequired[list[float]]
+    ce_weights: NotRequired[list[float]]
+    ref_kl_weights: NotRequired[list[float]]
+
+
+_STREAMS: Mapping[str, Literal["rl_weights", "ce_weights", "ref_kl_weights"]] = {
+    "rl": "rl_weights",
+    "ce": "ce_weights",
+    "kl": "ref_kl_weights",
+}
+"""The fields of the weights of prime-rl's three losses, by the names of `Sample.stream_weights`."""
 
 
 def to_training_samples(
@@ -61,7 +73,8 @@ def to_training_samples(
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities or no advantage, or was sampled at temperature
-            0, by which prime-rl's trainer divides; or if experts are requested and a token has none.
+            0, by which prime-rl's trainer divides; if experts are requested and a token has none; or if it has
+            weights of a loss that prime-rl does not have.
     """
     valid = check_samples(samples, advantage=True)
     all_temperatures = [temperatures(sample) for sample in valid]
@@ -82,10 +95,24 @@ def to_training_samples(
         )
         for sample, temperature in zip(valid, all_temperatures, strict=True)
     ]
-    if routed_experts:
-        for record, sample in zip(records, valid, strict=True):
+    for record, sample in zip(records, valid, strict=True):
+        _add_streams(record, sample)
+        if routed_experts:
             record["routed_experts"] = _routed_experts(sample)
     return records
+
+
+def _add_streams(record: TrainingSample, sample: Sample) -> None:
+    """Add the log-probabilities of the reference, and the weights of the losses, if the sample has them."""
+    if sample.reference_logprobs is not None:
+        record["ref_logprobs"] = sample.reference_logprobs.tolist()
+    for name, weights in sample.stream_weights.items():
+        if name not in _STREAMS:
+            raise InvalidSample(
+                f"a sample of trajectory {sample.trajectory_id!r} has stream_weights[{name!r}]; prime-rl has the "
+                f"streams {list(_STREAMS)}"
+            )
+        record[_STREAMS[name]] = weights.tolist()
 
 
 def _routed_experts(sample: Sample) -> RoutedExperts:

@@ -1,7 +1,6 @@
 """The parts that several adapters share: per-token values, the start of the response, the samples of a rollout."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def check_max_length(max_length: Any) -> None:
     Raises:
         ConfigError: If it is not.
     """
-    is_integer = not isinstance(max_length, bool) and isinstance(max_length, Integral)
+    is_integer = isinstance(max_length, (int, np.integer)) and not isinstance(max_length, bool)
     if max_length is not None and not (is_integer and max_length > 0):
         raise ConfigError(f"max_length is {max_length!r:.80}; expected None or a number of tokens, at least 1")
 

@@ -53,7 +53,8 @@ _VALUES = {
     "truncated": "bool_",
 }
 _JSON = ("breaks", "extra", "metadata")  # columns of JSON text
-_OPTIONAL = ("roles",)  # columns of JSON text, or null; tables that were written before them lack them
+_OPTIONAL = ("roles", "stream_weights")  # columns of JSON text, or null
+_OPTIONAL_LISTS = {"reference_logprobs": "float32"}  # tables that were written before the optional columns lack them
 # What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
 _ROWS = 1000  # rows of a row group, which is the number of samples in memory at a time
@@ -69,15 +70,16 @@ def write_parquet(
 ) -> int:
     """Write samples to a Parquet file, and return the number of samples.
 
-    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata` and `roles` are JSON
-    text. The advantage has one value for each token. Without samples, the table has no rows. The file is replaced only
-    when it is complete.
+    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata`, `roles` and
+    `stream_weights` are JSON text. The advantage has one value for each token. Without samples, the table has no rows.
+    The file is replaced only when it is complete.
 
     Args:
         path: The path of the file.
         samples: The samples; they may come from a generator.
-        max_length: If given, the table also has the columns that Hugging Face trainers read: `input_ids`, `labels` (-100
-            where mask is False) and `attention_mask`, padded on the right to this length. The other columns stay whole.
+        max_length: If given, the table also has the columns that Hugging Face trainers read: `input_ids`, `labels`
+            (-100 where mask is False) and `attention_mask`, padded on the right to this length. The other columns stay
+            whole.
         pad_token_id: The token id that pads `input_ids`.
         truncate: Whether the padded columns of a longer sample are cut, instead of the sample being refused.
 
@@ -180,8 +182,9 @@ def from_row(row: Mapping[str, Any]) -> Sample:
         )
     check_version(_plain(row["schema"]))
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
+    given = {name: _plain(row[name]) for name in _OPTIONAL_LISTS if row.get(name) is not None}
     texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
-    return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in texts}}).validate()
+    return Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
 
 
 def _parsed(name: str, text: Any) -> Any:
@@ -249,7 +252,8 @@ def _table(samples: Sequence[Sample], first: int, padding: _Padding | None) -> A
 
 
 def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in samples] for name in (*_LISTS, *_VALUES)}
+    names = (*_LISTS, *_OPTIONAL_LISTS, *_VALUES)
+    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in samples] for name in names}
     columns["advantage"] = [
         None if s.advantage is None else np.broadcast_to(np.asarray(s.advantage, np.float32), s.tokens.shape)
         for s in samples
@@ -257,7 +261,8 @@ def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, l
     texts = [(s.breaks, fragment(pack(s.extra)), fragment(s.metadata)) for s in samples]
     for index, name in enumerate(_JSON):
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
-    columns["roles"] = [None if s.roles is None else _json(s.roles) for s in samples]
+    for name in _OPTIONAL:
+        columns[name] = [_json(getattr(s, name)) if getattr(s, name) else None for s in samples]
     own = {} if padding is None else padding.columns(samples)
     return {**columns, **own, "schema": [SCHEMA_VERSION] * len(samples)}
 
@@ -269,7 +274,9 @@ def _json(value: Any) -> str:
 def _schema(padding: _Padding | None) -> Any:
     arrow = _package("pyarrow")
     lengths = {} if padding is None else _PADDED
-    lists = [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in {**_LISTS, **lengths}.items()]
+    lists = [
+        (name, arrow.list_(getattr(arrow, kind)())) for name, kind in {**_LISTS, **_OPTIONAL_LISTS, **lengths}.items()
+    ]
     values = [(name, getattr(arrow, kind)()) for name, kind in _VALUES.items()]
     return arrow.schema(
         [*lists, *values, *((name, arrow.string()) for name in (*_JSON, *_OPTIONAL)), ("schema", arrow.int32())]

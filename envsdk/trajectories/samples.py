@@ -30,11 +30,12 @@ _ARRAYS: Mapping[str, Any] = {
     "step_ids": np.int32,
     "step_rewards": np.float32,
     "advantage": np.float32,
+    "reference_logprobs": np.float32,
     "temperature": np.float32,
     "policy_version": np.int32,
     "part_ids": np.int32,
 }
-_OPTIONAL = ("logprobs", "advantage")  # of the arrays
+_OPTIONAL = ("logprobs", "advantage", "reference_logprobs")  # of the arrays
 _ANY_ID = int(np.iinfo(np.int32).max)
 _METADATA: Mapping[str, tuple[Any, str]] = {
     "vocab_size": (Integral, "an integer"),
@@ -48,6 +49,7 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("segment_index", "n_segments"), (int, "an integer")),
     "truncated": (bool, "True or False"),
     "breaks": (list, "a list"),
+    "stream_weights": (dict, "a dict"),
     "extra": ((dict, Mapping), "a mapping"),  # the first is the faster one
     "metadata": ((dict, Mapping), "a mapping"),
 }
@@ -87,6 +89,10 @@ class Sample(Stored):
             hold the fill value (-1, or NaN for floats), or an empty list. Nothing is known where no token was sampled
             in this segment; side data over all tokens is also known at observations and at what was kept.
         roles: What each token belongs to (`Roles.labels()`), if the environment recorded it (`Env.records_roles`).
+        reference_logprobs: float32, shape (L,): the log-probabilities of a teacher or a reference, 0.0 where mask is
+            False; None until `credit.add_reference` sets them.
+        stream_weights: For each loss of several (such as `rl`, `ce`, `kl`), the weight of each token in it: float32,
+            shape (L,). Trainers multiply the loss of a token by it, and add the losses. Empty if there is one loss.
         metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
             and `is_scored`.
     """
@@ -115,6 +121,8 @@ class Sample(Stored):
     extra: Annotated[dict[str, Any], Packed] = field(default_factory=dict[str, Any])
     metadata: JsonObject = field(default_factory=dict[str, Any])
     roles: Roles | None = field(default=None, metadata={"optional": True})
+    reference_logprobs: Float32s | None = field(default=None, metadata={"optional": True})
+    stream_weights: dict[str, Float32s] = field(default_factory=dict, metadata={"optional": True})  # pyright: ignore[reportUnknownVariableType]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -135,6 +143,7 @@ class Sample(Stored):
         """
         self._check_scalars()
         self._check_arrays()
+        self._check_streams()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
@@ -142,11 +151,8 @@ class Sample(Stored):
         vocab_size = self._vocab_size()
         self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
         self._check_ids()
-        if self.logprobs is not None:
-            unknown = np.isnan(self.logprobs)
-            self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
-            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is not a log-probability")
-            self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
+        self._check_logprobs("logprobs", self.logprobs)
+        self._check_logprobs("reference_logprobs", self.reference_logprobs)
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
         self._refuse("temperature", self.temperature < 0, "is negative")
@@ -156,6 +162,23 @@ class Sample(Stored):
         if isinstance(self.advantage, np.ndarray):
             self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
+
+    def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
+        if logprobs is not None:
+            self._refuse(name, self.mask & np.isnan(logprobs), "is missing (NaN), but mask is True")
+            self._refuse(name, ~(logprobs <= 0) | np.isinf(logprobs), "is not a log-probability")
+            self._refuse(name, ~self.mask & (logprobs != 0), "is not 0.0, but mask is False")
+
+    def _check_streams(self) -> None:
+        for name, weights in self.stream_weights.items():
+            given: Any = weights
+            if not isinstance(name, str) or type(given) is not np.ndarray or given.dtype != np.float32:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidSample(f"stream_weights[{name!r:.80}] is {given!r:.80}; expected an array of float32")
+            if weights.shape != self.tokens.shape or not np.isfinite(weights).all() or weights[0] != 0:
+                raise InvalidSample(
+                    f"stream_weights[{name!r}] has shape {weights.shape}; expected {self.tokens.shape}, with finite "
+                    "numbers, and 0.0 at the first token, which nothing predicts"
+                )
 
     def _check_ids(self) -> None:
         """Check which step and which part each token belongs to."""

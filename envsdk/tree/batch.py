@@ -50,8 +50,11 @@ class TreeBatch:
             False: int32, shape (N,).
         advantage: The advantage of each token, 0.0 where mask is False: float32, shape (N,). None if the samples had no
             advantages, until you set it (see `per_token`).
+        reference_logprobs: The log-probabilities of a reference, 0.0 where mask is False: float32, shape (N,). None if
+            the samples had none.
         samples: One record for each sample, in the order of `trajectory.samples()`. The batches that `split` returns
             share one list.
+        stream_weights: `Sample.stream_weights` by the name of the stream, 0.0 where mask is False: float32, shape (N,).
         extra: The side data that `tree_batch(extra=)` requested, by key: `Aligned` or `Ragged` with N rows. What
             belongs to sampled tokens is known where mask is True.
         enter: The index of each token, which is the time at which it enters the tree: int32, shape (N,).
@@ -72,7 +75,9 @@ class TreeBatch:
     temperature: "NDArray[np.float32]"
     policy_version: "NDArray[np.int32]"
     advantage: "NDArray[np.float32] | None"
+    reference_logprobs: "NDArray[np.float32] | None"
     samples: list[TreeSample]
+    stream_weights: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict[str, "NDArray[np.float32]"])
     extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
 
     def __len__(self) -> int:
@@ -216,7 +221,9 @@ class TreeBatch:
             column = getattr(batch, name)
             if column is not None:
                 column[: len(prefix)] = untrained
-        rows = np.where(np.arange(len(batch)) < len(prefix), -1, np.arange(len(batch)))
+        is_own = np.arange(len(batch)) >= len(prefix)
+        batch.stream_weights = {name: own * is_own.astype(np.float32) for name, own in batch.stream_weights.items()}
+        rows = np.where(is_own, np.arange(len(batch)), -1)
         is_shared = {key: isinstance(data, Aligned) and data.over == "all" for key, data in batch.extra.items()}
         batch.extra = {key: data if is_shared[key] else placed(data, rows) for key, data in batch.extra.items()}
         return batch
@@ -231,6 +238,7 @@ class TreeBatch:
             parent=np.where(parent < 0, -1, np.searchsorted(indices, parent)).astype(np.int32),
             exit=np.searchsorted(indices, self.exit[indices]).astype(np.int32),
             samples=self.samples,
+            stream_weights={name: weights[indices] for name, weights in self.stream_weights.items()},
             extra={key: data.take(indices) for key, data in self.extra.items()},
         )
 
@@ -360,8 +368,6 @@ def _prune(builder: TreeBuilder) -> TreeBatch:
     """Return the tree of the tokens that are trained or that a trained token follows."""
     columns: dict[str, Any] = builder.columns()
     mask, exits = columns["mask"], columns["exit"]
-    if not builder.has_advantages:
-        columns["advantage"] = None
     if np.isnan(columns["logprobs"][mask]).all():
         columns["logprobs"] = None
     trained = np.append(0, np.cumsum(mask))

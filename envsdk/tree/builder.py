@@ -31,6 +31,7 @@ TRAINED_COLUMNS: dict[str, tuple[Any, Any]] = {
     "temperature": (np.float32, 1.0),
     "policy_version": (np.int32, -1),
     "advantage": (np.float32, 0.0),
+    "reference_logprobs": (np.float32, 0.0),
 }
 
 
@@ -91,7 +92,8 @@ class TreeBuilder:
 
     def __init__(self, *, merges: bool, extra: Sequence[str] = ()) -> None:
         self.samples: list[TreeSample] = []
-        self.has_advantages = False
+        self._has: dict[str, bool] = {}  # which optional fields the samples have
+        self._streams: dict[str, list[NDArray[np.float32]]] = {}  # the weights of the trained tokens of each sample
         self._tree = PrefixTree(merges=merges)
         self._rows: dict[str, list[tuple[NDArray[np.int64], PerToken]]] = {key: [] for key in extra}
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
@@ -176,13 +178,16 @@ class TreeBuilder:
                 none or the reverse, or belongs to another tokenizer.
         """
         sample.validate()
-        if self.samples and self.has_advantages != (sample.advantage is not None):
+        has = {name: getattr(sample, name) is not None for name in ("advantage", "reference_logprobs")}
+        has |= {f"stream_weights[{name!r}]": True for name in sample.stream_weights}
+        if self.samples and self._has != has:
+            name = min(name for name in {*has, *self._has} if has.get(name) != self._has.get(name))
             raise InvalidSample(
-                f"the first {len(self.samples)} samples have {'an' if self.has_advantages else 'no'} advantage, and "
-                f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, has "
-                f"{'one' if sample.advantage is not None else 'none'}; expected an advantage in all samples or in none"
+                f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, "
+                f"{'has' if has.get(name) else 'lacks'} {name}, unlike the samples before it; expected {name} in all "
+                "samples or in none"
             )
-        self.has_advantages = sample.advantage is not None
+        self._has = has
         tokens, mask = self._add_tokens(sample), sample.mask
         parts = sample.part_ids[mask]
         advantage = np.asarray(0.0 if sample.advantage is None else sample.advantage, dtype=np.float32)
@@ -193,7 +198,16 @@ class TreeBuilder:
             temperature=sample.temperature[parts],
             policy_version=sample.policy_version[parts],
             advantage=np.broadcast_to(advantage, mask.shape)[mask],
+            reference_logprobs=0.0 if sample.reference_logprobs is None else sample.reference_logprobs[mask],
         )
+        for name, weights in sample.stream_weights.items():
+            if (weights[~mask] != 0).any():
+                raise InvalidSample(
+                    f"stream_weights[{name!r}] of sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, "
+                    "is not 0.0 on a token with mask False, but a tree trains only tokens with mask True: train such "
+                    "samples as separate sequences"
+                )
+            self._streams.setdefault(name, []).append(weights[mask])
         for key in self._rows:
             data = per_token(sample.extra.get(key))
             if data is None:
@@ -246,6 +260,16 @@ class TreeBuilder:
         """Return the side data by key, with a row for each token, in the order of a tree's layout."""
         return {key: self._ordered(key, order) for key in self._rows}
 
+    def _stream_weights(self, order: "NDArray[np.int64]") -> "dict[str, NDArray[np.float32]]":
+        """Return the weights of each stream, in the order of a tree's layout."""
+        numbers = np.concatenate([tokens for tokens, _ in self._trained])
+        found: dict[str, NDArray[np.float32]] = {}
+        for name, weights in self._streams.items():
+            placed_weights = np.zeros(len(order), dtype=np.float32)
+            placed_weights[numbers] = np.concatenate(weights)
+            found[name] = placed_weights[order]
+        return found
+
     def _ordered(self, key: str, order: "NDArray[np.int64]") -> PerToken:
         numbers = np.concatenate([tokens for tokens, _ in self._rows[key]])
         rows = np.full(len(order), NO_TOKEN, dtype=np.int64)
@@ -286,7 +310,7 @@ class TreeBuilder:
         for tokens, values in self._trained:
             for name, value in values.items():
                 trained[name][tokens] = value
-        columns: dict[str, NDArray[Any]] = {name: array[layout.order] for name, array in trained.items()}
+        columns: dict[str, Any] = {name: array[layout.order] for name, array in trained.items()}
         unpredicted = np.flatnonzero(columns["mask"] & (layout.parent == NO_TOKEN))
         if len(unpredicted):
             sample = self.samples[int(columns["sample_ids"][unpredicted[0]])]
@@ -294,7 +318,10 @@ class TreeBuilder:
                 f"the first token of a sample of trajectory {sample.trajectory_id!r}, context {sample.context!r}, is "
                 "trained, but nothing predicts it; set mask[0] to False"
             )
+        for name in ("advantage", "reference_logprobs"):
+            columns[name] = columns[name] if self._has.get(name) else None
         return {
+            "stream_weights": self._stream_weights(layout.order),
             "extra": self._extra(layout.order),
             "tokens": self._tree.tokens.view[layout.order],
             "position_ids": layout.position_ids,

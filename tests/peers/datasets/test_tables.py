@@ -40,6 +40,9 @@ def every_kind() -> list[Sample]:
                 "routed_experts": Aligned(np.arange(len(sample), dtype=np.uint8)[:, None, None], "all", 255),
                 "sampling_mask": Ragged.of([[token] * (token % 3) for token in sample.tokens]),
             }
+        if index % 5 == 1:
+            sample.reference_logprobs = np.where(sample.mask, np.float32(-0.5), np.float32(0))
+            sample.stream_weights = {"rl": sample.mask.astype(np.float32), "ce": np.zeros(len(sample), np.float32)}
         if index % 4 == 3:
             sample.logprobs = None
     return samples
