@@ -166,6 +166,28 @@ def per_token(value: Any) -> PerToken | None:
     return value if isinstance(value, (Aligned, Ragged)) else None
 
 
+def part_of(value: Any, start: int, stop: int, length: int) -> Any:
+    """Return the side data of a part of a reply, in the form in which it was given.
+
+    Args:
+        value: The side data of the whole reply.
+        start: The index of the part's first token in the reply.
+        stop: The index after its last token.
+        length: How many tokens the reply has.
+
+    Returns:
+        The rows of the part's tokens; rows over all tokens also for those before it. What belongs to the reply as a
+        whole stays as it is.
+    """
+    data = per_token(value)
+    if data is None:
+        return value
+    if isinstance(data, Aligned) and data.over == "all":
+        return data.take(slice(0, len(data) - length + stop))
+    rows = data.take(slice(start, stop))
+    return rows.values if isinstance(value, np.ndarray) and isinstance(rows, Aligned) else rows
+
+
 def joined(parts: Sequence[PerToken]) -> PerToken:
     """Return the rows of several values that are alike, one after the other."""
     first = parts[0]

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from ..contexts.protocol import Action, FinishReason
-from ..contexts.side_data import Aligned, per_token
+from ..contexts.side_data import Aligned, part_of, per_token
 from ..errors import ServerReplyError, what_is_invalid
 from .sampling import Sampling
 
@@ -194,20 +194,9 @@ def _check_extra(extra: Mapping[str, Any], length: int) -> None:
 
 def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str, Any]:
     """Return the side data of a part, and the name of its weights if that is not a version that `Action` can hold."""
-    found = {name: _rows_of(value, part, length) for name, value in extra.items()}
+    found = {name: part_of(value, part.start, part.stop, length) for name, value in extra.items()}
     is_named = _version_of(part) is None and part.version not in ("", _UNNAMED_WEIGHTS)
     return {**found, "weight_version": part.version} if is_named else found
-
-
-def _rows_of(value: Any, part: Weights, length: int) -> Any:
-    """Return the rows of a part: those of its own tokens, and those of all tokens before, if it has them."""
-    data = per_token(value)
-    if data is None:
-        return value
-    if isinstance(data, Aligned) and data.over == "all":
-        return data.take(slice(0, len(data) - length + part.stop))
-    rows = data.take(slice(part.start, part.stop))
-    return rows.values if isinstance(value, np.ndarray) and isinstance(rows, Aligned) else rows
 
 
 def _version_of(part: Weights) -> int | None:
