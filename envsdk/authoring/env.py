@@ -87,6 +87,8 @@ class Env(gymnasium.Env[Observation, Any]):
     blocking: ClassVar[bool] = False
     """Whether its methods may take longer than a few milliseconds without `await`: files, processes, requests, heavy
     computation. `Rollouts` then calls them in a thread of the environment's own, so that other episodes continue."""
+    records_roles: bool = False
+    """Whether episodes record what each token belongs to (`ContextLog.roles`), which samples then have, too."""
     task: Any
     """The current task, if there are tasks."""
     _envsdk: EnvDriver = cast("EnvDriver", _NotMade())  # all that the SDK keeps of an environment

@@ -112,6 +112,7 @@ class EnvDriver(Driver):
             seed=seed,
             config=self.config.model_dump(mode="json"),
             group_id=given.get("group_id"),
+            records_roles=self.env.records_roles,
         )
         episode = Episode(header, self.env, type(self).summarizer)
         self.attach(episode, episode.root)

@@ -18,6 +18,7 @@ from .arrays import GrowableArray
 from .edits import Edit, among, edited
 from .history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from .protocol import Break, RewriteReason
+from .roles import RoleLog
 from .sampled import SampledText
 from .view import View
 
@@ -75,6 +76,8 @@ class Context:
         """The messages as the environment has them now: its edits change them, the history policy does not."""
         self.log_tokens = GrowableArray(np.int32)
         self.log_logprobs = GrowableArray(np.float32)
+        self.roles: RoleLog | None = None
+        """What each token of the log belongs to, if that is recorded."""
         self._view = View(renderer)
         self._seen = 0  # how many messages of the view the policy has seen
         self._seen_before = 0  # the same before its last call
@@ -122,6 +125,8 @@ class Context:
         self._view.tokens.append(tokens)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
+        if self.roles is not None:
+            self.roles.act(len(tokens))
 
     def parse_reply(self) -> Message:
         """Parse what was sampled since the generation prompt."""
@@ -133,6 +138,8 @@ class Context:
         self._add([message])
         self._view.add_reply(message)
         self.steps += 1
+        if self.roles is not None:
+            self.roles.read(self._view)
 
     def new_text(self, count: int) -> SampledText:
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
@@ -407,6 +414,8 @@ class Context:
         tokens = view.tokens.copy(delta.keep)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
+        if self.roles is not None:
+            self.roles.observe(view, delta.keep)
         return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full)
 
 

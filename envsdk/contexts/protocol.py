@@ -51,9 +51,11 @@ class Action:
         temperature: The sampling temperature, at least 0.
         policy_version: The version of the weights that sampled it, from 0 to 2**31 - 1; or None.
         extra: Side data, which is carried into the samples and never read. A numpy array of signed integers or floats
-            has one row for each token (routed experts, top-k): shape (n, ...). Samples hold it at the positions of
-            these tokens, and -1 or NaN elsewhere, which means that nothing is known. Anything else belongs to the
-            action as a whole (images, the id of a request).
+            has one row for each token (the log-probabilities of the top-k): shape (n, ...). Samples hold it at the
+            positions of these tokens, and -1 or NaN elsewhere, which means that nothing is known. `Aligned` also
+            declares another fill value, or rows for all tokens of the prompt and the reply (routed experts); `Ragged`
+            has a list for each token (the ids that sampling was restricted to). Anything else belongs to the action as
+            a whole (images, the id of a request).
     """
 
     tokens: "Sequence[int] | NDArray[np.integer[Any]]"

@@ -14,12 +14,15 @@ from .advantages import (
 )
 from .baselines import Baseline, leave_one_out, mean, none, normalized
 from .comparisons import observation_anchors, win_rates
+from .reference import Reference, add_reference
 from .returns import Scope, context_rewards, discounted, step_returns
 
 __all__ = [
     "Baseline",
+    "Reference",
     "Scope",
     "add_kl_penalty",
+    "add_reference",
     "anchor_advantages",
     "context_rewards",
     "discounted",

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Action, FinishReason
+from ..contexts.side_data import Aligned, Ragged
 from ..errors import ActionError
 from ..messages import check_text
 from ..trajectories.records import fragment
@@ -39,16 +40,30 @@ class CheckedAction(NamedTuple):
 _FINISH_REASONS = get_args(FinishReason)
 
 
-def check_action(action: object, vocab_size: int) -> CheckedAction:
+class PromptSize(NamedTuple):
+    """The length of a prompt, which side data over all tokens covers.
+
+    Attributes:
+        length: How many tokens it has.
+        new: How many tokens at its end have no side data yet. Only their rows are copied, so that a step costs O(new
+            tokens).
+    """
+
+    length: int
+    new: int
+
+
+def check_action(action: object, vocab_size: int, prompt: PromptSize | None = None) -> CheckedAction:
     """Return a valid copy of an action.
 
     Args:
         action: An `Action`, or its tokens alone: an integer array of shape (n,) or a sequence of int.
         vocab_size: The size of the vocabulary. Every id must be below it.
+        prompt: The prompt that it answers, if it is known.
 
     Raises:
-        ActionError: If ids are not integers or are out of range, or log-probabilities have another length, are
-            positive, or are not finite. The message names the position.
+        ActionError: If ids are not integers or are out of range; if log-probabilities have another length, are
+            positive, or are not finite; or if side data has another length or type. The message names the position.
     """
     if not isinstance(action, Action):
         action = Action(action)  # pyright: ignore[reportArgumentType]
@@ -56,15 +71,7 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
     _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
-    for key, value in action.extra.items():
-        if isinstance(value, np.ndarray):
-            _check_aligned(key, cast("NDArray[Any]", value), len(tokens))
-        try:
-            check_text(key)
-            if not isinstance(value, np.ndarray):
-                fragment(value)
-        except ValueError as error:
-            raise ActionError(f"extra[{key!r:.80}] cannot be recorded: {error}") from error
+    extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in action.extra.items()}
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
@@ -73,7 +80,7 @@ def check_action(action: object, vocab_size: int) -> CheckedAction:
         action.finish_reason,
         float(action.temperature),
         version,
-        copy.deepcopy(dict(action.extra)) if action.extra else {},
+        extra,
     )
 
 
@@ -91,7 +98,43 @@ def _check_sampling(action: Action) -> None:
         raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
 
 
-def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
+def _checked_extra(key: str, value: Any, length: int, prompt: PromptSize | None) -> Any:
+    """Return a copy of one entry of `Action.extra`."""
+    is_array = isinstance(value, np.ndarray)
+    if is_array:
+        _check_array(key, cast("NDArray[Any]", value), length)
+    elif isinstance(value, (Aligned, Ragged)):
+        value = _check_side_data(key, value, length, prompt)
+    try:
+        check_text(key)
+        if not is_array and not isinstance(value, (Aligned, Ragged)):
+            fragment(value)
+    except ValueError as error:
+        raise ActionError(f"extra[{key!r:.80}] cannot be recorded: {error}") from error
+    return copy.deepcopy(cast("Any", value))
+
+
+def _check_side_data(key: str, given: Aligned | Ragged, length: int, prompt: PromptSize | None) -> Aligned | Ragged:
+    """Return side data that fits the tokens of an action, without the rows that the record has already."""
+    try:
+        given.check()
+    except ValueError as error:
+        raise ActionError(f"extra[{key!r:.80}] is not valid: {error}") from error
+    if isinstance(given, Ragged) or given.over == "sampled":
+        if len(given) != length:
+            raise ActionError(f"extra[{key!r:.80}] has {len(given)} rows, but there are {length} sampled tokens")
+        return given
+    longest = len(given) if prompt is None else length + prompt.length
+    if not length <= len(given) <= longest:
+        raise ActionError(
+            f"extra[{key!r:.80}] is over all tokens and has {len(given)} rows; expected {longest}, one for each token "
+            f"of the prompt and the reply, or at least the last {length}"
+        )
+    unrecorded = len(given) if prompt is None else length + prompt.new
+    return given.take(slice(max(0, len(given) - unrecorded), None))
+
+
+def _check_array(key: str, array: "NDArray[Any]", length: int) -> None:
     if array.shape[:1] != (length,):
         raise ActionError(
             f"extra[{key!r}] is an array of shape {array.shape}, but there are {length} tokens; expected one row for "
@@ -105,7 +148,7 @@ def _check_aligned(key: str, array: "NDArray[Any]", length: int) -> None:
         raise ActionError(
             f"extra[{key!r}] is an array of {array.dtype}; expected signed integers or floats of at most 64 bits. "
             "Samples hold -1 or NaN at all other tokens, which booleans and unsigned integers cannot represent: "
-            f"give extra[{key!r}].astype(np.int32)"
+            f"give extra[{key!r}].astype(np.int32), or Aligned(extra[{key!r}], fill=...)"
         )
 
 

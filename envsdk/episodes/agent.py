@@ -11,7 +11,7 @@ from ..limits import MAX_EMPTY_ABORTS, Limits, StopReason
 from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
 from ..trajectories.steps import Part, Step
-from .actions import CheckedAction, check_action
+from .actions import CheckedAction, PromptSize, check_action
 from .environment import Environment, StepResult
 from .handoff import Handoff, PendingHandoffs
 from .turn import Mask, Turn
@@ -175,7 +175,7 @@ class Agent:
             ActionError: If the action is not legal.
         """
         context = self.context
-        self._act(step, check_action(action, context.renderer.tokenizer.vocab_size))
+        self._act(step, check_action(action, context.renderer.tokenizer.vocab_size, self._prompt_of(step)))
         if step.finish_reason == "abort":
             if self.max_tokens() != 0 and self.empty_aborts < MAX_EMPTY_ABORTS:
                 return None
@@ -222,6 +222,17 @@ class Agent:
             self.record.append(step)
             self.last_step = step
         self.usage.count(steps=int(is_first), sampled=len(action.tokens))
+
+    def _prompt_of(self, step: Step) -> PromptSize:
+        """Return the size of the prompt that an action answers.
+
+        The token before the new ones counts as new: a model had not processed it when it was sampled.
+        """
+        length = len(self.context)
+        if not step.start and not step.parts:  # what a new context keeps may be of another model
+            return PromptSize(length, length)
+        observed = 0 if step.parts else step.action_start - step.start
+        return PromptSize(length, min(length, observed + 1))
 
     def _read_reply(self, step: Step) -> Message:
         """Read the reply as a message; one that ended at a stop string needs no stop token."""

@@ -15,6 +15,7 @@ from ..contexts.context import Context, Delta
 from ..contexts.edits import Edit
 from ..contexts.history_policy import SummaryRequest
 from ..contexts.protocol import Break, Observation
+from ..contexts.roles import RoleLog
 from ..errors import ConfigError, EpisodeError, HandoffError, NoEndWarning, TurnError, UndeclaredBreak
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, ToolSchema
@@ -213,6 +214,7 @@ class Episode:
             config=header.config,
             group_id=header.group_id,
             origins=[*header.origins, Origin(header.id, tokens)],
+            records_roles=header.records_roles,
         )
         self._forks, self.side_by_side = 0, False
 
@@ -512,6 +514,7 @@ class Episode:
             parent = self._context_of(agent, opening.base)
         context = Context(name, role, agent.env.renderer_of(role), agent.env.history, parent=parent)
         context.is_trainable = opening is None or opening.is_trainable
+        context.roles = RoleLog() if self.header.records_roles else None
         system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         tools = agent.env.default_tools() if turn.tools is None else turn.tools
         limit = 0 if is_final else agent.limits.max_context_tokens

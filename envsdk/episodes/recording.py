@@ -8,6 +8,7 @@ from ..contexts.context import Context
 from ..contexts.protocol import Break
 from ..errors import encodable, message_of
 from ..limits import StopReason
+from ..trajectories.roles import Roles
 from ..trajectories.steps import ContextLog, Origin, Step
 from ..trajectories.trajectory import Status, Trajectory
 from .agent import Agent
@@ -24,6 +25,8 @@ class EpisodeHeader:
     group_id: str | None
     origins: list[Origin] = field(default_factory=list[Origin])
     """The episodes that it was forked from."""
+    records_roles: bool = False
+    """Whether its contexts record what each token belongs to."""
 
 
 def record(
@@ -97,8 +100,14 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
+                roles=_roles(context, length),
             )
     return logs
+
+
+def _roles(context: Context, length: int) -> Roles | None:
+    roles = context.roles
+    return None if roles is None else Roles.of(roles.legend, roles.codes.copy(0, length))
 
 
 def _first_above(agent: Agent) -> str | None:

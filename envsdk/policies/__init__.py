@@ -1,5 +1,6 @@
 """Policies: functions that sample a reply to a prompt."""
 
+from ..contexts.side_data import Aligned, Ragged
 from .named import policy_of
 from .openai_chat import OpenAIChat
 from .policy import Policy, PolicyLike
@@ -11,9 +12,11 @@ from .vllm import VLLM
 
 __all__ = [
     "VLLM",
+    "Aligned",
     "OpenAIChat",
     "Policy",
     "PolicyLike",
+    "Ragged",
     "RandomPolicy",
     "ReplyPolicy",
     "SGLang",

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from ..contexts.protocol import Action, FinishReason
+from ..contexts.side_data import Aligned, part_of, per_token
 from ..errors import ServerReplyError, what_is_invalid
 from .sampling import Sampling
 
@@ -69,7 +70,7 @@ class ServerReply:
     """The token at which the server says that the reply ended, if it returns that; it may be the model's own."""
     weights: Sequence[Weights] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As `Action.extra`: an array has one row for each token. A list with one item for each token is ragged."""
+    """As `Action.extra`."""
     top_logprobs: Sequence[Sequence[float]] = ()
     """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
 
@@ -114,7 +115,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
             _finish_reason(reply) if part is weights[-1] else "abort",
             request.sampling.temperature,
             _version_of(part),
-            _extra_of(reply.extra, part),
+            _extra_of(reply.extra, part, len(tokens)),
         )
         for part in weights
     ]
@@ -186,17 +187,14 @@ def _check_stops(reply: ServerReply, request: ServerRequest, tokens: "NDArray[np
 
 def _check_extra(extra: Mapping[str, Any], length: int) -> None:
     for name, value in extra.items():
-        if _has_rows(value) and len(value) != length:
-            raise ServerReplyError(f"{name} has {len(value)} rows, but there are {length} tokens")
+        data = per_token(value)
+        if data is not None and len(data) != length and not (isinstance(data, Aligned) and data.over == "all"):
+            raise ServerReplyError(f"{name} has {len(data)} rows, but there are {length} tokens")
 
 
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, list))
-
-
-def _extra_of(extra: Mapping[str, Any], part: Weights) -> dict[str, Any]:
+def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str, Any]:
     """Return the side data of a part, and the name of its weights if that is not a version that `Action` can hold."""
-    found = {name: value[part.start : part.stop] if _has_rows(value) else value for name, value in extra.items()}
+    found = {name: part_of(value, part.start, part.stop, length) for name, value in extra.items()}
     is_named = _version_of(part) is None and part.version not in ("", _UNNAMED_WEIGHTS)
     return {**found, "weight_version": part.version} if is_named else found
 
@@ -206,8 +204,8 @@ def _version_of(part: Weights) -> int | None:
     return int(part.version) if is_number else None
 
 
-def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> "NDArray[np.int32]":
-    """Return the experts of a reply's tokens: int32 of shape (length, layers, experts), -1 where they are not known.
+def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> Aligned:
+    """Return the experts of a reply, over all tokens: int32 of shape (n, layers, experts), -1 for the last token.
 
     Args:
         values: The experts of each token that the model has processed: with or without those of the prompt, and
@@ -218,11 +216,10 @@ def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> "
     Raises:
         ServerReplyError: If the array has another length.
     """
-    starts = {prompt_length + length - 1: prompt_length, length - 1: 0}
-    if len(values) not in starts:
+    if len(values) not in (prompt_length + length - 1, length - 1):
         raise ServerReplyError(
             f"routed_experts has {len(values)} rows; expected {prompt_length + length - 1}: one for each token of the "
             "prompt and the reply but the last"
         )
-    known = values[starts[len(values)] :].astype(np.int32)
-    return np.concatenate([known, np.full((1, *values.shape[1:]), -1, dtype=np.int32)])
+    last = np.full((1, *values.shape[1:]), -1, dtype=np.int32)
+    return Aligned(np.concatenate([values.astype(np.int32), last]), "all", -1)

@@ -35,8 +35,8 @@ class SGLang(ServedPolicy):
     Args:
         url: See `ServedPolicy`.
         model: See `ServedPolicy`.
-        routed_experts: Whether to ask for the experts of each token. They are in `extra["routed_experts"]`, int32 of
-            shape (n, layers * experts), with -1 for the last token.
+        routed_experts: Whether to ask for the experts of each token. They are in `extra["routed_experts"]`:
+            `Aligned` over the prompt and the reply, int32 of shape (n, layers * experts), with -1 for the last token.
         options: The other arguments are those of `ServedPolicy`.
     """
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, Field
 
+from ..contexts.side_data import Ragged
 from ..errors import ConfigError, RequestRefused, ServerReplyError
 from .client import Client
 from .sampling import Sampling
@@ -31,9 +32,9 @@ class VLLM(ServedPolicy):
     A reply ends only at the environment's stop tokens and strings: the end-of-sequence token of the model's
     configuration has no effect. If weights change while a reply is sampled, each version's tokens are a part with their
     `policy_version`, if vLLM's name of the version is a number; any other name is in `extra["weight_version"]`. Experts
-    (`--enable-return-routed-experts`) are in `extra["routed_experts"]`, int32 of shape (n, layers, experts), with -1
-    for the last token. The ids that sampling was restricted to are in `extra["sampling_mask"]`, one list for each
-    token.
+    (`--enable-return-routed-experts`) are in `extra["routed_experts"]`: `Aligned` over the prompt and the reply, int32
+    of shape (n, layers, experts), with -1 for the last token, which the model has not processed. The ids that sampling
+    was restricted to are in `extra["sampling_mask"]`: `Ragged`, one list for each token.
 
     The arguments are those of `ServedPolicy`.
     """
@@ -153,7 +154,7 @@ class _GeneratedChoice(BaseModel):
     finish_reason: str
     stop_reason: int | str | None = None
     routed_experts: str | None = None
-    sampling_mask: list[list[int]] | None = None
+    sampling_mask: list[list[TokenId]] | None = None
     weight_versions: list[_Span] | None = None
 
 
@@ -186,7 +187,7 @@ def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
         raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {choice.token_ids[:8]}")
     extra = _experts(choice, request)
     if choice.sampling_mask is not None:
-        extra["sampling_mask"] = choice.sampling_mask
+        extra["sampling_mask"] = Ragged.of(choice.sampling_mask)
     return ServerReply(
         tokens=choice.token_ids,
         logprobs=[entry.logprob for entry in content],

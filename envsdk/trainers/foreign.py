@@ -4,16 +4,19 @@ Such a log specifies neither the contexts nor the breaks. A prompt that begins w
 continues the context of that prompt, even if other prompts came between. Every other prompt is an `undeclared` break.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, cast, get_args
 
 import numpy as np
 
 from ..contexts.arrays import LARGEST, GrowableArray
 from ..contexts.protocol import Action, Break
-from ..episodes.actions import CheckedAction, check_action
+from ..contexts.side_data import Aligned, part_of, per_token
+from ..episodes.actions import CheckedAction, PromptSize, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord
+from ..messages import Message
 from ..trajectories.steps import ContextLog, Part, Step
 from ..trajectories.trajectory import Status, Trajectory
 from .open_prompts import Match, OpenPrompts
@@ -36,6 +39,13 @@ class LoggedStep(NamedTuple):
         reward: The reward of the step; None if it was not scored.
         temperature: The sampling temperature.
         policy_version: The version of the weights; None if it is unknown.
+        extra: Side data, as in `Action.extra`: rows for the action's tokens, rows for the prompt and the action
+            (`Aligned(over="all")`), lists (`Ragged`), or what belongs to the action as a whole, such as its images.
+        mask: Which of the action's tokens were sampled and are trained: shape (m,), bool or 0 and 1; None for all. The
+            others are observed, such as results of tools inside a response. Log-probabilities at them are ignored.
+        rewards: Named rewards that add up to `reward`, which they replace if it is None.
+        errors: What was wrong with the reply, such as a call that could not be parsed: texts. `loss="without_errors"`
+            leaves out such a step.
     """
 
     prompt_tokens: "Sequence[int] | NDArray[np.integer[Any]]"
@@ -44,6 +54,10 @@ class LoggedStep(NamedTuple):
     reward: float | None = None
     temperature: float = 1.0
     policy_version: int | None = None
+    extra: Mapping[str, Any] = {}
+    mask: "Sequence[int] | NDArray[np.bool_] | None" = None
+    rewards: Mapping[str, float] = {}
+    errors: Sequence[str] = ()
 
 
 class _MatchedStep(NamedTuple):
@@ -52,8 +66,16 @@ class _MatchedStep(NamedTuple):
     observed: "NDArray[np.int32]"
     """The tokens of the prompt that the nearest chain does not have."""
     action: CheckedAction
-    reward: float | None
+    outcome: "_Outcome"
     match: Match
+
+
+class _Outcome(NamedTuple):
+    """What the log says about a step besides its tokens."""
+
+    reward: float | None = None
+    rewards: Mapping[str, float] = {}
+    errors: tuple[str, ...] = ()
 
 
 def from_steps(
@@ -127,15 +149,17 @@ def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], voc
     for index, given in enumerate(steps):
         try:
             step = LoggedStep(**given) if isinstance(given, Mapping) else LoggedStep(*cast("tuple[Any, ...]", given))
-            prompt, action, reward = _checked(step, vocab_size)
+            runs = _checked(step, vocab_size)
         except (ActionError, TypeError, ValueError, OverflowError) as error:
             raise InvalidRecord(f"step {index}: {error}") from error
-        match = prompts.add(prompt, action.tokens)
-        matched.append(_MatchedStep(prompt[match.shared :].copy(), action, reward, match))
+        for prompt, action, outcome in runs:
+            match = prompts.add(prompt, action.tokens)
+            matched.append(_MatchedStep(prompt[match.shared :].copy(), action, outcome, match))
     return matched
 
 
-def _checked(step: LoggedStep, vocab_size: int) -> "tuple[NDArray[np.int32], CheckedAction, float | None]":
+def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _Outcome]]":
+    """Return the runs of sampled tokens of a step: for each its full prompt, its action, and what it led to."""
     try:
         prompt = check_action(Action(step.prompt_tokens), vocab_size).tokens
     except ActionError as error:
@@ -143,8 +167,61 @@ def _checked(step: LoggedStep, vocab_size: int) -> "tuple[NDArray[np.int32], Che
     if not len(prompt):
         raise ActionError("the prompt is empty; expected the full prompt that was sampled from")
     sampling: dict[str, Any] = {"temperature": step.temperature, "policy_version": step.policy_version}
-    action = check_action(Action(step.action_tokens, step.logprobs, **sampling), vocab_size)
-    return prompt, action, None if step.reward is None else _reward(step.reward)
+    tokens = check_action(Action(step.action_tokens), vocab_size).tokens
+    mask = _mask(step.mask, len(tokens))
+    logprobs = step.logprobs
+    if logprobs is not None and not mask.all() and len(logprobs) == len(mask):
+        logprobs = np.where(mask, np.asarray(logprobs, dtype=np.float64), 0.0)
+    given = Action(tokens, logprobs, extra=step.extra, **sampling)
+    action = check_action(given, vocab_size, PromptSize(len(prompt), len(prompt)))
+    outcome = _outcome(step)
+    if mask.all():
+        return [(prompt, action, outcome)]
+    whole = np.concatenate([prompt, tokens])
+    runs = _runs(mask) or [(0, 0)]
+    return [
+        (whole[: len(prompt) + start], _part(action, start, stop), outcome if stop == runs[-1][1] else _Outcome())
+        for start, stop in runs
+    ]
+
+
+def _mask(mask: Any, length: int) -> "NDArray[np.bool_]":
+    if mask is None:
+        return np.ones(length, dtype=np.bool_)
+    array = np.asarray(mask)
+    if array.shape != (length,) or array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():
+        raise ActionError(f"the mask is {mask!r:.80}; expected True or False for each of the {length} action tokens")
+    return array.astype(np.bool_)
+
+
+def _runs(mask: "NDArray[np.bool_]") -> list[tuple[int, int]]:
+    """Return where the runs of True begin and end."""
+    bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    return [(int(start), int(stop)) for start, stop in bounds]
+
+
+def _part(action: CheckedAction, start: int, stop: int) -> CheckedAction:
+    """Return the tokens of an action from `start` to `stop`, with their log-probabilities and side data."""
+    is_first = not action.tokens[:start].size
+    extra = {
+        key: part_of(value, start, stop, len(action.tokens))
+        for key, value in action.extra.items()
+        if is_first or per_token(value) is not None
+    }
+    logprobs = None if action.logprobs is None else action.logprobs[start:stop]
+    return action._replace(tokens=action.tokens[start:stop], logprobs=logprobs, extra=extra)
+
+
+def _outcome(step: LoggedStep) -> _Outcome:
+    rewards = {str(name): _reward(reward) for name, reward in step.rewards.items()}
+    reward = None if step.reward is None else _reward(step.reward)
+    total = math.fsum(rewards.values())
+    if rewards and reward is not None and not math.isclose(total, reward, rel_tol=1e-6, abs_tol=1e-6):
+        raise ActionError(f"the rewards {rewards} add up to {total}, but the reward is {reward}")
+    given: Any = step.errors
+    if isinstance(given, str) or not all(isinstance(error, str) for error in given):
+        raise ActionError(f"the errors are {given!r:.80}; expected a list of texts")
+    return _Outcome(total if rewards and reward is None else reward, rewards, tuple(step.errors))
 
 
 def _reward(reward: Any) -> float:
@@ -162,6 +239,7 @@ class _Writer:
     def __init__(self, matched: Sequence[_MatchedStep]) -> None:
         self.steps: list[Step] = []
         self._logs: dict[str, tuple[GrowableArray[np.int32], GrowableArray[np.float32]]] = {}
+        self._messages: dict[str, list[Message]] = {}  # those whose errors the log has
         self._names: list[str] = []  # the context of each chain
         self._lengths: dict[str, int] = {}
         # For each chain, the last step that continues it or shares a prefix with it.
@@ -172,7 +250,13 @@ class _Writer:
     def contexts(self) -> dict[str, ContextLog]:
         """Return the contexts by name. All have the same role, because a log does not specify roles."""
         return {
-            name: ContextLog(role=MAIN, parent=None, tokens=tokens.copy(), logprobs=logprobs.copy(), messages=[])
+            name: ContextLog(
+                role=MAIN,
+                parent=None,
+                tokens=tokens.copy(),
+                logprobs=logprobs.copy(),
+                messages=self._messages.get(name, []),
+            )
             for name, (tokens, logprobs) in self._logs.items()
         }
 
@@ -203,11 +287,34 @@ class _Writer:
                 extends=not match.is_new,
                 start=start,
                 action_start=start + len(matched.observed),
-                parts=(Part(len(tokens), action.temperature, action.policy_version),),
-                reward=matched.reward,
+                parts=(Part(len(tokens), action.temperature, action.policy_version, _recorded(matched, start)),),
+                reply=self._reply(name, matched.outcome),
+                reward=matched.outcome.reward,
+                rewards=dict(matched.outcome.rewards),
                 break_=break_ if self.steps else None,
             )
         )
+
+    def _reply(self, name: str, outcome: _Outcome) -> int | None:
+        """Return the index of a message that holds the errors of a reply; None if it has none."""
+        if not outcome.errors:
+            return None
+        messages = self._messages.setdefault(name, [])
+        messages.append(Message(role="assistant", errors=outcome.errors))
+        return len(messages) - 1
+
+
+def _recorded(matched: _MatchedStep, start: int) -> dict[str, Any]:
+    """Return the side data of a step, without the rows that earlier steps of the context have."""
+    count = len(matched.observed) + len(matched.action.tokens) + 1
+    return {
+        key: value.take(slice(max(0, len(value) - count), None)) if start and _is_over_all(value) else value
+        for key, value in matched.action.extra.items()
+    }
+
+
+def _is_over_all(value: Any) -> TypeGuard[Aligned]:
+    return isinstance(value, Aligned) and value.over == "all"
 
 
 def _logprobs(action: CheckedAction) -> "NDArray[np.float32] | float":

@@ -1,17 +1,28 @@
 """Batches for your own training loop: samples as padded or packed arrays of numpy or torch."""
 
-from collections.abc import Iterable, Sequence
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from ..contexts.arrays import LARGEST
+from ..contexts.side_data import PerToken, Ragged, per_token
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .rows import advantages, temperatures
+from .rows import (
+    IGNORED,
+    advantages,
+    check_lengths,
+    check_max_length,
+    labels,
+    observation_weights,
+    padded,
+    temperatures,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +35,11 @@ CAPABILITY = Capability(
 
 Layout: TypeAlias = Literal["padded", "packed"]
 Arrays: TypeAlias = Literal["numpy", "torch"]
+PadTo: TypeAlias = Literal["longest", "max_length"]
 Batch: TypeAlias = dict[str, Any]
-_PADDING = {"temperature": 1.0, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
+_OBSERVED = ("system", "developer", "user", "tool", "scaffold")
+"""The labels of tokens that may be observed. Those of an assistant's text are what a policy samples."""
+_PADDING = {"temperature": 1.0, "labels": IGNORED, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
 
 
 def collate(
@@ -34,6 +48,11 @@ def collate(
     layout: Layout = "padded",
     arrays: Arrays = "numpy",
     pad_token_id: int = 0,
+    pad_to: PadTo = "longest",
+    max_length: int | None = None,
+    truncate: bool = False,
+    extra: Sequence[str] = (),
+    observation_weight: Mapping[str, float] | None = None,
 ) -> Batch:
     """Collate samples into one batch.
 
@@ -42,55 +61,111 @@ def collate(
 
     Args:
         samples: B samples.
-        layout: `"padded"`: one row for each sample, padded on the right to the length L of the longest sample, shape
-            (B, L). `"packed"`: all N tokens in one row without padding, shape (1, N).
+        layout: `"padded"`: one row for each sample, padded on the right to one length L, shape (B, L). `"packed"`: all
+            N tokens in one row without padding, shape (1, N).
         arrays: The type of the arrays: `"numpy"` or `"torch"`.
         pad_token_id: The token id that pads `tokens`.
+        pad_to: L: `"longest"` is the length of the longest sample, and `"max_length"` that number.
+        max_length: The largest length of a sample, in tokens; None for any.
+        truncate: Whether a longer sample loses its tokens after `max_length`, instead of being refused.
+        extra: The keys of `Sample.extra` to collate, such as `["routed_experts"]`: those with a row for each token.
+        observation_weight: The weights of observed tokens in a loss on observations (ECHO), by their label in
+            `Sample.roles`: `{"tool": 0.1}`, `{"tool:search": 0.2, "user": 0.1}`. An observed token has its weight once,
+            in the sample that trains the reply to it.
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
-        `sample_ids` (the index of the sample, -1 on padding), all int64; `mask`, bool; `temperature`, float32, 1.0
-        where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples have them;
+        `sample_ids` (the index of the sample, -1 on padding), all int64; `labels`, int64: the token ids where mask is
+        True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`,
+        float32, 1.0 where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples
+        have them;
         and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
-        float32. For variable-length attention kernels: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For kernels of
+        variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+
+        If the samples have them, `reference_logprobs`, float32, and a dict `stream_weights` of float32 arrays, of the
+        shape of the layout. With `observation_weight`, `observation_weight`: float32, of that shape, 0.0 on all other
+        tokens. With `extra`, a dict `extra` by key: an array of that shape and of a row, with the fill value on
+        padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
+        `lengths`, int64 of that shape.
 
     Raises:
-        InvalidSample: If a sample is invalid, only some samples have log-probabilities or an advantage, or there are
-            no samples.
-        ConfigError: If `layout`, `arrays` or `pad_token_id` is invalid.
+        InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks
+            a key of `extra` or has rows of another kind, a sample is longer than `max_length`, roles are needed and
+            missing, or there are no samples.
+        ConfigError: If another argument is invalid.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
-    for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays)):
+    for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays), ("pad_to", pad_to, PadTo)):
         if choice not in get_args(known):
             raise ConfigError(f"{name} is {choice!r}; expected one of {get_args(known)}")
+    check_max_length(max_length)
+    if pad_to == "max_length" and (max_length is None or layout == "packed"):
+        raise ConfigError("pad_to is 'max_length'; expected a max_length, and the layout 'padded'")
     if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, Integral) or not 0 <= pad_token_id < 2**31:
         raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
     valid = _check(samples)
+    if not truncate:
+        check_lengths(valid, max_length)
     rows = [_row(index, sample) for index, sample in enumerate(valid)]
+    if observation_weight is not None:
+        weights = _checked_weights(observation_weight)
+        for row, sample in zip(rows, valid, strict=True):
+            row["observation_weight"] = observation_weights(sample, weights)
+    rows = [{name: array[:max_length] for name, array in row.items()} for row in rows]
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
-    if layout == "packed":
-        batch: Batch = {name: np.concatenate([row[name] for row in rows])[None] for name in rows[0]}
-    else:
-        padding = {**_PADDING, "tokens": pad_token_id}
-        batch = {name: _padded([row[name] for row in rows], padding.get(name, 0)) for name in rows[0]}
-        batch["attention_mask"] = np.arange(lengths.max()) < lengths[:, None]
+    width = 0 if layout == "packed" else int(lengths.max()) if pad_to == "longest" else max_length or 0
+    padding = {**_PADDING, "tokens": pad_token_id}
+    batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), width) for name in rows[0]}
+    if width:
+        batch["attention_mask"] = np.arange(width) < lengths[:, None]
+    if truncate:
+        cut = [np.count_nonzero(sample.mask[length:]) for sample, length in zip(valid, lengths, strict=True)]
+        batch["dropped_tokens"] = np.array(cut, dtype=np.int64)
     batch["lengths"], batch["max_seqlen"] = lengths, int(lengths.max())
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
         batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
+    if valid[0].stream_weights:
+        batch["stream_weights"] = {
+            name: _laid_out([sample.stream_weights[name][:max_length] for sample in valid], 0, width)
+            for name in valid[0].stream_weights
+        }
+    if extra:
+        batch["extra"] = {key: _extra(key, valid, max_length, width) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
+
+
+def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
+    for label, weight in weights.items():
+        if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
+            raise ConfigError(
+                f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
+            raise ConfigError(
+                f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
+            )
+    return weights
 
 
 def _check(samples: Iterable[Sample]) -> list[Sample]:
     valid = check_samples(samples, logprobs=False)
     if not valid:
         raise InvalidSample("samples is empty; expected at least one sample, because a batch needs a row")
-    for name in ("logprobs", "advantage"):
+    for name in ("logprobs", "advantage", "reference_logprobs"):
         has = [getattr(sample, name) is not None for sample in valid]
         if any(has) and not all(has):
             raise InvalidSample(
                 f"sample {has.index(False)} has no {name}, but sample {has.index(True)} has; expected {name} in all "
                 "samples or in none"
+            )
+    names = [set(sample.stream_weights) for sample in valid]
+    for index, own in enumerate(names):
+        if own != names[0]:
+            raise InvalidSample(
+                f"sample {index} has the stream_weights {sorted(own)}, but sample 0 has {sorted(names[0])}; expected "
+                "the same streams in all samples"
             )
     return valid
 
@@ -99,6 +174,7 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
     """Return the arrays of a sample that have one value for each token, each of shape (L,)."""
     row: dict[str, NDArray[Any]] = {
         "tokens": sample.tokens.astype(np.int64),
+        "labels": labels(sample),
         "mask": sample.mask,
         "step_ids": sample.step_ids.astype(np.int64),
         "position_ids": np.arange(len(sample), dtype=np.int64),
@@ -109,16 +185,41 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
         row["logprobs"] = sample.logprobs
     if sample.advantage is not None:
         row["advantage"] = advantages(sample)
+    if sample.reference_logprobs is not None:
+        row["reference_logprobs"] = sample.reference_logprobs
     return row
 
 
-def _padded(rows: "Sequence[NDArray[Any]]", value: float) -> "NDArray[Any]":
-    filled = np.full((len(rows), max(map(len, rows))), value, dtype=rows[0].dtype)
-    for row, given in zip(filled, rows, strict=True):
-        row[: len(given)] = given
-    return filled
+def _extra(key: str, samples: Sequence[Sample], max_length: int | None, width: int) -> "NDArray[Any] | Batch":
+    """Return the side data of the samples: an array, or the values and lengths of lists."""
+    data: list[PerToken] = []
+    for index, sample in enumerate(samples):
+        own = per_token(sample.extra.get(key))
+        if own is None or (data and not data[0].is_like(own)):
+            given = f"{sample.extra[key]!r:.80}" if key in sample.extra else "missing"
+            raise InvalidSample(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
+                "for each token, of one kind, type and shape in all samples"
+            )
+        data.append(own.take(slice(max_length)))
+    first = data[0]
+    if isinstance(first, Ragged):
+        lengths = _laid_out([cast("Ragged", own).lengths for own in data], 0, width)
+        return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
+    return _laid_out([own.values for own in data], first.unknown, width)
+
+
+def _laid_out(rows: "Sequence[NDArray[Any]]", padding: float, width: int) -> "NDArray[Any]":
+    """Return a row for each sample, padded to a width; with width 0, all in one row without padding."""
+    return padded(rows, padding, width) if width else np.concatenate(rows)[None]
 
 
 def _tensors(batch: Batch) -> Batch:
     torch = load("torch", "a batch of tensors needs", "pip install torch")
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: tensor(own) for name, own in cast("Batch", value).items()}
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    return tensor(batch)

@@ -5,20 +5,32 @@ Source: the public definition of `TrainingSample`. It has moved twice: it is in 
 have the same names and meanings in all three.
 """
 
-from collections.abc import Iterable
-from typing import TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
 
 from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
 from .rows import advantages, logprobs, temperatures
+from .rows import routed_experts as experts_of
 
 CAPABILITY = Capability(
     "prime-rl",
     several_samples=True,
     loss_weight="Left out: its loss is a sum over tokens, divided by the number of tokens in the batch.",
 )
+
+
+class RoutedExperts(NamedTuple):
+    """The fields of prime-rl's record of this name, in its order: msgpack writes both as the same array."""
+
+    data: bytes
+    shape: list[int]
+    """The number of tokens, of layers, and of experts for each token."""
+    dtype: str
 
 
 class TrainingSample(TypedDict):
@@ -30,9 +42,24 @@ class TrainingSample(TypedDict):
     temperatures: list[float]
     env_name: str
     advantages: list[float]
+    routed_experts: NotRequired[RoutedExperts]
+    ref_logprobs: NotRequired[list[float]]
+    rl_weights: NotRequired[list[float]]
+    ce_weights: NotRequired[list[float]]
+    ref_kl_weights: NotRequired[list[float]]
 
 
-def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = None) -> list[TrainingSample]:
+_STREAMS: Mapping[str, Literal["rl_weights", "ce_weights", "ref_kl_weights"]] = {
+    "rl": "rl_weights",
+    "ce": "ce_weights",
+    "kl": "ref_kl_weights",
+}
+"""The fields of the weights of prime-rl's three losses, by the names of `Sample.stream_weights`."""
+
+
+def to_training_samples(
+    samples: Iterable[Sample], *, env_name: str | None = None, routed_experts: bool = False
+) -> list[TrainingSample]:
     """Convert each sample to one record.
 
     prime-rl truncates sequences that are longer than its trainer's sequence length, without an error. Limit episodes
@@ -41,10 +68,13 @@ def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = Non
     Args:
         samples: The samples, with log-probabilities and advantages.
         env_name: The name of the environment in prime-rl; by default its id.
+        routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay. That of
+            the last token, which no trained token follows, is 0, as prime-rl itself writes it.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities or no advantage, or was sampled at temperature
-            0, by which prime-rl's trainer divides.
+            0, by which prime-rl's trainer divides; if experts are requested and a token has none; or if it has
+            weights of a loss that prime-rl does not have.
     """
     valid = check_samples(samples, advantage=True)
     all_temperatures = [temperatures(sample) for sample in valid]
@@ -54,7 +84,7 @@ def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = Non
                 f"sample {index}, of trajectory {sample.trajectory_id!r}, was sampled at temperature 0, by which "
                 "prime-rl's trainer divides: sample at a positive temperature"
             )
-    return [
+    records = [
         TrainingSample(
             token_ids=sample.tokens.tolist(),
             mask=sample.mask.tolist(),
@@ -65,3 +95,27 @@ def to_training_samples(samples: Iterable[Sample], *, env_name: str | None = Non
         )
         for sample, temperature in zip(valid, all_temperatures, strict=True)
     ]
+    for record, sample in zip(records, valid, strict=True):
+        _add_streams(record, sample)
+        if routed_experts:
+            record["routed_experts"] = _routed_experts(sample)
+    return records
+
+
+def _add_streams(record: TrainingSample, sample: Sample) -> None:
+    """Add the log-probabilities of the reference, and the weights of the losses, if the sample has them."""
+    if sample.reference_logprobs is not None:
+        record["ref_logprobs"] = sample.reference_logprobs.tolist()
+    for name, weights in sample.stream_weights.items():
+        if name not in _STREAMS:
+            raise InvalidSample(
+                f"a sample of trajectory {sample.trajectory_id!r} has stream_weights[{name!r}]; prime-rl has the "
+                f"streams {list(_STREAMS)}"
+            )
+        record[_STREAMS[name]] = weights.tolist()
+
+
+def _routed_experts(sample: Sample) -> RoutedExperts:
+    known = experts_of(sample)
+    experts = np.concatenate([known, np.zeros((1, *known.shape[1:]), dtype=known.dtype)])
+    return RoutedExperts(experts.tobytes(), list(experts.shape), experts.dtype.name)

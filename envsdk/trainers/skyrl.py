@@ -4,13 +4,19 @@ Source: the public rules of `validate_generator_output(..., step_wise=True)`.
 """
 
 from collections.abc import Iterable, Set
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
 
 from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
 from .rows import group_by_rollout, logprobs, response_start
+from .rows import routed_experts as experts_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CAPABILITY = Capability(
     "SkyRL",
@@ -46,9 +52,12 @@ class GeneratorOutput(TypedDict):
     rollout_logprobs: list[list[float]]
     trajectory_ids: list[TrajectoryID]
     is_last_step: list[bool]
+    rollout_expert_indices: "NotRequired[list[NDArray[np.int32]]]"
 
 
-def to_generator_output(samples: Iterable[Sample], *, temperature: float | None = None) -> GeneratorOutput:
+def to_generator_output(
+    samples: Iterable[Sample], *, temperature: float | None = None, routed_experts: bool = False
+) -> GeneratorOutput:
     """Convert the samples of rollouts to rows, for `generator.step_wise_trajectories=true`.
 
     The rows of a rollout are consecutive. Only the last one has `is_last_step` True and the reward, from which SkyRL
@@ -59,11 +68,13 @@ def to_generator_output(samples: Iterable[Sample], *, temperature: float | None 
         samples: All samples of the rollouts, with log-probabilities.
         temperature: The trainer's temperature (`generator.sampling_params.temperature`), which must be that of the
             samples. None skips the check.
+        routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay:
+            `rollout_expert_indices`, for each row int32 of shape (L - 1, layers, top_k).
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
-            temperature; if the samples of a rollout have different rewards, or one is missing; or if a rollout without
-            a group has the id of a group.
+            temperature; if the samples of a rollout have different rewards, or one is missing; if a rollout without
+            a group has the id of a group; or if experts are requested and a token has none.
     """
     valid = check_samples(samples, scored=True, temperature=temperature)
     output = GeneratorOutput(
@@ -84,6 +95,8 @@ def to_generator_output(samples: Iterable[Sample], *, temperature: float | None 
         repetitions[instance] = name.repetition_id + 1
         for sample in rollout:
             _add_row(output, sample, name, is_last=sample is rollout[-1])
+            if routed_experts:
+                output.setdefault("rollout_expert_indices", []).append(experts_of(sample))
     return output
 
 

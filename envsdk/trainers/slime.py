@@ -4,7 +4,7 @@ Source: the public definition of `slime.utils.types.Sample`, and the checks with
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
 from .rows import group_by_rollout, logprobs, response_start
+from .rows import routed_experts as experts_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CAPABILITY = Capability(
     "slime",
@@ -41,10 +45,16 @@ class SlimeSample(TypedDict):
     status: Literal["completed", "truncated"]
     weight_versions: list[str]
     metadata: dict[str, Any]
+    rollout_routed_experts: "NotRequired[NDArray[np.int32]]"
 
 
 def to_slime_samples(
-    samples: Iterable[Sample], *, first_rollout_id: int, first_group_index: int, temperature: float | None = None
+    samples: Iterable[Sample],
+    *,
+    first_rollout_id: int,
+    first_group_index: int,
+    temperature: float | None = None,
+    routed_experts: bool = False,
 ) -> list[SlimeSample]:
     """Convert the samples of rollouts to records: `slime.utils.types.Sample.from_dict(record)`.
 
@@ -59,10 +69,13 @@ def to_slime_samples(
             of the sample that slime passed.
         temperature: The trainer's temperature (`rollout_temperature`), which must be that of the samples. None skips
             the check.
+        routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for
+            `--use-rollout-routing-replay`: `rollout_routed_experts`, int32 of shape (L - 1, layers, top_k).
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
-            temperature; or if the samples of a rollout have different rewards, or one is missing.
+            temperature; if the samples of a rollout have different rewards, or one is missing; or if experts are
+            requested and a token has none.
         ConfigError: If `first_rollout_id` or `first_group_index` is not an integer of at least 0.
     """
     for name, number in (("first_rollout_id", first_rollout_id), ("first_group_index", first_group_index)):
@@ -78,6 +91,9 @@ def to_slime_samples(
         key = (False, trajectory_id) if group is None else (True, group)
         index = groups.setdefault(key, first_group_index + len(groups))
         records += [_record(sample, number, index) for sample in rollout]
+        if routed_experts:
+            for record, sample in zip(records[-len(rollout) :], rollout, strict=True):
+                record["rollout_routed_experts"] = experts_of(sample)
     return records
 
 

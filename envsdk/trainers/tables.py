@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -16,6 +16,10 @@ from ..trajectories.samples import Sample
 from ..trajectories.stored import pack
 from .capability import Capability
 from .checks import check_samples
+from .rows import IGNORED, check_lengths, check_max_length, labels, padded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CAPABILITY = Capability(
     "Parquet and Hugging Face datasets",
@@ -34,6 +38,7 @@ _LISTS = {
     "temperature": "float32",
     "policy_version": "int32",
 }
+_PADDED = {"input_ids": "int32", "labels": "int32", "attention_mask": "int8"}
 _VALUES = {
     "reward": "float64",
     "loss_weight": "float64",
@@ -48,33 +53,50 @@ _VALUES = {
     "truncated": "bool_",
 }
 _JSON = ("breaks", "extra", "metadata")  # columns of JSON text
+_OPTIONAL = ("roles", "stream_weights")  # columns of JSON text, or null
+_OPTIONAL_LISTS = {"reference_logprobs": "float32"}  # tables that were written before the optional columns lack them
 # What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
 _ROWS = 1000  # rows of a row group, which is the number of samples in memory at a time
 
 
-def write_parquet(path: Path | str, samples: Iterable[Sample]) -> int:
+def write_parquet(
+    path: Path | str,
+    samples: Iterable[Sample],
+    *,
+    max_length: int | None = None,
+    pad_token_id: int = 0,
+    truncate: bool = False,
+) -> int:
     """Write samples to a Parquet file, and return the number of samples.
 
-    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra` and `metadata` are JSON text. The
-    advantage has one value for each token. Without samples, the table has no rows. The file is replaced only when it is
-    complete.
+    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata`, `roles` and
+    `stream_weights` are JSON text. The advantage has one value for each token. Without samples, the table has no rows.
+    The file is replaced only when it is complete.
 
     Args:
         path: The path of the file.
         samples: The samples; they may come from a generator.
+        max_length: If given, the table also has the columns that Hugging Face trainers read: `input_ids`, `labels`
+            (-100 where mask is False) and `attention_mask`, padded on the right to this length. The other columns stay
+            whole.
+        pad_token_id: The token id that pads `input_ids`.
+        truncate: Whether the padded columns of a longer sample are cut, instead of the sample being refused.
 
     Raises:
-        InvalidSample: If a sample is invalid, or has a value that cannot be written. The error names the sample.
+        InvalidSample: If a sample is invalid, is longer than `max_length`, or has a value that cannot be written. The
+            error names the sample.
+        ConfigError: If `max_length` is invalid.
         StorageError: If the file cannot be written. An existing file stays unchanged.
         MissingPackage: If pyarrow is not installed.
     """
-    parquet, schema, count = _package("pyarrow.parquet"), _schema(), 0
+    padding = _Padding.of(max_length, pad_token_id, truncate=truncate)
+    parquet, schema, count = _package("pyarrow.parquet"), _schema(padding), 0
     with whole_file(path) as unfinished:
         with storing(path):
             writer = parquet.ParquetWriter(unfinished, schema, write_page_checksum=True)
         try:
-            for table in _tables(samples):
+            for table in _tables(samples, padding):
                 with storing(path):
                     writer.write_table(table)
                 count += table.num_rows
@@ -116,17 +138,28 @@ def _rows(path: Path | str) -> Iterator[dict[str, Any]]:
         raise InvalidRecord(f"{path} is not a Parquet file of samples, or it is damaged: {error}") from error
 
 
-def to_dataset(samples: Iterable[Sample]) -> Any:
+def to_dataset(
+    samples: Iterable[Sample], *, max_length: int | None = None, pad_token_id: int = 0, truncate: bool = False
+) -> Any:
     """Make a `datasets.Dataset` with the columns of `write_parquet`. `from_row` converts its rows back to samples.
 
+    Args:
+        samples: The samples.
+        max_length: See `write_parquet`, as for the others.
+        pad_token_id: The token id that pads `input_ids`.
+        truncate: Whether longer samples are cut.
+
     Raises:
-        InvalidSample: If a sample is invalid, or has a value that cannot be written. The error names the sample.
+        InvalidSample: If a sample is invalid, is longer than `max_length`, or has a value that cannot be written. The
+            error names the sample.
+        ConfigError: If `max_length` is invalid.
         MissingPackage: If datasets or pyarrow is not installed.
     """
+    padding = _Padding.of(max_length, pad_token_id, truncate=truncate)
     datasets = _package("datasets")
     return datasets.Dataset(
         _package("pyarrow").Table.from_batches(
-            [batch for table in _tables(samples) for batch in table.to_batches()], _schema()
+            [batch for table in _tables(samples, padding) for batch in table.to_batches()], _schema(padding)
         )
     )
 
@@ -149,7 +182,9 @@ def from_row(row: Mapping[str, Any]) -> Sample:
         )
     check_version(_plain(row["schema"]))
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
-    return Sample.from_fields({**fields, **{name: _parsed(name, row[name]) for name in _JSON}}).validate()
+    given = {name: _plain(row[name]) for name in _OPTIONAL_LISTS if row.get(name) is not None}
+    texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
+    return Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
 
 
 def _parsed(name: str, text: Any) -> Any:
@@ -164,19 +199,47 @@ def _plain(value: Any) -> Any:
     return cast("Any", value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def _tables(samples: Iterable[Sample]) -> Iterator[Any]:
+class _Padding(NamedTuple):
+    """How the columns for Hugging Face trainers are padded."""
+
+    max_length: int
+    pad_token_id: int
+    truncate: bool
+
+    @classmethod
+    def of(cls, max_length: int | None, pad_token_id: int, *, truncate: bool) -> "_Padding | None":
+        check_max_length(max_length)
+        return None if max_length is None else cls(max_length, pad_token_id, truncate)
+
+    def columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        """Return the padded columns of samples."""
+        values: dict[str, tuple[list[NDArray[Any]], int]] = {
+            "input_ids": ([sample.tokens for sample in samples], self.pad_token_id),
+            "labels": ([labels(sample).astype(np.int32) for sample in samples], IGNORED),
+            "attention_mask": ([np.ones(len(sample), dtype=np.int8) for sample in samples], 0),
+        }
+        return {
+            name: list(padded([row[: self.max_length] for row in rows], value, self.max_length))
+            for name, (rows, value) in values.items()
+        }
+
+
+def _tables(samples: Iterable[Sample], padding: _Padding | None) -> Iterator[Any]:
     if not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         check_samples(samples)  # raises the error for this type
     rest, first = iter(samples), 0
     while group := list(itertools.islice(rest, _ROWS)):
-        yield _table(check_samples(group, logprobs=False, first=first), first)
+        valid = check_samples(group, logprobs=False, first=first)
+        if padding is not None and not padding.truncate:
+            check_lengths(valid, padding.max_length, first)
+        yield _table(valid, first, padding)
         first += len(group)
 
 
-def _table(samples: Sequence[Sample], first: int) -> Any:
+def _table(samples: Sequence[Sample], first: int, padding: _Padding | None) -> Any:
     """Return the table of valid samples. If a value cannot be written, try each sample alone to name the wrong one."""
     try:
-        return _package("pyarrow").table(_columns(samples), _schema())
+        return _package("pyarrow").table(_columns(samples, padding), _schema(padding))
     except (ValueError, TypeError, OverflowError) as error:
         if len(samples) == 1:
             raise InvalidSample(
@@ -184,12 +247,13 @@ def _table(samples: Sequence[Sample], first: int) -> Any:
                 f"{error}"
             ) from error
         for number, sample in enumerate(samples, start=first):
-            _table([sample], number)
+            _table([sample], number, padding)
         raise
 
 
-def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in samples] for name in (*_LISTS, *_VALUES)}
+def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, list[Any]]:
+    names = (*_LISTS, *_OPTIONAL_LISTS, *_VALUES)
+    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in samples] for name in names}
     columns["advantage"] = [
         None if s.advantage is None else np.broadcast_to(np.asarray(s.advantage, np.float32), s.tokens.shape)
         for s in samples
@@ -197,14 +261,26 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     texts = [(s.breaks, fragment(pack(s.extra)), fragment(s.metadata)) for s in samples]
     for index, name in enumerate(_JSON):
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
-    return {**columns, "schema": [SCHEMA_VERSION] * len(samples)}
+    for name in _OPTIONAL:
+        columns[name] = [_json(getattr(s, name)) if getattr(s, name) else None for s in samples]
+    own = {} if padding is None else padding.columns(samples)
+    return {**columns, **own, "schema": [SCHEMA_VERSION] * len(samples)}
 
 
-def _schema() -> Any:
+def _json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def _schema(padding: _Padding | None) -> Any:
     arrow = _package("pyarrow")
-    lists = [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in _LISTS.items()]
+    lengths = {} if padding is None else _PADDED
+    lists = [
+        (name, arrow.list_(getattr(arrow, kind)())) for name, kind in {**_LISTS, **_OPTIONAL_LISTS, **lengths}.items()
+    ]
     values = [(name, getattr(arrow, kind)()) for name, kind in _VALUES.items()]
-    return arrow.schema([*lists, *values, *((name, arrow.string()) for name in _JSON), ("schema", arrow.int32())])
+    return arrow.schema(
+        [*lists, *values, *((name, arrow.string()) for name in (*_JSON, *_OPTIONAL)), ("schema", arrow.int32())]
+    )
 
 
 def _package(name: str) -> Any:

@@ -25,6 +25,7 @@ from .capability import Capability
 from .checks import check_samples, check_sampling
 from .packages import load, load_if_installed
 from .rows import check_one_reward, response_start
+from .rows import routed_experts as experts_of
 from .single import OnBreak, check_on_break, single_sample
 
 CAPABILITY = Capability(
@@ -50,6 +51,7 @@ def to_outputs(
     logprobs: bool = True,
     temperature: float | None = None,
     dropped_share: float = 0.0,
+    routed_experts: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the fields of an `AgentLoopOutput`, except `metrics`, for each sample of a rollout.
 
@@ -64,10 +66,12 @@ def to_outputs(
         logprobs: Whether verl uses log-probabilities, `rollout.calculate_log_probs`.
         temperature: verl's `rollout.temperature`, which must be that of the samples. None skips the check.
         dropped_share: The share of the rollout's sampled tokens that these samples do not have, from 0 to 1.
+        routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay
+            (`rollout.enable_rollout_routing_replay`): `routed_experts`, int32 of shape (L - 1, layers, top_k).
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was sampled at another temperature or is too
-            long, or if the rewards differ.
+            long, if the rewards differ, or if experts are requested and a token has none.
     """
     valid = check_samples(samples, logprobs=logprobs, temperature=temperature)
     check_one_reward(valid)
@@ -90,6 +94,7 @@ def to_outputs(
                 "reward_score": sample.reward if sample.is_scored else None,
                 "num_turns": 2 * len(sample.step_rewards),
                 "extra_fields": _extra_fields(sample, sample.trajectory_id, sample.stop_reason, dropped_share),
+                **({"routed_experts": experts_of(sample)} if routed_experts else {}),
             }
         )
     return outputs

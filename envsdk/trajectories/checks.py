@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from ..contexts.protocol import Break, RewriteReason
+from ..contexts.side_data import Aligned, per_token
 from ..errors import InvalidRecord
 from .steps import ContextLog, Step
 
@@ -51,8 +52,13 @@ def check_parts(index: int, step: Step, log: ContextLog) -> None:
         if unknown.any() and not unknown.all():
             raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action but not for others")
         for key, value in part.extra.items():
-            if isinstance(value, np.ndarray) and len(value) != part.stop - start:  # pyright: ignore[reportUnknownArgumentType]
-                raise InvalidRecord(f"step {index} has {len(value)} rows of {key!r} for {part.stop - start} tokens")  # pyright: ignore[reportUnknownArgumentType]
+            data, count = per_token(value), part.stop - start
+            if data is None:
+                continue
+            is_over_all = isinstance(data, Aligned) and data.over == "all"
+            longest = step.keep + part.stop - step.start if is_over_all else count
+            if not count <= len(data) <= longest:
+                raise InvalidRecord(f"step {index} has {len(data)} rows of {key!r} for {count} tokens")
         start = part.stop
     bounds = [step.action_start, *(bound for masked in step.masked for bound in masked), step.stop]
     if bounds != sorted(bounds):
@@ -76,6 +82,11 @@ def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
     size = vocab_size or np.iinfo(np.int32).max
     _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
     _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+    if log.roles is not None:
+        try:
+            log.roles.check(len(log.tokens))
+        except ValueError as error:
+            raise InvalidRecord(f"contexts.{name}.roles is not valid: {error}") from error
 
 
 def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:

@@ -5,7 +5,7 @@ sampled token is trained in exactly one sample.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,10 +13,12 @@ import numpy as np
 
 from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Break, Count
+from ..contexts.side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
 from .checks import check_break
 from .records import build, dump, fragment, load
-from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack
+from .roles import Roles
+from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack, record_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,11 +30,12 @@ _ARRAYS: Mapping[str, Any] = {
     "step_ids": np.int32,
     "step_rewards": np.float32,
     "advantage": np.float32,
+    "reference_logprobs": np.float32,
     "temperature": np.float32,
     "policy_version": np.int32,
     "part_ids": np.int32,
 }
-_OPTIONAL = ("logprobs", "advantage")  # of the arrays
+_OPTIONAL = ("logprobs", "advantage", "reference_logprobs")  # of the arrays
 _ANY_ID = int(np.iinfo(np.int32).max)
 _METADATA: Mapping[str, tuple[Any, str]] = {
     "vocab_size": (Integral, "an integer"),
@@ -46,6 +49,7 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("segment_index", "n_segments"), (int, "an integer")),
     "truncated": (bool, "True or False"),
     "breaks": (list, "a list"),
+    "stream_weights": (dict, "a dict"),
     "extra": ((dict, Mapping), "a mapping"),  # the first is the faster one
     "metadata": ((dict, Mapping), "a mapping"),
 }
@@ -80,9 +84,15 @@ class Sample(Stored):
         breaks: The breaks of the context up to the end of this sample.
         group_id: What episodes of the same task share, or None.
         advantage: A float, or float32 of shape (L,); None until a function of `envsdk.credit` sets it.
-        extra: For each key of `Action.extra`: an array of shape (L, ...), with `fill_value(dtype)` (-1, or NaN for
-            floats) where nothing was sampled in this segment; or, for what belongs to whole actions, a list with one
-            value for each part, None for a part without.
+        extra: For each key of `Action.extra`: an array, `Aligned` or `Ragged` with L rows, or, for what belongs to
+            whole actions, a list with one value for each part, None for a part without. Rows of which nothing is known
+            hold the fill value (-1, or NaN for floats), or an empty list. Nothing is known where no token was sampled
+            in this segment; side data over all tokens is also known at observations and at what was kept.
+        roles: What each token belongs to (`Roles.labels()`), if the environment recorded it (`Env.records_roles`).
+        reference_logprobs: float32, shape (L,): the log-probabilities of a teacher or a reference, 0.0 where mask is
+            False; None until `credit.add_reference` sets them.
+        stream_weights: For each loss of several (such as `rl`, `ce`, `kl`), the weight of each token in it: float32,
+            shape (L,). Trainers multiply the loss of a token by it, and add the losses. Empty if there is one loss.
         metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
             and `is_scored`.
     """
@@ -108,8 +118,11 @@ class Sample(Stored):
     breaks: list[StoredBreak] = field(default_factory=list[Break])
     group_id: str | None = None
     advantage: Number | Float32s | None = None
-    extra: "Annotated[dict[str, list[Any] | NDArray[Any]], Packed]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    extra: Annotated[dict[str, Any], Packed] = field(default_factory=dict[str, Any])
     metadata: JsonObject = field(default_factory=dict[str, Any])
+    roles: Roles | None = field(default=None, metadata={"optional": True})
+    reference_logprobs: Float32s | None = field(default=None, metadata={"optional": True})
+    stream_weights: dict[str, Float32s] = field(default_factory=dict, metadata={"optional": True})  # pyright: ignore[reportUnknownVariableType]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -130,6 +143,7 @@ class Sample(Stored):
         """
         self._check_scalars()
         self._check_arrays()
+        self._check_streams()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
@@ -137,11 +151,8 @@ class Sample(Stored):
         vocab_size = self._vocab_size()
         self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
         self._check_ids()
-        if self.logprobs is not None:
-            unknown = np.isnan(self.logprobs)
-            self._refuse("logprobs", self.mask & unknown, "is missing (NaN), but mask is True")
-            self._refuse("logprobs", ~(self.logprobs <= 0) | np.isinf(self.logprobs), "is not a log-probability")
-            self._refuse("logprobs", ~self.mask & (self.logprobs != 0), "is not 0.0, but mask is False")
+        self._check_logprobs("logprobs", self.logprobs)
+        self._check_logprobs("reference_logprobs", self.reference_logprobs)
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
         self._refuse("temperature", self.temperature < 0, "is negative")
@@ -151,6 +162,23 @@ class Sample(Stored):
         if isinstance(self.advantage, np.ndarray):
             self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
+
+    def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
+        if logprobs is not None:
+            self._refuse(name, self.mask & np.isnan(logprobs), "is missing (NaN), but mask is True")
+            self._refuse(name, ~(logprobs <= 0) | np.isinf(logprobs), "is not a log-probability")
+            self._refuse(name, ~self.mask & (logprobs != 0), "is not 0.0, but mask is False")
+
+    def _check_streams(self) -> None:
+        for name, weights in self.stream_weights.items():
+            given: Any = weights
+            if not isinstance(name, str) or type(given) is not np.ndarray or given.dtype != np.float32:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidSample(f"stream_weights[{name!r:.80}] is {given!r:.80}; expected an array of float32")
+            if weights.shape != self.tokens.shape or not np.isfinite(weights).all() or weights[0] != 0:
+                raise InvalidSample(
+                    f"stream_weights[{name!r}] has shape {weights.shape}; expected {self.tokens.shape}, with finite "
+                    "numbers, and 0.0 at the first token, which nothing predicts"
+                )
 
     def _check_ids(self) -> None:
         """Check which step and which part each token belongs to."""
@@ -220,6 +248,11 @@ class Sample(Stored):
                 raise InvalidSample(f"{name} has shape {array.shape}, expected {expected}, which fits the others")
         for name, value in self.extra.items():
             self._check_extra(name, value)
+        if self.roles is not None:
+            try:
+                self.roles.check(len(self))
+            except ValueError as error:
+                raise InvalidSample(f"roles is not valid: {error}") from error
 
     def _check_extra(self, name: Any, value: Any) -> None:
         if not isinstance(name, str):
@@ -230,6 +263,13 @@ class Sample(Stored):
                 raise InvalidSample(f"extra[{name!r}] is a {type(array).__name__} of {array.dtype}; expected numbers")
             if array.shape[:1] != self.tokens.shape:
                 raise InvalidSample(f"extra[{name!r}] has shape {array.shape}, but there are {len(self)} tokens")
+        elif isinstance(value, (Aligned, Ragged)):
+            try:
+                value.check()
+            except ValueError as error:
+                raise InvalidSample(f"extra[{name!r}] is not valid: {error}") from error
+            if len(value) != len(self):
+                raise InvalidSample(f"extra[{name!r}] has {len(value)} rows, but there are {len(self)} tokens")
         elif not isinstance(value, list):
             raise InvalidSample(f"extra[{name!r}] is {value!r:.80}; expected an array, or a list of the parts' values")
         elif len(cast("list[Any]", value)) != len(self.temperature):
@@ -243,7 +283,7 @@ class Sample(Stored):
 
     def to_json(self) -> bytes:
         """Write the sample as one line of JSON, without the line end. The same sample gives the same bytes."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = record_of(self)
         return dump("sample", {**record, "extra": fragment(pack(self.extra)), "metadata": fragment(self.metadata)})
 
     @classmethod

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..contexts.arrays import fill_value
 from ..contexts.protocol import Break
+from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, unknown_name
 from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, replay
+from .roles import Roles
 from .steps import ContextLog, Origin, Part, Step
 
 if TYPE_CHECKING:
@@ -42,21 +43,44 @@ class Segment:
     """The parts of the replies, in order."""
     spans: list[tuple[int, int]]
     """The position of the first token of each part, and how many tokens it has."""
+    roles: Roles | None
+    """What each token belongs to, if that was recorded."""
+    past: "list[Placed]"
+    """The steps of the context that its tokens are of; empty if no side data is over all tokens."""
 
     @property
     def first(self) -> int:
         """The index in the trajectory of the segment's first step."""
         return self.steps[0].step_index
 
-    def extra(self, key: str) -> "list[Any] | NDArray[Any]":
-        """Return the values of `Action.extra[key]`: an array with a row for each token, or a list, one for each part.
+    def extra(self, key: str) -> "list[Any] | NDArray[Any] | PerToken":
+        """Return the values of `Action.extra[key]`: a row for each token, or a list with one value for each part.
 
         Raises:
-            InvalidSample: If there is an array for some actions and not for others.
+            InvalidSample: If there are rows for some actions and not for others, or rows of different kinds.
         """
         values: list[Any] = [part.extra.get(key) for part in self.parts]
-        arrays: list[NDArray[Any]] = [v for v in values if isinstance(v, np.ndarray) and np.size(cast("Any", v))]
-        return _aligned(key, values, arrays[0], self) if arrays else values
+        first = next((value for value in values if per_token(value) is not None and len(value)), None)
+        if first is None:
+            return values
+        data = _checked(key, _rows_of(first))
+        own = [(position, count, value) for (position, count), value in zip(self.spans, values, strict=True)]
+        _check_alike(key, data, [value for _, count, value in own if count])
+        if isinstance(data, Aligned) and data.over == "all":
+            found = _over_all(key, data, self.past, len(self.tokens))
+        else:
+            found = _over_sampled([(at, _rows_of(value)) for at, count, value in own if count], len(self.tokens))
+        return cast("Aligned", found).values if isinstance(first, np.ndarray) else found
+
+
+class Placed(NamedTuple):
+    """A step of which a context holds tokens."""
+
+    step: Step
+    position: int
+    """The position of its first token."""
+    stop: int
+    """The position after its last token that the context holds."""
 
 
 @dataclass(slots=True)
@@ -76,10 +100,12 @@ def segments(
         is_trained: Whether the reply of a step is trained.
     """
     paths, opened, found = Paths(contexts), dict[str, _OpenSegment](), list[Segment]()
+    has_past = any(_is_over_all(value) for step in steps for part in step.parts for value in part.extra.values())
 
     def close(name: str) -> None:
         segment = _close(name, opened[name], paths[name], contexts, is_trained)
         if segment is not None:
+            segment.past = _past(name, paths[name], steps) if has_past else []
             found.append(segment)
 
     for replayed in replay(steps, contexts):
@@ -142,6 +168,8 @@ def _close(
         part_ids=after_kept(np.repeat(parts, lengths), _NONE, np.int32),
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
         spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
+        roles=_roles(path, contexts, length),
+        past=[],
     )
 
 
@@ -203,27 +231,78 @@ def _rule(steps: Sequence[Step], contexts: Mapping[str, ContextLog], loss: LossR
     raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
 
 
-def _aligned(key: str, values: list[Any], first: "NDArray[Any]", segment: Segment) -> "NDArray[Any]":
-    """Return an array with each part's rows at the positions of its tokens."""
-    length = len(segment.tokens)
+def _roles(path: Path, contexts: Mapping[str, ContextLog], length: int) -> Roles | None:
+    """Return what the first `length` tokens of a path belong to; None if that was not recorded for all of them."""
+    parts: list[tuple[Roles, slice]] = []
+    for start, piece in zip(path.starts, path.pieces, strict=True):
+        own = contexts[piece.context].roles
+        if own is None:
+            return None
+        parts.append((own, slice(piece.start, min(piece.stop, piece.start + max(0, length - start)))))
+    return Roles.joined(parts)
+
+
+def _is_over_all(value: Any) -> bool:
+    return isinstance(value, Aligned) and value.over == "all"
+
+
+def _past(name: str, path: Path, steps: Sequence[Step]) -> list[Placed]:
+    """Return the steps of a context that its path holds tokens of, in order."""
+    firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
+    ordered = sorted(firsts.items(), key=lambda first: first[1])
+    stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
+    return [Placed(steps[index], path.starts[at], stop) for (index, at), stop in zip(ordered, stops, strict=True)]
+
+
+def _check_alike(key: str, first: PerToken, values: list[Any]) -> None:
+    for value in values:
+        if not first.is_like(per_token(value)):
+            described = (
+                f"an array of {first.values.dtype} with rows of shape {first.values.shape[1:]}"
+                if isinstance(first, Aligned)
+                else f"lists of {first.values.dtype}"
+            )
+            raise InvalidSample(
+                f"extra[{key!r}] is {described} for one action, and {value!r:.80} for another: a policy gives it for "
+                "all actions of an episode alike, or for none"
+            )
+
+
+def _rows_of(value: Any) -> PerToken:
+    return cast("PerToken", per_token(value))
+
+
+def _checked(key: str, data: PerToken) -> PerToken:
     try:
-        aligned = np.full((length, *first.shape[1:]), fill_value(first.dtype), dtype=first.dtype)
+        data.check()
     except ValueError as error:
         raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
-    for (position, count), value in zip(segment.spans, values, strict=True):
-        if not count:
-            continue
-        if not _is_like(value, first):
-            raise InvalidSample(
-                f"extra[{key!r}] is an array of {first.dtype} with rows of shape {first.shape[1:]} for one action, and "
-                f"{value!r:.80} for another: a policy gives it for all actions of an episode alike, or for none"
-            )
-        aligned[position : position + count] = value[: max(0, length - position)]
-    return aligned
+    return data
 
 
-def _is_like(value: Any, first: "NDArray[Any]") -> bool:
-    if not isinstance(value, np.ndarray):
-        return False
-    array = cast("NDArray[Any]", value)
-    return array.shape[1:] == first.shape[1:] and array.dtype == first.dtype
+def _over_sampled(parts: "list[tuple[int, PerToken]]", length: int) -> PerToken:
+    """Return the rows of the parts at the positions of their tokens; parts begin at the positions given."""
+    rows, count = np.full(length, _NONE, dtype=np.int64), 0
+    for position, part in parts:
+        own = rows[position : position + len(part)]
+        own[:] = np.arange(count, count + len(own))
+        count += len(part)
+    return placed(joined([part for _, part in parts]), rows)
+
+
+def _over_all(key: str, first: Aligned, past: list[Placed], length: int) -> Aligned:
+    """Return the rows of all steps at the positions of their tokens, also of the prompts.
+
+    The row of a reply's last token is known from the next step, which processes that token.
+    """
+    values = first.empty((length,))
+    for step, position, stop in past:
+        for part in step.parts:
+            data: Any = part.extra.get(key)
+            if not (isinstance(data, Aligned) and len(data) and first.is_like(data)):
+                continue
+            start = position + part.stop - step.start - len(data)
+            own = values[max(start, 0) : min(stop, length)]
+            given = data.values[max(-start, 0) :][: len(own)]
+            own[: len(given)] = given
+    return Aligned(values, first.over, first.fill)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from ..contexts.protocol import Count, FinishReason
 from ..limits import StopReason
+from .roles import Roles
 from .stored import (
     Float32s,
     Int32s,
@@ -40,7 +41,8 @@ class Part(Stored):
         stop: The index in the context's log after its last token.
         temperature: The sampling temperature.
         policy_version: The version of the weights that sampled it, or None.
-        extra: `Action.extra`: an array has one row for each of the part's tokens.
+        extra: `Action.extra`: an array has one row for each of the part's tokens. Side data over all tokens has rows
+            for the tokens that end with the part's last one, as many as the record did not have before.
     """
 
     stop: Count
@@ -129,6 +131,9 @@ class ContextLog(Stored):
         vocab_size: The size of its vocabulary, if that is not the episode's; 0 otherwise.
         is_trainable: Whether its actions are the tokens that a policy sampled. It is False if the policy exchanges text
             (`Policy.trainable`); the context then gives no samples.
+        roles: What each token belongs to, with n codes; None unless the environment recorded it
+            (`Env.records_roles`). It is stored as `{"legend": [labels], "starts": [positions], "run_codes": [indices of
+            the legend], "length": n}`: each run of equal labels once. A record without it has no such field.
     """
 
     role: str
@@ -144,3 +149,4 @@ class ContextLog(Stored):
     tokenizer: str = ""
     vocab_size: Count = 0
     is_trainable: bool = True
+    roles: Roles | None = field(default=None, metadata={"optional": True})

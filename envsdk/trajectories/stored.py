@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Break
+from ..contexts.side_data import Aligned, Ragged
 from ..errors import what_is_invalid
 from ..messages import Message
 
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_SideData = TypeVar("_SideData", Aligned, Ragged)
 _LARGEST_INTEGER = 2**63 - 1  # what orjson writes
 
 
 class Stored:
-    """A dataclass that is stored as a JSON object with exactly its fields."""
+    """A dataclass that is stored as a JSON object with exactly its fields.
+
+    A field with the metadata `optional` is left out where nothing is in it.
+    """
 
     __slots__ = ()
 
@@ -35,15 +40,31 @@ class Stored:
         return _record_schema(cls, handler)
 
 
-def _record_schema(cls: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return the schema of a JSON object that has exactly the fields of a dataclass."""
+def _record_schema(cls: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the schema of a JSON object that has exactly the fields of a dataclass; optional ones may be absent."""
     from numpy.typing import NDArray
 
     hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
     names = [field.name for field in fields(cast("Any", cls))]
-    members = {name: core_schema.typed_dict_field(handler.generate_schema(hints[name])) for name in names}
+    left_out = optional_fields(cls)
+    members = {
+        name: core_schema.typed_dict_field(handler.generate_schema(hints[name]), required=name not in left_out)
+        for name in names
+    }
     record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
     return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
+
+
+def optional_fields(cls: type[Any]) -> frozenset[str]:
+    """Return the fields that a record leaves out where they have their default, so that they take no space."""
+    return frozenset(field.name for field in fields(cast("Any", cls)) if field.metadata.get("optional"))
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
+    left_out = optional_fields(cast("type[Any]", type(value)))
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
 
 
 def _number(value: Any) -> Any:
@@ -120,6 +141,7 @@ def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) 
 
 
 Int32s: TypeAlias = Annotated["NDArray[np.int32]", Array(np.int32)]
+Int16s: TypeAlias = Annotated["NDArray[np.int16]", Array(np.int16)]
 Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
 Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
 
@@ -171,11 +193,27 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def pack(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return side data as JSON; `unpack` restores arrays with their dtypes."""
+    """Return side data as JSON; `unpack` restores arrays with their dtypes. Absent kinds take no space."""
     if not extra:
         return {}
-    arrays = {key: _packed(cast("Any", value)) for key, value in extra.items() if isinstance(value, np.ndarray)}
-    return {"arrays": arrays, "values": {key: extra[key] for key in extra if key not in arrays}}
+    packed: dict[str, dict[str, Any]] = {"arrays": {}, "values": {}}
+    for key, value in extra.items():
+        kind, content = _packed_entry(value)
+        packed.setdefault(kind, {})[key] = content
+    return packed
+
+
+def _packed_entry(value: Any) -> tuple[str, Any]:
+    match value:
+        case np.ndarray():
+            return "arrays", _packed(cast("NDArray[Any]", value))
+        case Aligned():
+            fill = None if value.fill is None or math.isnan(value.fill) else value.fill
+            return "aligned", {"over": value.over, "fill": fill, "array": _packed(value.values)}
+        case Ragged():
+            return "ragged", {"lengths": value.lengths.tolist(), "array": _packed(value.values)}
+        case _:
+            return "values", value
 
 
 def unpack(packed: Any) -> dict[str, Any]:
@@ -184,16 +222,39 @@ def unpack(packed: Any) -> dict[str, Any]:
     Raises:
         ValueError: If it is damaged.
     """
-    _has_keys(packed, ("arrays", "values") if packed else ())
-    if not packed:
+    given = cast("dict[str, Any]", packed) if type(packed) is dict else {}
+    _has_keys(packed, ("arrays", "values", *(given.keys() & {"aligned", "ragged"})) if packed else ())
+    if not given:
         return {}
-    arrays, values = packed["arrays"], _check_json(packed["values"])
-    if type(arrays) is not dict or type(values) is not dict:
-        raise ValueError(f"its arrays and values are {arrays!r:.80} and {values!r:.80}; expected two objects")
-    read = {key: _unpacked(key, array) for key, array in cast("dict[str, Any]", arrays).items()}
-    if shared := read.keys() & cast("dict[str, Any]", values).keys():
-        raise ValueError(f"{min(shared)!r:.80} is an array and a value")
-    return {**values, **read}
+    _check_json(given["values"])
+    for kind, content in given.items():
+        if type(content) is not dict:
+            raise ValueError(f"its {kind} are {content!r:.80}; expected an object")
+    read: dict[str, Any] = dict(given["values"])
+    for kind, reads in (("arrays", _unpacked), ("aligned", _aligned), ("ragged", _ragged)):
+        for key, content in given.get(kind, {}).items():
+            if key in read:
+                raise ValueError(f"{key!r:.80} occurs twice")
+            read[key] = reads(key, content)
+    return read
+
+
+def _aligned(key: str, packed: Any) -> Aligned:
+    _has_keys(packed, ("over", "fill", "array"))
+    return _sound(key, Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"]))
+
+
+def _ragged(key: str, packed: Any) -> Ragged:
+    _has_keys(packed, ("lengths", "array"))
+    return _sound(key, Ragged(_unpacked(key, packed["array"]), Array(np.int64).read(packed["lengths"])))
+
+
+def _sound(key: str, given: _SideData) -> _SideData:
+    try:
+        given.check()
+    except ValueError as error:
+        raise ValueError(f"of {key!r:.80}, {error}") from error
+    return given
 
 
 def _has_keys(value: Any, names: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from .replay import Prompt, SampleSize, prompts, replay, sample_sizes, tree_size
 from .samples import Sample, loss_weights
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
 from .steps import ContextLog, KnownStopReason, Origin, Step
-from .stored import Json, JsonObject, Stored, StoredBreak, pack
+from .stored import Json, JsonObject, Stored, StoredBreak, pack, record_of
 
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
 ErrorKind: TypeAlias = Literal["environment", "policy", "infrastructure"]
@@ -221,6 +221,7 @@ class Trajectory(Stored):
             truncated=self.status == "truncated",
             breaks=segment.breaks,
             group_id=self.group_id,
+            roles=segment.roles,
             extra={key: segment.extra(key) for key in dict.fromkeys(k for part in segment.parts for k in part.extra)},
             metadata={
                 "env": self.env,
@@ -283,7 +284,7 @@ def _check_end(trajectory: Trajectory) -> None:
 
 
 def _dump_log(log: ContextLog) -> dict[str, Any]:
-    record = {field.name: getattr(log, field.name) for field in fields(log)}
+    record = record_of(log)
     messages = [message.model_dump() for message in log.messages]
     return {**record, "messages": fragment(messages), "task": fragment(log.task), "tools": fragment(log.tools)}
 

@@ -1,12 +1,13 @@
 """The arrays of a prefix tree that a loss needs, and how a tree is split to fit a token budget."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from ..contexts.side_data import Aligned, PerToken, placed
 from ..errors import InvalidSample, TreeTooLarge, unknown_name
 from ..trajectories.samples import Sample
 from ..trajectories.segments import LossRule
@@ -49,8 +50,13 @@ class TreeBatch:
             False: int32, shape (N,).
         advantage: The advantage of each token, 0.0 where mask is False: float32, shape (N,). None if the samples had no
             advantages, until you set it (see `per_token`).
+        reference_logprobs: The log-probabilities of a reference, 0.0 where mask is False: float32, shape (N,). None if
+            the samples had none.
         samples: One record for each sample, in the order of `trajectory.samples()`. The batches that `split` returns
             share one list.
+        stream_weights: `Sample.stream_weights` by the name of the stream, 0.0 where mask is False: float32, shape (N,).
+        extra: The side data that `tree_batch(extra=)` requested, by key: `Aligned` or `Ragged` with N rows. What
+            belongs to sampled tokens is known where mask is True.
         enter: The index of each token, which is the time at which it enters the tree: int32, shape (N,).
         trained: The indices of the M trained tokens: int32, shape (M,).
         predecessors: For each trained token, the index of the token whose logits predict it: int32, shape (M,).
@@ -69,7 +75,10 @@ class TreeBatch:
     temperature: "NDArray[np.float32]"
     policy_version: "NDArray[np.int32]"
     advantage: "NDArray[np.float32] | None"
+    reference_logprobs: "NDArray[np.float32] | None"
     samples: list[TreeSample]
+    stream_weights: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict[str, "NDArray[np.float32]"])
+    extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -212,6 +221,11 @@ class TreeBatch:
             column = getattr(batch, name)
             if column is not None:
                 column[: len(prefix)] = untrained
+        is_own = np.arange(len(batch)) >= len(prefix)
+        batch.stream_weights = {name: own * is_own.astype(np.float32) for name, own in batch.stream_weights.items()}
+        rows = np.where(is_own, np.arange(len(batch)), -1)
+        is_shared = {key: isinstance(data, Aligned) and data.over == "all" for key, data in batch.extra.items()}
+        batch.extra = {key: data if is_shared[key] else placed(data, rows) for key, data in batch.extra.items()}
         return batch
 
     def _select(self, indices: "NDArray[np.int64]") -> "TreeBatch":
@@ -224,6 +238,8 @@ class TreeBatch:
             parent=np.where(parent < 0, -1, np.searchsorted(indices, parent)).astype(np.int32),
             exit=np.searchsorted(indices, self.exit[indices]).astype(np.int32),
             samples=self.samples,
+            stream_weights={name: weights[indices] for name, weights in self.stream_weights.items()},
+            extra={key: data.take(indices) for key, data in self.extra.items()},
         )
 
     def dense_mask(
@@ -284,7 +300,9 @@ class TreeBatch:
         return model_inputs(self, model, max_dense_tokens=max_dense_tokens)
 
 
-def tree_batch(source: TreeSource, *, loss: LossRule = "all", include_failed: bool = False) -> TreeBatch:
+def tree_batch(
+    source: TreeSource, *, loss: LossRule = "all", include_failed: bool = False, extra: Sequence[str] = ()
+) -> TreeBatch:
     """Merge samples that share prefixes into one tree. `TreeBatch.split` splits it to fit a token budget.
 
     - One trajectory gives the tree of its own deltas, and no tokens are compared. If all steps are trained, N is
@@ -301,17 +319,20 @@ def tree_batch(source: TreeSource, *, loss: LossRule = "all", include_failed: bo
         source: A trajectory, a sample, or a list of trajectories or of samples.
         loss: Which steps of trajectories are trained; see `Trajectory.samples`. Samples have their own masks.
         include_failed: Whether to include failed trajectories and failed sub-agents, with the steps that they finished.
+        extra: The keys of `Sample.extra` that the tree has as well, such as `["routed_experts"]`: those with a row for
+            each token.
 
     Returns:
         The tree. Its samples are those of `trajectory.samples(loss)`, in order.
 
     Raises:
         InvalidSample: If the source is of another type or mixes both types, if the trained tokens belong to several
-            tokenizers, if no token is trained, or if the first token of a sample is trained (nothing predicts it).
+            tokenizers, if no token is trained, if the first token of a sample is trained (nothing predicts it), or if
+            a sample lacks a key of `extra`, or has rows of another kind.
         UndeclaredBreak: If a step drops tokens without a declared break.
     """
     sources = _as_list(source)
-    builder = TreeBuilder(merges=len(sources) > 1)
+    builder = TreeBuilder(merges=len(sources) > 1, extra=extra)
     if isinstance(sources[0], Sample):
         if loss != "all":
             raise InvalidSample(
@@ -347,8 +368,6 @@ def _prune(builder: TreeBuilder) -> TreeBatch:
     """Return the tree of the tokens that are trained or that a trained token follows."""
     columns: dict[str, Any] = builder.columns()
     mask, exits = columns["mask"], columns["exit"]
-    if not builder.has_advantages:
-        columns["advantage"] = None
     if np.isnan(columns["logprobs"][mask]).all():
         columns["logprobs"] = None
     trained = np.append(0, np.cumsum(mask))

@@ -4,16 +4,18 @@ The deltas of a trajectory specify what its contexts share, so each of its token
 What several trajectories or samples share is found by comparing tokens; see `PrefixTree`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import InvalidSample
 from ..trajectories.replay import replay
 from ..trajectories.samples import Sample, loss_weights
 from ..trajectories.segments import LossRule, trained_steps
-from ..trajectories.steps import Step
+from ..trajectories.steps import Part, Step
 from ..trajectories.trajectory import Trajectory
 from .prefix_tree import NO_TOKEN, PrefixTree
 
@@ -29,6 +31,7 @@ TRAINED_COLUMNS: dict[str, tuple[Any, Any]] = {
     "temperature": (np.float32, 1.0),
     "policy_version": (np.int32, -1),
     "advantage": (np.float32, 0.0),
+    "reference_logprobs": (np.float32, 0.0),
 }
 
 
@@ -84,12 +87,15 @@ class TreeBuilder:
     Args:
         merges: Whether to compare what is added with the tree and share equal tokens. One trajectory alone needs no
             comparison, because its deltas specify what is shared.
+        extra: The keys of the side data that the tree has.
     """
 
-    def __init__(self, *, merges: bool) -> None:
+    def __init__(self, *, merges: bool, extra: Sequence[str] = ()) -> None:
         self.samples: list[TreeSample] = []
-        self.has_advantages = False
+        self._has: dict[str, bool] = {}  # which optional fields the samples have
+        self._streams: dict[str, list[NDArray[np.float32]]] = {}  # the weights of the trained tokens of each sample
         self._tree = PrefixTree(merges=merges)
+        self._rows: dict[str, list[tuple[NDArray[np.int64], PerToken]]] = {key: [] for key in extra}
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
         self._tokenizers: dict[str, str] = {}  # each fingerprint, with the first place that used it
 
@@ -135,6 +141,11 @@ class TreeBuilder:
                     }
                     segment.trained.append((tokens, values))
                     segment.length = self._tree.length(last)
+                    self._add_sampled_rows(part, tokens, first - start)
+            for key in self._rows:
+                data = per_token(part.extra.get(key))
+                if data is not None and _is_over_all(data):
+                    self._add_rows(key, self._tree.branch(last, len(data)), data)
             start = part.stop
         segment.rewards.append(step.reward or 0.0)
         return last
@@ -167,13 +178,16 @@ class TreeBuilder:
                 none or the reverse, or belongs to another tokenizer.
         """
         sample.validate()
-        if self.samples and self.has_advantages != (sample.advantage is not None):
+        has = {name: getattr(sample, name) is not None for name in ("advantage", "reference_logprobs")}
+        has |= {f"stream_weights[{name!r}]": True for name in sample.stream_weights}
+        if self.samples and self._has != has:
+            name = min(name for name in {*has, *self._has} if has.get(name) != self._has.get(name))
             raise InvalidSample(
-                f"the first {len(self.samples)} samples have {'an' if self.has_advantages else 'no'} advantage, and "
-                f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, has "
-                f"{'one' if sample.advantage is not None else 'none'}; expected an advantage in all samples or in none"
+                f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, "
+                f"{'has' if has.get(name) else 'lacks'} {name}, unlike the samples before it; expected {name} in all "
+                "samples or in none"
             )
-        self.has_advantages = sample.advantage is not None
+        self._has = has
         tokens, mask = self._add_tokens(sample), sample.mask
         parts = sample.part_ids[mask]
         advantage = np.asarray(0.0 if sample.advantage is None else sample.advantage, dtype=np.float32)
@@ -184,7 +198,22 @@ class TreeBuilder:
             temperature=sample.temperature[parts],
             policy_version=sample.policy_version[parts],
             advantage=np.broadcast_to(advantage, mask.shape)[mask],
+            reference_logprobs=0.0 if sample.reference_logprobs is None else sample.reference_logprobs[mask],
         )
+        for name, weights in sample.stream_weights.items():
+            if (weights[~mask] != 0).any():
+                raise InvalidSample(
+                    f"stream_weights[{name!r}] of sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}, "
+                    "is not 0.0 on a token with mask False, but a tree trains only tokens with mask True: train such "
+                    "samples as separate sequences"
+                )
+            self._streams.setdefault(name, []).append(weights[mask])
+        for key in self._rows:
+            data = per_token(sample.extra.get(key))
+            if data is None:
+                raise _lacks(key, f"sample {len(self.samples)}, of trajectory {sample.trajectory_id!r}")
+            own = np.arange(len(sample)) if _is_over_all(data) else np.flatnonzero(mask)
+            self._add_rows(key, tokens[own], data.take(own))
         record = TreeSample(
             trajectory_id=sample.trajectory_id,
             group_id=sample.group_id,
@@ -207,6 +236,46 @@ class TreeBuilder:
             last = _end(pieces[-1], last)
         return np.concatenate(pieces)
 
+    def _add_sampled_rows(self, part: Part, tokens: "NDArray[np.int64]", first: int) -> None:
+        """Add the side data of trained tokens, which begin with number `first` of their part."""
+        for key in self._rows if len(tokens) else ():
+            data = per_token(part.extra.get(key))
+            if data is None:
+                raise _lacks(key, "an action")
+            if not _is_over_all(data):
+                self._add_rows(key, tokens, data.take(slice(first, first + len(tokens))))
+
+    def _add_rows(self, key: str, tokens: "NDArray[np.int64]", data: PerToken) -> None:
+        """Add the known rows of side data to tokens."""
+        known = np.flatnonzero(data.known)
+        earlier = self._rows[key]
+        if earlier and not earlier[0][1].is_like(data):
+            raise InvalidSample(
+                f"extra[{key!r}] is {earlier[0][1]!r:.80} for some samples, and {data!r:.80} for others; expected rows "
+                "of one kind, type and shape"
+            )
+        earlier.append((tokens[known], data.take(known)))
+
+    def _extra(self, order: "NDArray[np.int64]") -> dict[str, PerToken]:
+        """Return the side data by key, with a row for each token, in the order of a tree's layout."""
+        return {key: self._ordered(key, order) for key in self._rows}
+
+    def _stream_weights(self, order: "NDArray[np.int64]") -> "dict[str, NDArray[np.float32]]":
+        """Return the weights of each stream, in the order of a tree's layout."""
+        numbers = np.concatenate([tokens for tokens, _ in self._trained])
+        found: dict[str, NDArray[np.float32]] = {}
+        for name, weights in self._streams.items():
+            placed_weights = np.zeros(len(order), dtype=np.float32)
+            placed_weights[numbers] = np.concatenate(weights)
+            found[name] = placed_weights[order]
+        return found
+
+    def _ordered(self, key: str, order: "NDArray[np.int64]") -> PerToken:
+        numbers = np.concatenate([tokens for tokens, _ in self._rows[key]])
+        rows = np.full(len(order), NO_TOKEN, dtype=np.int64)
+        rows[numbers] = np.arange(len(numbers))
+        return placed(joined([data for _, data in self._rows[key]]), rows[order])
+
     def _train(self, tokens: "NDArray[np.int64]", **values: Any) -> None:
         """Mark tokens as trained in the sample whose record is added next."""
         self._trained.append((tokens, {**values, "mask": True, "sample_ids": len(self.samples)}))
@@ -223,7 +292,7 @@ class TreeBuilder:
             )
         self.samples.append(sample)
 
-    def columns(self) -> "dict[str, NDArray[Any]]":
+    def columns(self) -> dict[str, Any]:
         """Return all tokens in depth-first order: the array fields of a `TreeBatch` by name, each of shape (N,).
 
         Raises:
@@ -241,7 +310,7 @@ class TreeBuilder:
         for tokens, values in self._trained:
             for name, value in values.items():
                 trained[name][tokens] = value
-        columns: dict[str, NDArray[Any]] = {name: array[layout.order] for name, array in trained.items()}
+        columns: dict[str, Any] = {name: array[layout.order] for name, array in trained.items()}
         unpredicted = np.flatnonzero(columns["mask"] & (layout.parent == NO_TOKEN))
         if len(unpredicted):
             sample = self.samples[int(columns["sample_ids"][unpredicted[0]])]
@@ -249,13 +318,27 @@ class TreeBuilder:
                 f"the first token of a sample of trajectory {sample.trajectory_id!r}, context {sample.context!r}, is "
                 "trained, but nothing predicts it; set mask[0] to False"
             )
+        for name in ("advantage", "reference_logprobs"):
+            columns[name] = columns[name] if self._has.get(name) else None
         return {
+            "stream_weights": self._stream_weights(layout.order),
+            "extra": self._extra(layout.order),
             "tokens": self._tree.tokens.view[layout.order],
             "position_ids": layout.position_ids,
             "parent": layout.parent,
             "exit": layout.exit,
             **columns,
         }
+
+
+def _lacks(key: str, who: str) -> InvalidSample:
+    return InvalidSample(
+        f"{who} has no extra[{key!r}] with a row for each token: request only what the policy gives for all actions"
+    )
+
+
+def _is_over_all(data: PerToken) -> bool:
+    return isinstance(data, Aligned) and data.over == "all"
 
 
 def _end(tokens: "NDArray[np.int64]", last: int) -> int:

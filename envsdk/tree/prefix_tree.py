@@ -97,6 +97,20 @@ class PrefixTree:
             node = node.parent
         return node.start + length - node.depth - 1
 
+    def branch(self, last: int, count: int) -> "NDArray[np.int64]":
+        """Return the numbers of the last `count` tokens of the branch that ends with the token `last`, in order."""
+        pieces: list[NDArray[np.int64]] = []
+        node, stop = self._node_of(last), last + 1
+        while count > 0:
+            start = max(node.start, stop - count)
+            pieces.append(np.arange(start, stop))
+            count -= stop - start
+            if node.parent is None:
+                break
+            node = node.parent
+            stop = node.stop
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.int64)
+
     def add(self, tokens: "NDArray[np.int32]", last: int, *, is_trained: bool) -> "NDArray[np.int64]":
         """Add tokens after the token `last`. If they can be merged in several ways, merge as many as possible.
 

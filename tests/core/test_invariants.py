@@ -44,6 +44,7 @@ from envsdk.contexts.protocol import RewriteReason
 from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
 from envsdk.messages import check_calls
+from envsdk.policies import Aligned, Ragged
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import load_tokenizer
 
@@ -122,6 +123,8 @@ class Plan:
 
 
 class Scripted(Env):
+    records_roles = True
+
     def __init__(self, plan: Plan, **options: Any) -> None:
         super().__init__(**options)
         self.plan = plan
@@ -589,7 +592,8 @@ def play(plan: Plan, tokenizer: Any = "embedded", *, env: Scripted | None = None
                 if action.logprobs is not None:
                     action.logprobs[:] = -99.0  # pyright: ignore[reportIndexIssue]
                 action.extra["part"].clear()
-                action.extra.get("rows", np.empty(0))[...] = 0
+                for array in arrays_of(action):
+                    array[...] = 0
                 for name in ("sampling", "metrics", "rewards"):
                     info[name].clear()
             if len(env.replies) > replies:
@@ -613,14 +617,36 @@ def actions(reply: Reply, env: Scripted, info: dict[str, Any], asks: list[Ask]) 
             finish_reason if part + 1 == len(ends) else "abort",
             reply.temperature,
             reply.policy_version,
-            {"part": [start, end], **beside(env.plan, used, end - start)},
+            {"part": [start, end], **beside(env.plan, used, tokens[start:end], env.prompt())},
         )
         yield action, part > 0
 
 
-def beside(plan: Plan, used: int, count: int) -> dict[str, np.ndarray]:
+def beside(plan: Plan, used: int, tokens: Sequence[int], prompt: np.ndarray) -> dict[str, Any]:
     """Rows for the next tokens of an episode, each token's own; where there are no tokens, mostly there is no array."""
-    return {} if plan.rows is None or (not count and used % 3) else {"rows": rows(plan.rows, used, count)}
+    if plan.rows is None or (not len(tokens) and used % 3):
+        return {}
+    over_all = each_token([*prompt.tolist(), *tokens])
+    over_all[-1] = -1  # the model has not processed it
+    return {
+        "rows": rows(plan.rows, used, len(tokens)),
+        "experts": Aligned(over_all, "all"),
+        "allowed": Ragged.of([allowed(token) for token in tokens]),
+    }
+
+
+def each_token(tokens: Sequence[int]) -> np.ndarray:
+    return np.stack([np.arange(len(tokens)), tokens], axis=1).astype(np.int32)
+
+
+def allowed(token: int) -> list[int]:
+    return list(range(token, token + 1 + token % 3))
+
+
+def arrays_of(action: Action) -> Iterator[np.ndarray]:
+    for value in action.extra.values():
+        if not isinstance(value, list):
+            yield value if isinstance(value, np.ndarray) else value.values
 
 
 def rows(kind: tuple[str, tuple[int, ...]], start: int, count: int) -> np.ndarray:
@@ -713,6 +739,36 @@ def an_array_beside_the_tokens_holds_at_each_trained_one_the_row_that_came_with_
         for position, index in enumerate(sample.metadata["steps"]):
             expected = rows(run.plan.rows, sum(counts[:index]), counts[index])
             assert (sample.extra["rows"][sample.step_ids == position] == expected).all()
+
+
+def side_data_over_all_tokens_is_known_wherever_the_model_processed_a_token(run: Run) -> None:
+    for sample in run.trajectory.samples("all"):
+        if "experts" not in sample.extra:
+            continue
+        experts = sample.extra["experts"]
+        assert (experts.values[experts.known] == each_token(sample.tokens)[experts.known]).all()
+        if all("experts" in part.extra for step in run.trajectory.steps for part in step.parts):
+            assert experts.known[:-1].all()
+        lists = sample.extra["allowed"].lists()
+        expected = [
+            allowed(int(token)) if own >= 0 else [] for token, own in zip(sample.tokens, sample.step_ids, strict=True)
+        ]
+        assert [one.tolist() for one in lists] == expected
+
+
+def each_token_belongs_to_a_text_or_the_scaffold(run: Run) -> None:
+    controls = list(run.env.renderer.tokenizer.control_tokens.values())
+    for sample in run.trajectory.samples("all"):
+        assert sample.roles is not None and len(sample.roles) == len(sample)
+        labels = np.array([label or "unfinished" for label in sample.roles.labels()])
+        assert np.isin(labels[np.isin(sample.tokens, controls)], ["scaffold", "unfinished"]).all()
+        assert np.isin(labels[sample.mask], ["scaffold", "content", "reasoning", "call", "unfinished"]).all()
+        texts = {message.role for message in run.trajectory.contexts["main"].messages} - {"assistant"}
+        assert {label.partition(":")[0] for label in labels[sample.step_ids < 0]} <= {
+            *texts,
+            *("scaffold", "content", "reasoning", "call", "unfinished"),
+            *("system", "user"),  # of a rewrite
+        }
 
 
 def a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights(run: Run) -> None:
@@ -1074,6 +1130,8 @@ CHECKS = (
     each_sample_holds_the_prompts_that_the_policy_saw,
     what_was_put_into_a_reply_is_never_trained,
     an_array_beside_the_tokens_holds_at_each_trained_one_the_row_that_came_with_it,
+    side_data_over_all_tokens_is_known_wherever_the_model_processed_a_token,
+    each_token_belongs_to_a_text_or_the_scaffold,
     a_sample_says_of_each_part_how_hot_it_was_sampled_and_by_which_weights,
     observations_extend_unless_they_are_the_first_or_a_declared_break,
     the_tree_holds_each_token_once_that_a_sampled_one_follows,

@@ -624,7 +624,7 @@ def test_advantages_of_samples_come_with_them():
     tree = tree_batch(samples)
     assert tree.advantage is not None
     assert tree.advantage[tree.mask].tolist() == [2.0, 2.0, -1.0, -2.0]
-    with pytest.raises(InvalidSample, match="expected an advantage in all samples or in none"):
+    with pytest.raises(InvalidSample, match="expected advantage in all samples or in none"):
         tree_batch([samples[0], replace(samples[1], advantage=None)])
 
 

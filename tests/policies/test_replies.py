@@ -310,10 +310,12 @@ def test_routed_experts_and_sampling_masks_are_side_data_of_their_tokens():
         server.faults.append(Fault(change=add))
         action = asyncio.run(ask(VLLM(server.url, seed=2)))
     experts = action.extra["routed_experts"]
-    assert experts.dtype == np.int32 and experts.shape == (len(action.tokens), 3, 2)
-    assert (experts[-1] == -1).all()
-    assert experts[0, 0, 0] == len(PROMPT) * 6
-    assert action.extra["sampling_mask"] == [[token, 1] for token in action.tokens.tolist()]
+    rows = len(PROMPT) + len(action.tokens)
+    assert experts.over == "all" and experts.values.dtype == np.int32 and experts.values.shape == (rows, 3, 2)
+    assert experts.known.tolist() == [True] * (rows - 1) + [False]
+    assert experts.values[len(PROMPT), 0, 0] == len(PROMPT) * 6
+    masks = action.extra["sampling_mask"].lists()
+    assert [one.tolist() for one in masks] == [[token, 1] for token in action.tokens.tolist()]
 
 
 def test_side_data_with_other_rows_is_an_error():
@@ -336,7 +338,7 @@ def test_sglang_returns_routed_experts_on_request():
         server.faults.append(Fault(change=add))
         action = asyncio.run(ask(SGLang(server.url, routed_experts=True)))
         assert server.requests[-1][1]["return_routed_experts"] is True
-    assert action.extra["routed_experts"].shape == (len(action.tokens), 6)
+    assert action.extra["routed_experts"].values.shape == (len(PROMPT) + len(action.tokens), 6)
 
 
 @pytest.mark.parametrize("name", KINDS)

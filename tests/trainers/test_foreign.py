@@ -18,6 +18,7 @@ from trainers.episodes import delegated, played, run_page, stripped
 
 from envsdk import Trajectory, tree_batch
 from envsdk.errors import ConfigError, InvalidRecord
+from envsdk.policies import Aligned, Ragged
 from envsdk.trainers import open_prompts, single_sample
 from envsdk.trainers.foreign import LoggedStep, from_steps
 from envsdk.trainers.open_prompts import OpenPrompts
@@ -384,3 +385,98 @@ def test_random_choices_of_open_contexts_are_found_again():
 
 def test_the_code_of_its_page_runs():
     run_page("foreign")
+
+
+# What a step may have besides tokens.
+
+
+def test_a_mask_makes_results_inside_a_response_observations():
+    step = {
+        "prompt_tokens": [1, 2],
+        "action_tokens": [10, 90, 91, 11, 92],
+        "logprobs": [-0.5, 7.0, float("nan"), -0.25, -1.0],
+        "mask": [1, 0, 0, 1, 0],
+        "reward": 1.0,
+    }
+    later = ([1, 2, 10, 90, 91, 11, 92, 3], [12], [-0.125])
+    trajectory = from_steps([step, later])
+    soundness.check(trajectory)
+    (sample,) = trajectory.samples()
+    assert sample.tokens.tolist() == [1, 2, 10, 90, 91, 11, 92, 3, 12]
+    assert sample.mask.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1]
+    assert sample.logprobs is not None and sample.logprobs[sample.mask].tolist() == [-0.5, -0.25, -0.125]
+    assert [step.reward for step in trajectory.steps] == [None, 1.0, None] and not trajectory.breaks
+
+
+def test_a_response_without_a_sampled_token_keeps_its_reward():
+    trajectory = from_steps([([1], [5, 6], None, 0.5, 1.0, None, {}, [0, 0]), ([1, 5, 6], [7])])
+    soundness.check(trajectory)
+    (sample,) = trajectory.samples()
+    assert (sample.tokens.tolist(), sample.mask.tolist()) == ([1, 5, 6, 7], [False] * 3 + [True])
+    assert trajectory.reward == 0.5
+
+
+def side_data(prompt: Sequence[int], action: Sequence[int]) -> dict[str, Any]:
+    over_all = np.array([*prompt, *action], np.int16)[:, None]
+    over_all[-1] = -1
+    return {
+        "experts": Aligned(over_all, "all"),
+        "allowed": Ragged.of([[token] * 2 for token in action]),
+        "entropy": np.array(action, np.float32),
+        "images": ["cat.png"],
+    }
+
+
+@pytest.mark.parametrize("mask", [None, [1, 0, 0, 1]])
+def test_side_data_of_a_log_is_in_its_samples(mask: Any):
+    steps = [{"prompt_tokens": [1, 2], "action_tokens": [10, 11, 12, 13], "mask": mask}]
+    steps.append({"prompt_tokens": [1, 2, 10, 11, 12, 13, 3], "action_tokens": [14, 15]})
+    steps.append({"prompt_tokens": [1, 2, 10, 4], "action_tokens": [16, 17]})
+    for step in steps:
+        step["extra"] = side_data(step["prompt_tokens"], step["action_tokens"])
+    trajectory = from_steps(steps)
+    soundness.check(trajectory)
+    assert Trajectory.from_json(trajectory.to_json()).to_json() == trajectory.to_json()
+    assert len(trajectory.samples()) == 2
+    for sample in trajectory.samples():
+        experts, lists = sample.extra["experts"], sample.extra["allowed"].lists()
+        assert experts.known.tolist() == [True] * (len(sample) - 1) + [False]
+        assert experts.values[:-1, 0].tolist() == sample.tokens[:-1].tolist()
+        assert [one.tolist() for one in lists] == [
+            [token] * 2 if own >= 0 else [] for token, own in zip(sample.tokens, sample.step_ids, strict=True)
+        ]
+        assert (sample.extra["entropy"][sample.mask] == sample.tokens[sample.mask]).all()
+        assert [images for images in sample.extra["images"] if images] == [["cat.png"]] * (2 if len(sample) > 6 else 1)
+    stored = sum(len(part.extra["experts"]) for step in trajectory.steps for part in step.parts)
+    assert stored == trajectory.observed_tokens + trajectory.sampled_tokens + len(trajectory.steps) - 1
+
+
+def test_errors_of_a_reply_leave_it_out_on_request_and_rewards_have_names():
+    first = LoggedStep(*A, errors=["the call is not JSON"], rewards={"format": -0.5, "other": 0.25})
+    trajectory = from_steps([first, (*A_LATER, None, 1.0)])
+    soundness.check(trajectory)
+    assert [step.reward for step in trajectory.steps] == [-0.25, 1.0]
+    assert trajectory.steps[0].rewards == {"format": -0.5, "other": 0.25}
+    assert [sample.mask.sum() for sample in trajectory.samples()] == [3]
+    assert [sample.mask.sum() for sample in trajectory.samples("without_errors")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": [1]}, "step 0: the mask is"),
+        ({"mask": [1, 2]}, "step 0: the mask is"),
+        ({"mask": [0.0, 1.0]}, "step 0: the mask is"),
+        ({"rewards": {"a": float("nan")}}, "step 0: the reward is nan"),
+        ({"rewards": {"a": 1.0}, "reward": 2.0}, r"step 0: the rewards .* add up to 1.0, but the reward is 2.0"),
+        ({"errors": "bad"}, "step 0: the errors are 'bad'"),
+        ({"errors": [3]}, "step 0: the errors are"),
+        ({"extra": {"x": np.zeros(3)}}, r"step 0: extra\['x'\]"),
+        ({"extra": {"x": Aligned(np.zeros(9), "all")}}, r"step 0: extra\['x'\] is over all tokens and has 9 rows"),
+        ({"extra": 3}, "step 0: extra is 3"),
+    ],
+    ids=str,
+)
+def test_flags_that_mean_nothing_are_refused(change: dict[str, Any], message: str):
+    with pytest.raises(InvalidRecord, match=message):
+        from_steps([{"prompt_tokens": A[0], "action_tokens": A[1], **change}])

@@ -124,3 +124,55 @@ def test_numbers_may_be_numpy_s():
 
 def test_the_code_of_its_page_runs():
     run_page("plain")
+
+
+def test_labels_are_the_trained_tokens():
+    samples = credited(stripped(), delegated())
+    for layout in ("padded", "packed"):
+        batch = collate(samples, layout=layout)
+        assert batch["labels"].dtype == np.int64
+        assert (batch["labels"] == np.where(batch["mask"], batch["tokens"], -100)).all()
+
+
+def test_a_batch_may_have_a_fixed_length():
+    samples = credited(stripped())
+    longest = max(map(len, samples))
+    plain, batch = collate(samples), collate(samples, max_length=longest + 9, pad_to="max_length", pad_token_id=7)
+    assert batch["tokens"].shape == (len(samples), longest + 9) and batch["max_seqlen"] == longest
+    assert (batch["tokens"][:, longest:] == 7).all() and (batch["labels"][:, longest:] == -100).all()
+    assert not batch["attention_mask"][:, longest:].any() and not batch["mask"][:, longest:].any()
+    for name in ("labels", "mask", "logprobs", "advantage", "attention_mask", "position_ids"):
+        assert (batch[name][:, :longest] == plain[name]).all()
+    assert collate(samples, max_length=longest)["tokens"].shape == plain["tokens"].shape
+
+
+def test_a_sample_that_is_too_long_is_refused_unless_it_may_be_cut():
+    samples = credited(stripped())
+    limit = sorted(map(len, samples))[-2]
+    index = int(np.argmax([len(sample) for sample in samples]))
+    with pytest.raises(
+        InvalidSample, match=rf"sample {index}, of trajectory 'strip.*but max_length is {limit}: .*truncate"
+    ):
+        collate(samples, max_length=limit)
+    for layout in ("padded", "packed"):
+        cut = collate(samples, max_length=limit, truncate=True, layout=layout)
+        lengths = [min(len(sample), limit) for sample in samples]
+        assert cut["lengths"].tolist() == lengths
+        lost = [int(sample.mask[limit:].sum()) for sample in samples]
+        assert cut["dropped_tokens"].tolist() == lost and sum(lost) > 0
+        assert cut["mask"].sum() == sum(int(sample.mask.sum()) for sample in samples) - sum(lost)
+    assert not collate(samples, max_length=limit + 9999, truncate=True)["dropped_tokens"].any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"max_length": length} for length in (0, True, 2.5)),
+        *({"pad_to": pad_to} for pad_to in ("max_length", "all")),
+        {"pad_to": "max_length", "max_length": 9, "layout": "packed"},
+    ],
+    ids=str,
+)
+def test_a_length_that_means_nothing_is_refused(options: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"max_length|pad_to"):
+        collate(stripped().samples(), **options)

@@ -35,7 +35,10 @@ def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["arrays", "values", "a"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["arrays", "values", "aligned", "ragged", "a"]), inner)
+    ),
     max_leaves=6,
 )
 LINE = json.loads(kept().samples()[0].to_json())

@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from trainers.episodes import copy_of, delegated
 
+from envsdk.policies import Ragged
 from envsdk.trainers.plain import collate
 
 
@@ -10,12 +12,19 @@ def test_a_batch_of_tensors_says_what_that_of_arrays_says(layout):
     samples = [copy_of(sample) for sample in delegated().samples()]
     for sample in samples:
         sample.advantage = 0.5
-    arrays, tensors = (collate(samples, layout=layout, arrays=kind) for kind in ("numpy", "torch"))
+        sample.extra = {
+            "rows": np.zeros((len(sample), 2), np.int16),
+            "lists": Ragged.of([[token, 1] for token in sample.tokens]),
+        }
+    options = {"layout": layout, "extra": ["rows", "lists"]}
+    arrays, tensors = (collate(samples, arrays=kind, **options) for kind in ("numpy", "torch"))
     assert arrays.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        if name != "max_seqlen":
+        if name not in ("max_seqlen", "extra"):
             assert isinstance(tensor, torch.Tensor)
             assert tensor.tolist() == arrays[name].tolist()
+    assert tensors["extra"]["rows"].tolist() == arrays["extra"]["rows"].tolist()
+    assert tensors["extra"]["lists"]["lengths"].tolist() == arrays["extra"]["lists"]["lengths"].tolist()
     assert tensors["tokens"].dtype == tensors["position_ids"].dtype == torch.int64
     assert tensors["cu_seqlens"].dtype == torch.int32
     assert tensors["mask"].dtype == torch.bool

@@ -21,6 +21,7 @@ from trainers.episodes import all_kinds, copy_of, kept, refuses_every_defect, ru
 
 from envsdk import Sample, Trajectory
 from envsdk.errors import InvalidRecord, InvalidSample, StorageError
+from envsdk.policies import Aligned, Ragged
 from envsdk.trainers.foreign import from_steps
 from envsdk.trainers.tables import from_row, read_parquet, to_dataset, write_parquet
 
@@ -36,7 +37,12 @@ def every_kind() -> list[Sample]:
             sample.extra = {
                 "experts": np.arange(2 * len(sample), dtype=np.int16).reshape(-1, 2),
                 "request": ["a", *[None] * (len(sample.temperature) - 1)],
+                "routed_experts": Aligned(np.arange(len(sample), dtype=np.uint8)[:, None, None], "all", 255),
+                "sampling_mask": Ragged.of([[token] * (token % 3) for token in sample.tokens]),
             }
+        if index % 5 == 1:
+            sample.reference_logprobs = np.where(sample.mask, np.float32(-0.5), np.float32(0))
+            sample.stream_weights = {"rl": sample.mask.astype(np.float32), "ce": np.zeros(len(sample), np.float32)}
         if index % 4 == 3:
             sample.logprobs = None
     return samples
@@ -267,3 +273,21 @@ def test_what_is_no_row_is_refused():
 def test_the_code_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run_page("tables")
+
+
+def test_tables_have_what_hugging_face_trainers_read_on_request(tmp_path: Path):
+    samples = stripped().samples()
+    longest = max(map(len, samples))
+    dataset = to_dataset(samples, max_length=longest + 3, pad_token_id=9)
+    write_parquet(tmp_path / "samples.parquet", samples, max_length=longest + 3, pad_token_id=9)
+    rows = pyarrow.parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    for found, row, sample in zip(dataset, rows, samples, strict=True):
+        padding = longest + 3 - len(sample)
+        assert found["input_ids"] == row["input_ids"] == [*sample.tokens.tolist(), *[9] * padding]
+        expected = [int(token) if trained else -100 for token, trained in zip(sample.tokens, sample.mask, strict=True)]
+        assert found["labels"] == row["labels"] == [*expected, *[-100] * padding]
+        assert found["attention_mask"] == row["attention_mask"] == [1] * len(sample) + [0] * padding
+    are_equal(read_parquet(tmp_path / "samples.parquet"), samples)
+    with pytest.raises(InvalidSample, match=f"but max_length is {longest - 1}: .*truncate=True"):
+        to_dataset(samples, max_length=longest - 1)
+    assert {len(row["labels"]) for row in to_dataset(samples, max_length=4, truncate=True)} == {4}

@@ -1,0 +1,96 @@
+"""The log-probabilities of a reference: a teacher to distill from, or the policy to stay close to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..contexts.arrays import LARGEST
+from ..diagnostics.inputs import valid_samples
+from ..errors import ConfigError, InvalidSample
+from ..packages import load
+from ..trajectories.samples import Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ROUNDING = 1e-3  # a log-softmax in half precision may exceed 0 by this much
+Reference: TypeAlias = "Callable[[NDArray[np.int32]], Any]"
+"""A function from token ids, shape (L,), to their log-probabilities in nats, shape (L,): the value at i is that of
+token i, given the tokens before it. The value at 0 is ignored."""
+
+
+def add_reference(
+    samples: Sequence[Sample], reference: "Reference | Any", *, temperature: float | None = None
+) -> list[Sample]:
+    """Add the log-probabilities of a reference: for on-policy distillation, or a KL penalty.
+
+    Args:
+        samples: The samples.
+        reference: A causal language model of transformers, which computes one sample at a time on its own device; or a
+            function from token ids to log-probabilities (see `Reference`), such as one that asks a server.
+        temperature: The temperature by which a model's logits are divided. By default, that at which each token was
+            sampled, as in `Sample.logprobs`. A function does this itself.
+
+    Returns:
+        New samples in the same order, with `reference_logprobs`: float32 of shape (L,), 0.0 where mask is False.
+
+    Raises:
+        ConfigError: If the reference or the temperature is not valid.
+        InvalidSample: If a sample is not valid, or was sampled at temperature 0 and no temperature was given; or if the
+            reference returns another shape, or a value that is not a log-probability. The error names the sample.
+        MissingPackage: If a model is given and torch is not installed.
+    """
+    if temperature is not None and (not isinstance(temperature, Real) or not 0 < temperature <= LARGEST):
+        raise ConfigError(f"temperature is {temperature!r:.80}; expected None or a finite number above 0")
+    if not callable(reference):
+        raise ConfigError(f"reference is a {type(reference).__name__}; expected a model of transformers or a function")
+    is_model = hasattr(reference, "get_input_embeddings")
+    if temperature is not None and not is_model:
+        raise ConfigError("temperature is for models; a function divides logits itself")
+    found: list[Sample] = []
+    for index, sample in enumerate(valid_samples(samples)):
+        where = f"sample {index}, of trajectory {sample.trajectory_id!r}"
+        given = _of_model(reference, sample, temperature, where) if is_model else reference(sample.tokens.copy())
+        found.append(replace(sample, reference_logprobs=_checked(given, sample, where)))
+    return found
+
+
+def _of_model(model: Any, sample: Sample, temperature: float | None, where: str) -> "NDArray[np.float32]":
+    """Return the log-probabilities of a sample's tokens: float32, shape (L,)."""
+    torch = load("torch", "the log-probabilities of a model need", "pip install torch")
+    trained = np.flatnonzero(sample.mask)
+    sampled = sample.temperature[sample.part_ids[trained]]
+    if temperature is None and not sampled.all():
+        raise InvalidSample(f"{where}: it was sampled at temperature 0; give the temperature of the reference")
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64)).to(device)
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, torch.from_numpy(trained - 1).to(device)]
+        divisors = torch.from_numpy(sampled if temperature is None else np.full(len(trained), temperature, np.float32))
+        scaled = logits.float() / divisors.to(device)[:, None]
+        found = scaled.log_softmax(-1).gather(-1, tokens[torch.from_numpy(trained).to(device), None])[:, 0]
+    logprobs = np.zeros(len(sample), dtype=np.float32)
+    logprobs[trained] = found.cpu().numpy()
+    return logprobs
+
+
+def _checked(given: Any, sample: Sample, where: str) -> "NDArray[np.float32]":
+    try:
+        array = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSample(f"{where}: the reference returned no array of numbers: {error}") from error
+    if array.shape != (len(sample),):
+        raise InvalidSample(
+            f"{where}: the reference returned the shape {array.shape}; expected ({len(sample)},), because the value at "
+            "i is that of token i"
+        )
+    is_valid = ~sample.mask | (np.isfinite(array) & (array <= _ROUNDING))
+    if not is_valid.all():
+        at = int(np.argmin(is_valid))
+        raise InvalidSample(
+            f"{where}: the reference returned {array[at]} for token {at}; expected a finite number of at most 0"
+        )
+    return np.where(sample.mask, np.minimum(array, 0), np.float32(0)).astype(np.float32)

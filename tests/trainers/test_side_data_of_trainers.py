@@ -1,0 +1,94 @@
+"""Side data in batches, tables, and the records of trainers that replay the experts of the sampler."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core.test_side_data import experts_of, guessed
+
+from envsdk import Sample
+from envsdk.credit import group_advantages
+from envsdk.errors import InvalidSample
+from envsdk.policies import Aligned, Ragged
+from envsdk.trainers.plain import collate
+from envsdk.trainers.prime_rl import to_training_samples
+from envsdk.trainers.skyrl import to_generator_output
+from envsdk.trainers.slime import to_slime_samples
+from envsdk.trainers.verl import to_outputs
+
+
+def samples_of(*seeds: int) -> list[Sample]:
+    samples = [sample for seed in seeds for sample in guessed(seed=seed).samples()]
+    return group_advantages([replace(sample, group_id="g") for sample in samples])
+
+
+def experts_in(sample: Sample) -> np.ndarray:
+    return experts_of(sample.tokens)[:-1]
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_batch_has_the_side_data_that_is_requested(layout: Any):
+    samples = samples_of(0, 1)
+    assert "extra" not in collate(samples, layout=layout)
+    batch = collate(samples, layout=layout, extra=["routed_experts", "sampling_mask", "entropy", "bytes"])
+    shape = batch["tokens"].shape
+    experts, masks = batch["extra"]["routed_experts"], batch["extra"]["sampling_mask"]
+    assert experts.shape == (*shape, 2, 3) and experts.dtype == np.int32
+    assert masks["lengths"].shape == batch["extra"]["entropy"].shape == shape
+    lists = Ragged(masks["values"], masks["lengths"].ravel()).lists()
+    for index, sample in enumerate(samples):
+        own = batch["sample_ids"] == index
+        assert (experts[own][:-1] == experts_in(sample)).all()
+        given = sample.extra["sampling_mask"]
+        assert isinstance(given, Ragged)
+        for at, items in zip(np.flatnonzero(own), given.lists(), strict=True):
+            assert lists[at].tolist() == items.tolist()
+    padding = batch["sample_ids"] == -1
+    assert (experts[padding] == -1).all() and not masks["lengths"][padding].any()
+    assert np.isnan(batch["extra"]["entropy"][padding]).all() and (batch["extra"]["bytes"][padding] == 255).all()
+
+
+def test_a_batch_of_what_only_some_samples_have_is_refused():
+    samples = samples_of(0)
+    with pytest.raises(InvalidSample, match=r"sample 0, of .*extra\['top_k'\] is missing"):
+        collate(samples, extra=["top_k"])
+    other = replace(samples[1], extra={"bytes": Aligned(np.zeros(len(samples[1]), np.int8))})
+    with pytest.raises(InvalidSample, match=r"sample 1, of .*of one kind, type and shape"):
+        collate([samples[0], other], extra=["bytes"])
+    listed = replace(samples[0], extra={"images": [None] * len(samples[0].temperature)})
+    with pytest.raises(InvalidSample, match="expected a row for each token"):
+        collate([listed], extra=["images"])
+
+
+def test_trainers_that_replay_experts_get_those_of_all_tokens_but_the_last():
+    samples = samples_of(0)
+    slime = to_slime_samples(samples, first_rollout_id=0, first_group_index=0, routed_experts=True)
+    skyrl = to_generator_output(samples, routed_experts=True).get("rollout_expert_indices", [])
+    verl = to_outputs(samples, prompt_length=10**4, response_length=10**4, routed_experts=True)
+    prime = to_training_samples(samples, routed_experts=True)
+    for index, sample in enumerate(samples):
+        for rows in (slime[index].get("rollout_routed_experts"), skyrl[index], verl[index]["routed_experts"]):
+            assert isinstance(rows, np.ndarray) and rows.dtype == np.int32
+            assert rows.shape == (len(sample) - 1, 2, 3) and (rows == experts_in(sample)).all()
+        record = prime[index].get("routed_experts")
+        assert record is not None
+        rows = np.frombuffer(record.data, record.dtype).reshape(record.shape)
+        assert (rows[:-1] == experts_in(sample)).all() and not rows[-1].any() and len(rows) == len(sample)
+    assert "routed_experts" not in to_training_samples(samples)[0]
+
+
+def test_experts_that_cannot_be_replayed_are_refused():
+    (sample, *_) = samples_of(0)
+    experts = sample.extra["routed_experts"]
+    assert isinstance(experts, Aligned)
+    unknown = experts.values.copy()
+    unknown[4] = -1
+    cases = {
+        "has no experts at token 4": {"routed_experts": Aligned(unknown, "all")},
+        r"expected Aligned\(..., over='all'\)": {"routed_experts": experts.values},
+        r"has extra\['routed_experts'\] None": {},
+    }
+    for message, extra in cases.items():
+        with pytest.raises(InvalidSample, match=message):
+            to_training_samples([replace(sample, extra=extra)], routed_experts=True)
