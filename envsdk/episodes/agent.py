@@ -265,15 +265,21 @@ class Agent:
             return None
         if self.usage.sampled_left() == 0:
             return StopReason.MAX_SAMPLED_TOKENS
-        return StopReason.MAX_CONTEXT_TOKENS if self._context_left() == 0 else StopReason.CUT
+        return StopReason.MAX_CONTEXT_TOKENS if self._context_left(self.context) == 0 else StopReason.CUT
 
     def max_tokens(self) -> int | None:
         """Return how many tokens the rest of the reply may have: the least that the turn and the limits leave.
 
         None if nothing limits it.
         """
-        left = (self._turn_left(self.due), self._context_left(), self.usage.sampled_left())
-        return min((count for count in left if count is not None), default=None)
+        return self._least(self._turn_left(self.due), self._context_left(self.context))
+
+    def foreseen_max_tokens(self, turn: Turn, context: Context) -> int | None:
+        """Return `max_tokens` for a turn that has not been taken yet, in its context as it will be."""
+        return self._least(turn.max_tokens, self._context_left(context))
+
+    def _least(self, *left: int | None) -> int | None:
+        return min((count for count in (*left, self.usage.sampled_left()) if count is not None), default=None)
 
     def _turn_left(self, step: Step | None) -> int | None:
         """Return what a step has left of its turn's `max_tokens`, which the parts of a reply share."""
@@ -281,9 +287,9 @@ class Agent:
             return None
         return max(0, self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
 
-    def _context_left(self) -> int | None:
+    def _context_left(self, context: Context) -> int | None:
         limit = self.limits.max_context_tokens
-        return None if limit is None else max(0, limit - len(self.context))
+        return None if limit is None else max(0, limit - len(context))
 
 
 def _kept(sampled: SampledText, turn: Turn) -> int:

@@ -6,7 +6,7 @@ The state machine does no I/O; whatever waits, runs in a thread, or is cancelled
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -171,6 +171,13 @@ class Driver(Machinery):
             return request.method(request.argument)
         method = getattr(self.env, request.method)
         return method() if request.method == "start" else method(request.argument)
+
+    def ahead(self) -> AsyncIterator[Turn] | None:
+        """Return an iterator of the turns that will follow, while a reply is sampled; None if none is known before it.
+
+        A rollout may sample the replies to them meanwhile. It ends the iterator before it steps.
+        """
+        return None
 
     def what_runs(self, method: str) -> str:
         """Return what a method of the environment is called in the error of a deadline."""

@@ -7,7 +7,7 @@ called, it yields a request, and the driver answers it, awaited or not.
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from .handoff import Handoff, HandoffResult, PendingHandoffs, is_handoff
 from .recording import EpisodeHeader, describe_error, record
 from .requests import Call, EpisodeGenerator, Join, Method, Request, RunChildren
 from .turn import Opening, Turn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FORK = "/fork-"
 """What separates the id of a forked episode from the fork's number."""
@@ -478,12 +481,45 @@ class Episode:
         It renders the turn in a copy of the context, which costs as much as taking it. If the history policy requests
         a summary first, the turn is not full.
         """
+        tried = self._tried(agent, turn)
+        return None if tried is None else tried[1].full
+
+    def foreseen(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
+        """Return what a policy will get once a turn is taken, while another action is due. Nothing changes.
+
+        Returns:
+            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if the turn leaves no
+            room, needs a summary first, or builds on the context whose action is due.
+        """
+        name, opening = agent.name_of(turn), turn.opening
+        base = name if opening is None or opening.base is None else self._context_of(agent, opening.base)
+        if agent.due is not None and agent.due.context in (name, base):
+            return None
+        tried = self._tried(agent, turn)
+        if tried is None or tried[1].full is not None:
+            return None
+        context, delta, start = tried
+        extends = name in agent.contexts and delta.break_ is None
+        observation = Observation(delta.tokens, delta.keep, extends, name, start or name)
+        info = {
+            "stop_token_ids": context.renderer.stop_token_ids,
+            "stop": (*context.renderer.stop_strings, *turn.stop),
+            "max_tokens": agent.foreseen_max_tokens(turn, context),
+            "sampling": dict(turn.sampling),
+            "context": name,
+            "role": context.role,
+        }
+        return observation, info, context.prompt()
+
+    def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
+        """Return what a turn would make of its context, as `_opened` does; None if a summary comes first."""
         name = agent.name_of(turn)
         if name not in agent.contexts:
-            return self._opened(agent, turn, name)[1].full
+            return self._opened(agent, turn, name)
         trial = agent.contexts[name].trial()
-        is_summarized = trial.request() is not None
-        return None if is_summarized else _observed(trial, turn, agent.limits.max_context_tokens).full
+        if trial.request() is not None:
+            return None
+        return trial, _observed(trial, turn, agent.limits.max_context_tokens), None
 
     # New contexts.
 

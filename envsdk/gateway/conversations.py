@@ -140,9 +140,8 @@ class Conversations:
 
     def _take_failed(self, request: ModelRequest) -> Placed | None:
         """Return the failed request that a request repeats, once."""
-        for placed in self._failed if request.body is not None else ():
-            first = placed.requests[0]
-            if (first.context, first.role, first.body) == (request.context, request.role, request.body):
+        for placed in self._failed:
+            if request.repeats(placed.requests[0]):
                 self._failed.remove(placed)
                 return placed
         return None

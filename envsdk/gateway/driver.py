@@ -5,8 +5,8 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -82,6 +82,7 @@ class ProgramDriver(EnvDriver):
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
         self._full: _Full | None = None
+        self._placed: deque[tuple[Asked, Turn]] = deque()
         self._session = self.new_session()
         self.open_session(self._session)
         turn = await self._next()
@@ -182,6 +183,12 @@ class ProgramDriver(EnvDriver):
         assert session is not None
         limit, deadline, now = None, None, asyncio.get_running_loop().time
         while True:
+            if self._placed:
+                asked, turn = self._placed.popleft()
+                if self._limit() is None and not asked.is_abandoned:
+                    return self._taken(asked, turn)
+                self._conversations.fail(asked.request)
+                session.put_back(asked)
             try:
                 async with asyncio.timeout_at(deadline):
                     event = await session.next()
@@ -199,7 +206,34 @@ class ProgramDriver(EnvDriver):
                 if program is not None:
                     program.stop()
             elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
-                return turn
+                return self._taken(event, turn)
+
+    @override
+    async def ahead(self) -> AsyncIterator[Turn]:
+        """Yield the turns of requests that come while another one is answered: their contexts are parallel.
+
+        A request that repeats one which waits has to wait for its reply.
+        """
+        session, asked = self._session, self._asked
+        if session is None or asked is None or asked.request.n > 1:
+            return
+        waiting = [asked.request, *(placed.request for placed, _ in self._placed)]
+        while True:
+            event = await session.next()
+            is_new = isinstance(event, Asked) and not any(event.request.repeats(request) for request in waiting)
+            if not isinstance(event, Asked) or not is_new or session.has_cut or self._limit() is not None:
+                session.put_back(event)
+                return
+            if not event.is_abandoned and (turn := self._turn(event, ())) is not None:
+                self._placed.append((event, turn))
+                waiting.append(event.request)
+                yield turn
+
+    def _taken(self, asked: Asked, turn: Turn) -> Turn:
+        """Take the turn of a request, which is answered next."""
+        self._asked = asked
+        self._go_on()
+        return turn
 
     def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
         """Return the turn of a request; None if it is answered already: it was answered before, or is refused.
@@ -226,8 +260,6 @@ class ProgramDriver(EnvDriver):
             if self._session is not None:
                 self._session.note_refusal(error)
             return None
-        self._asked = asked
-        self._go_on()
         return turn
 
     def _limit(self) -> StopReason | None:

@@ -66,6 +66,10 @@ class ModelRequest:
     role: str | None = None
     body: Any = None
 
+    def repeats(self, other: "ModelRequest") -> bool:
+        """Return whether both ask for the same."""
+        return self.body is not None and (self.context, self.role, self.body) == (other.context, other.role, other.body)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:

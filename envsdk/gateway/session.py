@@ -114,7 +114,22 @@ class ProgramSession:
             if self._events:
                 return self._events.popleft()
             waiting = self._waiting = Future()
-        return await asyncio.wrap_future(waiting)
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            if not waiting.cancel():  # it came just before
+                self.put_back(waiting.result())
+            raise
+
+    def put_back(self, event: Asked | Ended) -> None:
+        """Let the next call of `next` return an event that an earlier one returned."""
+        with self._lock:
+            self._events.appendleft(event)
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether `cut` would return a request."""
+        return bool(self._cut)
 
     def cut(self) -> list[ModelRequest]:
         """Return the requests that were abandoned since the last call."""

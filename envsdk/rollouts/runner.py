@@ -17,6 +17,7 @@ from ..errors import PolicyError
 from ..policies.find import check_policy, mark_untrainable
 from ..policies.policy import request_of
 from ..trajectories.trajectory import Trajectory
+from .ahead import AheadSampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +41,7 @@ class EpisodeRunner:
         self._episode = env.episode
         self._episode.side_by_side = True
         self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
+        self._ahead = AheadSampler(self._episode, self.call_policy)
 
     async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
         """Return what the policy returns."""
@@ -61,6 +63,7 @@ class EpisodeRunner:
             return self._episode.trajectory
         finally:
             self._episode.side_by_side = False
+            await self._ahead.aclose()
 
     async def _step(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
         agent = self._episode.agent
@@ -96,7 +99,9 @@ class EpisodeRunner:
         if observation.context not in self._checked:
             check_policy(self._policy, info["role"], agent.context.renderer)
             self._checked.add(observation.context)
-        action = await self.call_policy(agent.context.prompt(), request_of(observation, info, self._episode.id))
+        request = request_of(observation, info, self._episode.id)
+        ahead = driver_of(agent.env).ahead()
+        action = await self._ahead.sample(agent, agent.context.prompt(), request, ahead)
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action

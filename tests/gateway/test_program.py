@@ -83,6 +83,112 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+class InFlight:
+    """A policy that takes its time, and knows how many replies it sampled at the same time."""
+
+    tokenizer = "any"
+
+    def __init__(self, seconds: float = 0.2, fails_at: int = -1) -> None:
+        self.renderer = envsdk.get_renderer("qwen3", "embedded")
+        self.seconds, self.fails_at = seconds, fails_at
+        self.now = self.most = self.calls = 0
+
+    async def __call__(self, prompt: Any, **request: Any) -> Action:
+        self.calls, self.now = self.calls + 1, self.now + 1
+        number = self.calls
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.now -= 1
+        if number == self.fails_at:
+            raise PolicyUnavailable("no server")
+        text = self.renderer.tokenizer.decode(prompt)
+        tokens = self.renderer.reply(
+            Message(role="assistant", content=f"to {text.count('<|im_start|>user')}: {number}")
+        )
+        return Action(tokens, np.linspace(-1, -0.5, len(tokens)))
+
+
+class Delegates(ProgramEnv):
+    """Five sub-agents at the same time, of two requests each, then a last request of the main one."""
+
+    def __init__(self, width: int = 5, **options: Any) -> None:
+        super().__init__(**options)
+        self.width = width
+
+    async def run(self, model: Endpoint) -> float:
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+
+            async def ask(messages: Messages) -> Messages:
+                reply = await client.chat.completions.create(model="m", messages=messages)
+                return [*messages, {"role": "assistant", "content": reply.choices[0].message.content}]
+
+            async def sub_agent(number: int) -> str:
+                system = {"role": "system", "content": f"You are sub-agent number {number} of all of them."}
+                said = await ask([system, {"role": "user", "content": f"Look for {number} in the long list."}])
+                said = await ask([*said, {"role": "user", "content": f"And now for {number} again, please."}])
+                return str(said[-1]["content"])
+
+            main = await ask([{"role": "user", "content": "What is to be done?"}])
+            found = await asyncio.gather(*(sub_agent(number) for number in range(self.width)))
+            await ask([*main, {"role": "user", "content": " ".join(found)}])
+        return 1.0
+
+
+def test_requests_that_wait_for_each_other_s_replies_are_sampled_at_the_same_time():
+    policy = InFlight()
+    with contextlib.closing(Delegates()) as env:
+        trajectory = rollout(env, policy, seed=0)
+    soundness.check(trajectory)
+    assert policy.most == 5
+    assert policy.calls == len(trajectory.steps) == 12  # no reply was sampled twice
+    assert len(trajectory.contexts) == 6 and not [b for b in trajectory.breaks if b.kind == "rewrite"]
+    assert sorted(len(sample.step_rewards) for sample in trajectory.samples()) == [2] * 6
+
+
+def test_the_engine_samples_them_at_the_same_time_too_and_counts_each_once():
+    policy = InFlight()
+    rollouts = Rollouts(Delegates, policy, seeds=[0], group_size=1)
+    (trajectory,) = rollouts.run()
+    assert (trajectory.status, policy.most, policy.calls) == ("terminated", 5, 12)
+    assert rollouts.statistics.steps == 12
+
+
+@pytest.mark.parametrize("fails_at", [1, 4, 12])
+def test_a_reply_that_fails_while_others_are_sampled_ends_the_episode(fails_at: int):
+    policy = InFlight(0.05, fails_at)
+    (trajectory,) = Rollouts(Delegates, policy, seeds=[0], group_size=1, max_retries=0).run()
+    assert (trajectory.status, trajectory.error_kind) == ("error", "infrastructure")
+    assert policy.now == 0
+
+
+def test_a_limit_counts_replies_in_the_order_of_the_record():
+    policy = InFlight(0.05)
+    with contextlib.closing(Delegates(limits={"max_steps": 4})) as env:
+        trajectory = rollout(env, policy, seed=0)
+    assert (trajectory.stop_reason, len(trajectory.steps)) == ("max_steps", 4)
+    assert policy.now == 0
+    soundness.check(trajectory)
+
+
+def test_equal_requests_at_the_same_time_are_answered_one_after_the_other():
+    async def program(client: Any) -> None:
+        ask = {"model": "m", "messages": [{"role": "user", "content": "the same"}]}
+        await asyncio.gather(*(client.chat.completions.create(**ask) for _ in range(3)))
+
+    class Same(ProgramEnv):
+        async def run(self, model: Endpoint) -> float:
+            async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+                await program(client)
+            return 1.0
+
+    policy = InFlight(0.05)
+    with contextlib.closing(Same()) as env:
+        trajectory = rollout(env, policy, seed=0)
+    assert (policy.most, len(trajectory.steps)) == (1, 3)
+
+
 # What a program returns.
 
 

@@ -1,0 +1,100 @@
+"""Samples replies ahead: to turns that an agent will take next, while its action for another context is due."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..episodes.agent import Agent
+from ..episodes.episode import Episode
+from ..episodes.turn import Turn
+from ..policies.policy import request_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CallPolicy = Callable[["NDArray[np.int32]", Mapping[str, Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the policy that runs already."""
+
+    prompt: "NDArray[np.int32]"
+    request: Mapping[str, Any]
+    task: "asyncio.Task[Any]"
+
+
+class AheadSampler:
+    """Calls the policy for an episode, also for turns that are known before they are taken.
+
+    The record stays sequential: a reply that was sampled ahead is used when its turn is taken, and only if the prompt
+    and the request are then what they were foreseen to be; otherwise the policy is called again.
+
+    Args:
+        episode: The episode.
+        call_policy: Calls the policy.
+    """
+
+    def __init__(self, episode: Episode, call_policy: CallPolicy) -> None:
+        self._episode = episode
+        self._call_policy = call_policy
+        self._calls: dict[str, _Call] = {}
+
+    async def sample(
+        self, agent: Agent, prompt: "NDArray[np.int32]", request: Mapping[str, Any], ahead: AsyncIterator[Turn] | None
+    ) -> Any:
+        """Return what the policy returns, and begin the calls for the turns that `ahead` yields meanwhile."""
+        call = self._begun(prompt, request) if self._calls else None
+        awaited = self._call_policy(prompt, request) if call is None else call
+        if ahead is None:
+            return await awaited
+        watch = asyncio.create_task(self._watch(agent, ahead))
+        try:
+            return await awaited
+        finally:
+            watch.cancel()
+            (ended,) = await asyncio.gather(watch, return_exceptions=True)
+            if isinstance(ended, Exception):
+                raise ended
+
+    async def aclose(self) -> None:
+        """Cancel the calls whose turns were not taken."""
+        calls = [call.task for call in self._calls.values()]
+        self._calls.clear()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _begun(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> "asyncio.Task[Any] | None":
+        """Return the call that was begun for this prompt; cancel one that was begun for another."""
+        call = self._calls.pop(str(request["context"]), None)
+        if call is None:
+            return None
+        if call.request == request and np.array_equal(call.prompt, prompt):
+            return call.task
+        call.task.cancel()
+        call.task.add_done_callback(_take_error)
+        return None
+
+    async def _watch(self, agent: Agent, ahead: AsyncIterator[Turn]) -> None:
+        async for turn in ahead:
+            foreseen = self._episode.foreseen(agent, turn)
+            if foreseen is None:
+                continue
+            observation, info, prompt = foreseen
+            request = request_of(observation, info, self._episode.id)
+            if observation.context not in self._calls:
+                task = asyncio.create_task(self._called(prompt, request))
+                self._calls[observation.context] = _Call(prompt, request, task)
+
+    async def _called(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
+        return await self._call_policy(prompt, request)
+
+
+def _take_error(task: "asyncio.Task[Any]") -> None:
+    """Take the exception of a task that nobody waits for, which asyncio would log."""
+    if not task.cancelled():
+        task.exception()
