@@ -129,7 +129,8 @@ def observation_weights(sample: Sample, weights: Mapping[str, float]) -> "NDArra
         )
     sampled = np.flatnonzero(sample.step_ids >= 0)
     following = sampled[np.searchsorted(sampled, np.arange(len(sample))).clip(max=len(sampled) - 1)]
-    is_observed = (sample.step_ids < 0) & sample.mask[following] & (np.arange(len(sample)) >= _kept(sample))
+    is_answered = np.isin(sample.step_ids[following], sample.step_ids[sample.mask])
+    is_observed = (sample.step_ids < 0) & is_answered & (np.arange(len(sample)) >= _kept(sample))
     found = np.zeros(len(sample), dtype=np.float32)
     for label in sorted(weights, key=len):  # a longer name is a more special one
         found[is_observed & sample.roles.are(label)] = weights[label]
