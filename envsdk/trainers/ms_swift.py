@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -22,18 +22,24 @@ from ..authoring.env import Env
 from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
 from ..episodes.agent import Agent
-from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyError
+from ..errors import ConfigError, EpisodeError, PolicyError
 from ..messages import ToolSchema
 from ..rollouts.jobs import Job
 from ..rollouts.options import Deadlines, check_deadlines
 from ..rollouts.player import PlaySettings
 from ..rollouts.shared import play_one
 from ..trajectories.samples import Sample
+from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_samples, check_sampling
+from .checks import check_sampling
+from .conversations import to_conversations
+from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
+from .ms_swift_records import Response as Response
+from .ms_swift_records import to_response as to_response
+from .ms_swift_records import to_sft_records as to_sft_records
 from .packages import load
-from .rows import logprobs
+from .rows import check_one_reward, response_start
 from .single import OnBreak, check_on_break, single_sample
 
 if TYPE_CHECKING:
@@ -41,86 +47,54 @@ if TYPE_CHECKING:
 
 CAPABILITY = Capability(
     "ms-swift",
-    several_samples=False,
-    loss_weight="Not needed: a rollout is one record.",
+    several_samples=True,
+    loss_weight="Left out: choose a loss_type that averages over tokens (bnpo, dapo) for on_break='split'.",
 )
+
+OnBreakOrSplit: TypeAlias = OnBreak | Literal["split"]
+"""`OnBreak`, and `"split"`: each sample is a record of its own, with the reward of the rollout."""
 
 MEDIA = ("images", "audios", "videos")
 """The keys of a turn's `info` that replace the fields of the request, for the engine and for the trainer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The response fields of ms-swift's `RolloutOutput`, with one turn of token ids.
-
-    Attributes:
-        response_token_ids: The token ids of the response.
-        response_loss_mask: 1 for each sampled token, 0 for each other token of the response.
-        rollout_logprobs: The log-probabilities of the tokens with mask 1, in nats. If their number is wrong, ms-swift
-            silently disables importance sampling.
-    """
-
-    response_token_ids: list[list[int]]
-    response_loss_mask: list[list[int]]
-    rollout_logprobs: list[list[float]]
-
-
-def to_response(sample: Sample, start: int, *, temperature: float | None = None) -> Response:
-    """Convert a sample to a response of ms-swift.
-
-    Args:
-        sample: The sample.
-        start: The number of tokens at the beginning of the sample that ms-swift renders itself.
-        temperature: The trainer's temperature, which must be that of the sample. None skips the check.
-
-    Raises:
-        InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or trains
-            a token before `start`.
-    """
-    (sample,) = check_samples([sample], temperature=temperature)
-    if sample.mask[:start].any():
-        raise InvalidSample(
-            f"mask[{int(np.argmax(sample.mask))}] is True, but the first {start} tokens are messages that ms-swift "
-            "renders itself and cannot train"
-        )
-    return Response(
-        [sample.tokens[start:].tolist()],
-        [sample.mask[start:].astype(np.int32).tolist()],
-        [logprobs(sample)[sample.mask].tolist()],
-    )
 
 
 def make_scheduler(
     make_env: Callable[[], Env],
     *,
     name: str = "envsdk",
-    on_break: OnBreak = "raise",
+    on_break: OnBreakOrSplit = "raise",
     **deadlines: Unpack[Deadlines],
 ) -> type[Any]:
     """Make a scheduler class for `--multi_turn_scheduler`, and register it. Call this in an `--external_plugins` file.
 
     The task of an episode is the `data_dict` of the request, which holds the columns of the dataset besides the
     messages. A column `seed` is the seed of the episode. The messages of the dataset are ignored. Rewards are in
-    `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`. A turn with
-    `info={"images": [...]}` replaces the images of the request, for the engine and the trainer; so do `audios` and
-    `videos`.
+    `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`.
+    `rollout_infos["trajectory"]` has all messages; see `to_conversations`. A turn with `info={"images": [...]}`
+    replaces the images of the request, for the engine and the trainer; so do `audios` and `videos`.
 
     Args:
         make_env: A function that makes a new environment. The limits of the environment end the episode.
         name: The name of the scheduler in ms-swift's registry.
-        on_break: What to do with a rollout of several samples; see `OnBreak`.
+        on_break: What to do with a rollout of several samples; see `OnBreakOrSplit`. With `"split"`, `run` returns a
+            list of records.
         **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`.
 
     Returns:
         The class. Its `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has
         several samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the
-        environment; and `EpisodeError` if the episode ended without a reply or without a reward.
+        environment; `ConfigError` if the row has other tools than the environment; `InvalidSample` if ms-swift would
+        train other tokens than the sample; and `EpisodeError` if the episode ended without a reply or without a reward.
 
     Raises:
-        ConfigError: If `on_break` or a deadline is invalid.
+        ConfigError: If `on_break` or a deadline is invalid, or `on_break` is `"split"` and this version of ms-swift
+            takes one record for each request.
         MissingPackage: If ms-swift is not installed.
     """
-    check_on_break(on_break)
+    if on_break == "split":
+        check_takes_several()
+    else:
+        check_on_break(on_break, "split")
     settings = PlaySettings(make_env, {}, "random", **check_deadlines(deadlines))
     module: Any = load("swift.rollout.multi_turn", "ms_swift")
     base: Any = module.MultiTurnScheduler
@@ -130,9 +104,9 @@ def make_scheduler(
 
         async def run(self, infer_request: Any, request_config: Any, **kwargs: Any) -> Any:
             """Run one episode; see `make_scheduler`."""
-            rollout = _Rollout(self, infer_request, request_config, kwargs)
+            rollout = _Rollout(self, infer_request, request_config, kwargs, on_break)
             trajectory = await play_one(settings, _job_of(infer_request.data_dict, name), rollout)
-            return rollout.output(trajectory, on_break)
+            return rollout.output(trajectory)
 
     module.multi_turns[name] = EnvsdkScheduler
     return EnvsdkScheduler
@@ -157,9 +131,11 @@ class _Opening:
 class _Rollout:
     """One episode whose replies the scheduler's engine samples: its policy, and what ms-swift gets of it."""
 
-    def __init__(self, scheduler: Any, request: Any, config: Any, kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, scheduler: Any, request: Any, config: Any, kwargs: dict[str, Any], on_break: OnBreakOrSplit
+    ) -> None:
         self.tokenizer: Any = getattr(scheduler, "tokenizer", None)
-        self._scheduler, self._request, self._kwargs = scheduler, request, kwargs
+        self._scheduler, self._request, self._kwargs, self._on_break = scheduler, request, kwargs, on_break
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
 
@@ -172,8 +148,7 @@ class _Rollout:
                 f"environment end an episode: make it with limits=Limits(max_steps={max_turns})"
             )
         self._env = env
-        self._openings: dict[str, _Opening] = {}  # the current opening of each context
-        self._first: _Opening | None = None
+        self._openings: dict[str, list[_Opening]] = {}  # the openings of each context, the current one last
         self._responses: dict[str, Any] = {}  # the last response of each context
         self._media: dict[str, Any] = {}
         return self
@@ -183,9 +158,11 @@ class _Rollout:
         self._episode = self._env.episode
         agent = self._episode.owners[context]
         self._take_media(agent)
-        opening = self._openings.get(context)
-        if opening is None or not opening.begins(prompt):
+        openings = self._openings.setdefault(context, [])
+        opening = openings[-1] if openings else None
+        if opening is None or not opening.begins(prompt, with_prefix=self._on_break in ("split", "last_segment")):
             opening = self._open(agent.context, prompt)
+            openings.append(opening)
             sent = opening.messages
         else:
             sent = [*opening.messages, {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}]
@@ -193,9 +170,8 @@ class _Rollout:
         response = await self._scheduler.infer_engine.infer_async(
             dataclasses.replace(self._request, **fields), self._request_config(request), **self._kwargs
         )
-        _check_prompt(prompt, response.prompt_token_ids)
-        self._openings[context], self._responses[context] = opening, response
-        self._first = self._first or opening
+        check_prompt(prompt, response.prompt_token_ids)
+        self._responses[context] = response
         choice = response.choices[0]
         content: list[dict[str, Any]] = choice.logprobs["content"] if choice.logprobs else []
         logprobs = [float(item["logprob"]) for item in content]
@@ -219,37 +195,68 @@ class _Rollout:
         requested = {**request["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
         return dataclasses.replace(self._config, **requested)
 
-    def output(self, trajectory: Trajectory, on_break: OnBreak) -> Any:
-        """Return the record of the finished episode."""
-        main, opening = next(iter(trajectory.contexts)), self._first
-        if opening is None or not trajectory.is_scored(main):
-            what = "no reply" if opening is None else "no reward in any turn"
+    def output(self, trajectory: Trajectory) -> Any:
+        """Return the record of the finished episode; with `on_break="split"`, a list of the records of its samples."""
+        main = next(iter(trajectory.contexts))
+        if not trajectory.steps or not trajectory.is_scored(main):
+            what = "no reply" if not trajectory.steps else "no reward in any turn"
             raise EpisodeError(
                 f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one"
             )
         self._take_media(self._episode.root)  # of the last turn
-        single = single_sample(trajectory, CAPABILITY.trainer, on_break)
-        if single.sample is None:  # ms-swift needs a record, so return the first reply with mask 0
-            first = trajectory.steps[0]
-            tokens = trajectory.contexts[first.context].tokens[: first.stop]
-            ids = tokens[len(opening.tokens) :].tolist()
+        infos = {**_infos(trajectory), "dropped_share": 0.0, **self._media}
+        if self._on_break == "split":
+            samples = trajectory.samples()
+            check_one_reward(samples)
+            return [self._record(trajectory, sample, infos) for sample in samples or [None]]
+        single = single_sample(trajectory, CAPABILITY.trainer, check_on_break(self._on_break))
+        return self._record(trajectory, single.sample, {**infos, "dropped_share": single.dropped_share})
+
+    def _record(self, trajectory: Trajectory, sample: Sample | None, infos: dict[str, Any]) -> Any:
+        """Return the record of a sample. Without one, it is the first reply with mask 0, as ms-swift needs a record."""
+        if sample is None:
+            last = trajectory.steps[0]
+            opening = self._openings[last.context][0]
+            ids = trajectory.contexts[last.context].tokens[len(opening.tokens) : last.stop].tolist()
             response = Response([ids], [[0] * len(ids)], [[]])
-        elif opening.begins(single.sample.tokens, with_prefix=True):
-            response = to_response(single.sample, len(opening.tokens), temperature=self._temperature)
         else:
-            raise PolicyError(
-                "the last segment does not begin as the episode began, but ms-swift trains only segments that do: "
-                "choose on_break='drop', or a history policy that keeps the first messages and the beginning of the "
-                "first reply"
-            )
+            numbers: list[int] = sample.metadata["steps"]
+            last = trajectory.steps[numbers[-1]]
+            opening = self._opening_of(sample)
+            suffix = suffix_of(self._scheduler)
+            response = to_response(sample, len(opening.tokens), temperature=self._temperature, suffix=suffix)
+            check_tools(opening.tools, self._request.tools)
         text = self._env.renderer.tokenizer.decode(response.response_token_ids[0])
         output: Any = load("swift.infer_engine.protocol", "ms_swift").RolloutOutput
         return output(
-            response=self._responses[trajectory.steps[0].context],
+            response=self._response_of(last),
             messages=[*opening.messages, {"role": "assistant", "content": text}],
-            rollout_infos={**_infos(trajectory), "dropped_share": single.dropped_share, **self._media},
+            rollout_infos=copy.deepcopy(infos),  # ms-swift changes it
             **dataclasses.asdict(response),
         )
+
+    def _opening_of(self, sample: Sample) -> _Opening:
+        """Return the shortest opening that the sample begins with, and that it does not train."""
+        openings = self._openings[sample.context]
+        first = response_start(sample)
+        fitting = [o for o in openings if len(o.tokens) <= first and o.begins(sample.tokens, with_prefix=True)]
+        if not fitting:
+            raise PolicyError(
+                "a segment does not begin with messages that ms-swift rendered, but ms-swift trains only segments that "
+                "do: choose on_break='drop', or a history policy that keeps the first messages and the beginning of "
+                "the first reply"
+            )
+        return min(fitting, key=lambda opening: len(opening.tokens))
+
+    def _response_of(self, step: Step) -> Any:
+        """Return the engine's last response in the context of a step, as if it were the response to that step.
+
+        ms-swift finds the sample of a record by the id of the request, and masks records that were cut if asked to.
+        """
+        response = self._responses[step.context]
+        finish_reason = "length" if step.finish_reason == "length" else "stop"
+        choice = dataclasses.replace(response.choices[0], finish_reason=finish_reason)
+        return dataclasses.replace(response, id=self._request.uuid or response.id, choices=[choice])
 
 
 def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:
@@ -283,22 +290,5 @@ def _infos(trajectory: Trajectory) -> dict[str, Any]:
         "rewards": named,
         "stop_reason": trajectory.stop_reason,
         "trajectory_id": trajectory.id,
+        "trajectory": to_conversations(trajectory),
     }
-
-
-def _check_prompt(prompt: "NDArray[np.int32]", rendered: list[int] | None) -> None:
-    if rendered is None:
-        raise PolicyError(
-            "the engine returned no prompt_token_ids, so the prompt cannot be checked: use an engine that returns them "
-            "with return_details=True"
-        )
-    if prompt.tolist() == list(rendered):
-        return
-    pairs = zip(prompt.tolist(), rendered, strict=False)
-    at = next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(prompt), len(rendered)))
-    raise PolicyError(
-        f"ms-swift rendered another prompt: {len(rendered)} tokens instead of {len(prompt)}, the first difference at "
-        f"position {at}: {rendered[at : at + 8]} instead of {prompt[at : at + 8].tolist()}. Its template and the "
-        "environment's renderer must be of the same model, with the same options, and a first reply cannot have a "
-        "prefill"
-    )

@@ -21,21 +21,26 @@ class SingleSample:
 
     Attributes:
         sample: A sample of the main context; None if nothing of the rollout is trained.
-        dropped_share: The share of the rollout's sampled tokens that are not trained, from 0 to 1.
+        dropped_share: The share of the rollout's sampled tokens that are not trained, from 0 to 1. Tokens that the
+            environment left out of training (`Turn(mask=)`) do not count.
     """
 
     sample: Sample | None
     dropped_share: float
 
 
-def check_on_break(on_break: object) -> OnBreak:
+def check_on_break(on_break: object, *others: str) -> OnBreak:
     """Return `on_break` after checking it.
+
+    Args:
+        on_break: The choice.
+        others: What else the adapter accepts, for the error message.
 
     Raises:
         ConfigError: If it is not one of the choices of `OnBreak`.
     """
     if on_break not in get_args(OnBreak):
-        raise ConfigError(f"on_break is {on_break!r}; expected one of {get_args(OnBreak)}")
+        raise ConfigError(f"on_break is {on_break!r}; expected one of {(*get_args(OnBreak), *others)}")
     return cast("OnBreak", on_break)
 
 
@@ -59,6 +64,8 @@ def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "rai
         if on_break == "raise":
             raise SingleSampleOnly(trainer, trajectory.id, trajectory.breaks, len(samples))
         last = None if on_break == "drop" else last
-    sampled = sum(step.stop - step.action_start for step in trajectory.steps if not trajectory.is_copied(step))
+    steps = [step for step in trajectory.steps if not trajectory.is_copied(step)]
+    runs = [run for step in steps for run in step.runs(step.action_start, step.stop)]
+    trainable = sum(stop - start for start, stop, is_masked in runs if not is_masked)
     trained = 0 if last is None else int(np.count_nonzero(last.mask))
-    return SingleSample(last, 1.0 - trained / sampled if sampled else 0.0)
+    return SingleSample(last, 1.0 - trained / trainable if trainable else 0.0)

@@ -11,8 +11,6 @@ GRPOTrainer passes each prompt `num_generations` times, takes one row for each, 
 See `trl_async` for the trainer that takes several rows of a rollout. This module does not import TRL.
 """
 
-import functools
-import inspect
 import json
 import logging
 import operator
@@ -34,9 +32,13 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, guard_policy
+from .conversations import split_conversation, to_conversations
 from .packages import load
 from .rows import logprobs, response_start
 from .single import OnBreak, check_on_break, single_sample
+from .trl_rewards import conversational as conversational
+from .trl_rewards import reward_func as reward_func
+from .trl_rewards import scored as scored
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ CAPABILITY = Capability(
 _COLUMNS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
     *("reward", "dropped_share", "failed", "steps", "trajectory_id"),
+    *("prompt_messages", "completion_messages", "trajectory"),
 )
 
 
@@ -144,7 +147,9 @@ def to_batch(
     Returns:
         Columns with one item for each rollout: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`; and `reward`
         (None if it does not count), `dropped_share` (the share of sampled tokens that is not trained), `failed` (0.0 or
-        1.0), `steps` (the number of steps), `trajectory_id`.
+        1.0), `steps` (the number of steps), `trajectory_id`; `prompt_messages` and `completion_messages` (the messages
+        of the main context before and from the first reply, see `conversational`), and `trajectory` (all contexts and
+        steps, see `to_conversations`).
 
     Raises:
         SingleSampleOnly: If a rollout has several samples, and `on_break` is `"raise"`.
@@ -162,6 +167,7 @@ def to_batch(
             "failed": float(trajectory.status == "error"),
             "steps": len(trajectory.steps),
             "trajectory_id": trajectory.id,
+            **_conversation_columns(trajectory),
         }
         row = empty_row if sample is None else to_row(sample, temperature=temperature)
         for name, value in {**row, **extra_columns}.items():
@@ -169,56 +175,21 @@ def to_batch(
     return columns
 
 
+def _conversation_columns(trajectory: Trajectory) -> dict[str, Any]:
+    main = next(iter(trajectory.contexts.values()), None)
+    prompt, completion = split_conversation(main.messages if main is not None else ())
+    return {
+        "prompt_messages": prompt,
+        "completion_messages": completion,
+        "trajectory": to_conversations(trajectory),
+    }
+
+
 def raise_if_all_failed(trajectories: Sequence[Trajectory]) -> None:
     """Raise an `EpisodeError` with the last error if all episodes failed."""
     errors = [trajectory.error for trajectory in trajectories if trajectory.status == "error"]
     if errors and len(errors) == len(trajectories):
         raise EpisodeError(f"all of {len(errors)} episodes failed, the last one with: {errors[-1]}")
-
-
-def reward_func(
-    *,
-    reward: Sequence[float | None],
-    dropped_share: Sequence[float] = (),
-    failed: Sequence[float] = (),
-    steps: Sequence[float] = (),
-    log_metric: Callable[[str, float], None] | None = None,
-    **_: Any,
-) -> list[float | None]:
-    """Return the rewards of the environment, as a reward function of GRPOTrainer; None for a row that does not count.
-
-    The function also logs the means of `envsdk/dropped_share`, `envsdk/failed` and `envsdk/steps`.
-    """
-    for name, values in {"dropped_share": dropped_share, "failed": failed, "steps": steps}.items():
-        if log_metric is not None and len(values):
-            log_metric(f"envsdk/{name}", float(np.mean(values)))
-    return list(reward)
-
-
-def scored(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reward function so that it returns None for a row that does not count.
-
-    GRPOTrainer leaves a row out of the baseline of its group only if every reward function returns None for it. So wrap
-    each reward function that is used together with `reward_func`.
-
-    Args:
-        function: A reward function of GRPOTrainer; it may be `async`.
-    """
-
-    def only_counting(values: Any, reward: Sequence[float | None]) -> list[Any]:
-        return [None if own is None else value for own, value in zip(reward, values, strict=True)]
-
-    @functools.wraps(function)
-    def score(*args: Any, reward: Sequence[float | None], **columns: Any) -> Any:
-        return only_counting(function(*args, reward=reward, **columns), reward)
-
-    @functools.wraps(function)
-    async def ascore(*args: Any, reward: Sequence[float | None], **columns: Any) -> Any:
-        return only_counting(await function(*args, reward=reward, **columns), reward)
-
-    wrapped: Any = ascore if inspect.iscoroutinefunction(function) else score
-    wrapped.is_scored = True
-    return wrapped
 
 
 def deadlines_for(policy: object, deadlines: Deadlines) -> Deadlines:

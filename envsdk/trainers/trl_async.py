@@ -38,6 +38,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, guard_policy
+from .conversations import split_conversation
 from .packages import load
 from .rows import advantages, logprobs
 from .trl import deadlines_for, raise_if_all_failed, read_prompt
@@ -339,9 +340,8 @@ class RolloutWorker:
         rows: list[Any] = []
         for sample in samples:
             fields = to_fields(sample, group_id=group_id, temperature=self._temperature)
-            messages = [message.to_openai() for message in contexts[sample.trajectory_id][sample.context].messages]
-            first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-            rows.append(rollout_sample(prompt=messages[:first], completion=messages[first:], **fields))
+            prompt, completion = split_conversation(contexts[sample.trajectory_id][sample.context].messages)
+            rows.append(rollout_sample(prompt=prompt, completion=completion, **fields))
         return rows
 
     def _count_failures(self, trajectories: Sequence[Trajectory]) -> None:
