@@ -36,8 +36,8 @@ def to_atif(
     """Convert a trajectory to ATIF documents, ready for `json.dumps`.
 
     Messages that are in a prompt but were not sampled in this context (examples, the past of another context, the past
-    of a forked episode) are marked `is_copied_context`. Breaks, rewards and temperatures are in the `extra` field of
-    their steps.
+    of a forked episode) are marked `is_copied_context`. Breaks, rewards, temperatures and the ranges of sampled tokens
+    that are not trained (`masked`) are in the `extra` field of their steps.
 
     Args:
         trajectory: The trajectory.
@@ -180,6 +180,7 @@ class _Writer:
             finish_reason=step.finish_reason,
             temperatures=[part.temperature for part in step.parts],
             policy_versions=[part.policy_version for part in step.parts if part.policy_version is not None],
+            masked=[[start - step.action_start, stop - step.action_start] for start, stop in step.masked],
             **{"break": step.break_ and asdict(step.break_)},
         )
         marks = {"is_copied_context": True} if self._trajectory.is_copied(step) else {}

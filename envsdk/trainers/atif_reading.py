@@ -4,7 +4,7 @@ A document is a context, and the documents of sub-agents are inside their parent
 the documents; each step's delta is computed from its prompt and what its context held. Source: see `atif.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from ..contexts.protocol import RewriteReason
@@ -12,6 +12,7 @@ from ..errors import InvalidRecord
 from ..limits import StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
+from ..trajectories.steps import Step
 from .atif_messages import message_of_result, message_of_step
 from .log_fields import LARGEST_ID, Found, LoggedReply, checked_reply, read_renderer, read_vocab_size
 from .logged import Change, Imported, ImportNote, LogWriter, finish_reason_of
@@ -274,6 +275,7 @@ class _DocumentReader:
         self._is_return = False
         metrics = extra.get("metrics").or_empty()
         added.metrics = {key: metrics.get(key).number() or 0.0 for key in metrics.mapping()}
+        added.masked = tuple(_masked(extra.get("masked"), added))
 
     def _earn(self, step: Found) -> None:
         extra = step.get("extra").or_empty()
@@ -306,3 +308,21 @@ class _DocumentReader:
             self._reader.read(child, self._name)
         elif trajectory_id not in self._known:
             self._reader.note("left_out", where, "the sub-agent's document is not in its parent's: it is left out")
+
+
+def _masked(ranges: Found, step: Step) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of the log that hold sampled tokens of a step which are not trained.
+
+    Raises:
+        InvalidRecord: If they are not ranges of the sampled tokens, in order.
+    """
+    end = step.action_start
+    for given in ranges.items():
+        bounds = [bound.integer() for bound in given.items()]
+        if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+            raise given.invalid("the start and the stop of a range of sampled tokens")
+        start, stop = step.action_start + bounds[0], step.action_start + bounds[1]
+        if not end <= start < stop <= step.stop:
+            raise given.invalid(f"a range of the {step.stop - step.action_start} sampled tokens, after the one before")
+        yield start, stop
+        end = stop

@@ -278,12 +278,19 @@ class CookbookEnvGroupBuilder(_GroupBase):
     async def compute_group_rewards(
         self, trajectory_group: Sequence[Any], env_group: Sequence[CookbookEnv]
     ) -> list[tuple[float, dict[str, float]]]:
-        """Return for each episode the reward that is added to its own, and its numbers of contexts and breaks."""
+        """Return for each episode the reward that is added to its own, and its numbers of contexts and breaks.
+
+        Raises:
+            InvalidSample: If the environment left sampled tokens out of training, all of which the cookbook trains.
+            EpisodeError: If `group_rewards` does not return a finite number for each episode.
+        """
         pairs = zip(env_group, trajectory_group, strict=True)
         episodes = [
             env.trajectory or env.env.fail(EpisodeError(f"the cookbook stopped the episode: {rollout.stop_reason}"))
             for env, rollout in pairs
         ]
+        for episode in episodes:
+            _check_unmasked(episode)
         rewards = [0.0] * len(episodes) if self.group_rewards is None else list(self.group_rewards(episodes))
         if len(rewards) != len(episodes) or not all(map(math.isfinite, rewards)):
             raise EpisodeError(
@@ -314,6 +321,16 @@ def _stops(ids: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer) -> li
     if not texts:
         return list(ids)
     return [*(piece.decode() for piece in tokenizer.token_bytes(np.array(ids, dtype=np.int32))), *texts]
+
+
+def _check_unmasked(episode: Trajectory) -> None:
+    masked = [index for index, step in enumerate(episode.steps) if step.masked]
+    if masked:
+        raise InvalidSample(
+            f"trajectory {episode.id!r} leaves sampled tokens of step {masked[0]} out of training (Turn(mask=) or "
+            "Turn(train_dropped=False)), but the cookbook's trajectory_to_data trains every sampled token: sample with "
+            "CompleterPolicy and train with to_datums instead"
+        )
 
 
 def _metrics(info: Mapping[str, Any]) -> dict[str, float]:
