@@ -141,6 +141,21 @@ class Request:
     data_dict: dict[str, Any]
     messages: list[Any] = field(default_factory=list)
     tools: Any = None
+    uuid: str | None = None
+
+
+@dataclass
+class Choice:
+    token_ids: list[int]
+    logprobs: dict[str, Any]
+    finish_reason: str
+
+
+@dataclass
+class Response:
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    id: str = "one"
 
 
 @dataclass
@@ -177,10 +192,10 @@ def play_ms_swift(model: Model, seeds: Sequence[int], monkeypatch: pytest.Monkey
         prompt = [*env.prompt().tolist(), *said]
         tokens = await model.reply(prompt)
         logprobs = {"content": [{"logprob": -0.5} for _ in tokens]}
-        choice = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="stop")
-        return SimpleNamespace(prompt_token_ids=prompt, choices=[choice])
+        return Response(prompt, [Choice(tokens, logprobs, "stop")])
 
-    scheduler = make_scheduler(make_env, **deadlines)(SimpleNamespace(infer_async=infer))
+    template = SimpleNamespace(template_meta=SimpleNamespace(suffix=[]))
+    scheduler = make_scheduler(make_env, **deadlines)(SimpleNamespace(infer_async=infer, template=template))
 
     async def play(seed: int) -> list[int]:
         output = await scheduler.run(Request({"seed": seed}), RequestConfig())

@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.metadata
+import json
+import math
 import sys
 import time
 from collections import Counter
@@ -28,7 +30,17 @@ from envsdk.errors import (
     TokenizerMismatch,
 )
 from envsdk.rendering.tokenizers import DATA
-from envsdk.trainers.trl import RolloutFunc, prompt_of, read_prompt, reward_func, scored, to_batch, to_row
+from envsdk.trainers.conversations import to_conversations
+from envsdk.trainers.trl import (
+    RolloutFunc,
+    conversational,
+    prompt_of,
+    read_prompt,
+    reward_func,
+    scored,
+    to_batch,
+    to_row,
+)
 from envsdk.trainers.trl_async import LocalWeights, RolloutWorker, group_metrics, to_fields
 
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"), pad_token="<|endoftext|>")
@@ -244,6 +256,54 @@ def test_a_prompt_names_an_environment_and_a_seed() -> None:
 def test_another_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ConfigError, match="does not name an episode"):
         read_prompt(prompt)
+
+
+def test_reward_functions_get_the_messages_and_the_whole_trajectory() -> None:
+    trajectories = [play("envsdk/Calculator-v0"), play("envsdk/Delegate-v0"), fail()]
+    batch = to_batch(trajectories, on_break="last_segment")
+    for trajectory, prompt, completion, record in zip(
+        trajectories, *(batch[name] for name in ("prompt_messages", "completion_messages", "trajectory")), strict=True
+    ):
+        messages = [Message.from_openai(message) for message in [*prompt, *completion]]
+        said = trajectory.contexts["main"].messages
+        assert [message.model_dump(exclude={"errors"}) for message in messages] == [
+            message.model_dump(exclude={"errors"}) for message in said
+        ]
+        assert completion[0]["role"] == "assistant" != prompt[-1]["role"]
+        assert json.loads(json.dumps(record)) == record == to_conversations(trajectory)
+    (calculator, delegate, failed) = batch["trajectory"]
+    assert any(message.get("tool_calls") for message in batch["completion_messages"][0])
+    assert any(message["role"] == "tool" for message in batch["completion_messages"][0])
+    assert calculator["contexts"]["main"]["tools"][0]["function"]["name"] == "calculate"
+    assert [context["role"] for context in delegate["contexts"].values()] == ["main"] + ["researcher"] * 4
+    assert [step["context"] for step in delegate["steps"]] == [s.context for s in trajectories[1].steps]
+    assert {step["break"] for step in delegate["steps"]} == {None, "handoff", "return"}
+    assert math.fsum(step["reward"] or 0.0 for step in calculator["steps"]) == calculator["reward"] == 1.0
+    assert (failed["status"], failed["error"], failed["stop_reason"]) == ("error", trajectories[2].error, "error")
+
+
+def test_a_task_that_is_not_json_is_in_the_record_as_it_is_stored() -> None:
+    trajectory = play("envsdk/GuessNumber-v0")
+    trajectory.task = {"when": complex(1, 2), "seed": 2**70}
+    assert to_conversations(trajectory)["task"] == {"when": "(1+2j)", "seed": 2**70}
+
+
+def test_a_reward_function_may_read_lists_of_messages_as_prompts_and_completions() -> None:
+    def calls(*, prompts: Any, completions: Any, factor: float, **_: Any) -> list[float]:
+        assert [prompt[-1]["role"] for prompt in prompts] == ["user"]
+        return [factor * sum(len(m.get("tool_calls", ())) for m in completion) for completion in completions]
+
+    async def later(**columns: Any) -> list[float]:
+        return calls(**columns)
+
+    batch = to_batch([play("envsdk/Calculator-v0")])
+    given = {**batch, "prompts": ["{}"], "completions": ["one text"], "factor": 0.5}
+    expected = [0.5 * sum(len(m.get("tool_calls", ())) for m in batch["completion_messages"][0])]
+    assert expected != [0.0]
+    assert scored(conversational(calls))(**given) == conversational(scored(calls))(**given) == expected
+    assert asyncio.run(scored(conversational(later))(**given)) == expected
+    assert conversational(calls).__name__ == "calls"
+    assert hasattr(conversational(scored(calls)), "is_scored")  # as `RolloutFunc` looks for it
 
 
 PROMPTS = [prompt_of(f"envsdk/{name}-v0", seed) for seed in (5, 6) for name in ("GuessNumber", "Calculator") * 2]

@@ -4,20 +4,24 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
 import real_models
 import torch
+from envsdk_environments.calculator import Calculator
 from envsdk_environments.delegate import Delegate
 from envsdk_environments.guess_number import GuessNumber
 from PIL import Image
 from program_environments import Continuing, Trimming
+from swift.dataset import load_dataset
 from swift.infer_engine.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -28,17 +32,21 @@ from swift.infer_engine.protocol import (
     UsageInfo,
 )
 from swift.model import get_processor
-from swift.rl_core.data import OnPolicySample
+from swift.rl_core import advantage
+from swift.rl_core.advantage import compute_advantages_dynamic
+from swift.rl_core.data import GRPOSample
+from swift.rl_core.grpo_algorithm import compute_rewards_per_func
 from swift.rlhf_trainers.utils import build_rollout_logps, encode_sample
 from swift.rollout.multi_turn import multi_turns
 from swift.template import get_template
 from trainers.episodes import run_page
 from transformers import Qwen3Config
 
-from envsdk import Env, Limits, Message, Turn
-from envsdk.errors import ConfigError, EpisodeError, PolicyError, SingleSampleOnly
+from envsdk import Env, Limits, Mask, Message, Turn, get_renderer, load_tokenizer, rollout, sft_samples
+from envsdk.errors import ConfigError, EpisodeError, InvalidSample, PolicyError, SingleSampleOnly
 from envsdk.policies import ReplyPolicy
-from envsdk.trainers.ms_swift import make_scheduler
+from envsdk.trainers.conversations import to_conversations
+from envsdk.trainers.ms_swift import make_scheduler, to_sft_records
 
 pytestmark = pytest.mark.filterwarnings("ignore:::swift", "ignore:::transformers")
 
@@ -125,23 +133,39 @@ class Run:
         self.template, self.env, self.engine = template, env, Engine(template, answer)
         scheduler = make_scheduler(lambda: env, on_break=on_break)(infer_engine=self.engine, max_turns=None)
         assert multi_turns["envsdk"] is type(scheduler)
-        request = RolloutInferRequest([{"role": "user", "content": "not read"}], data_dict=data or {}, **request)
-        self.output: RolloutOutput = asyncio.run(scheduler.run(request, config or RequestConfig(temperature=0.5)))
+        row = {"messages": [{"role": "user", "content": "not read"}], **request}
+        self.request = RolloutInferRequest(**row, data_dict=data or {}, uuid=uuid4().hex)
+        output = asyncio.run(scheduler.run(self.request, config or RequestConfig(temperature=0.5)))
+        self.outputs: list[RolloutOutput] = output if isinstance(output, list) else [output]
+        self.output = self.outputs[0]
 
-    def trained(self) -> tuple[list[int], list[bool], list[float]]:
-        """What ms-swift's trainer makes of it: tokens, what it trains, and the sampler's log-probabilities."""
-        sample = OnPolicySample.from_row({"messages": [{"role": "user", "content": "not read"}]})
-        sample.apply_rollout_output(rollout_output=RolloutOutput.model_validate(self.output.model_dump()))
-        sample.tools = self.engine.requests[0].tools
-        self.template.set_mode("train")
-        try:
-            encoded = encode_sample(sample, self.template)
-        finally:
-            self.template.set_mode("vllm")
+    def samples(self) -> list[GRPOSample]:
+        """What ms-swift's trainer gets: for each record, the row of the dataset with the record of the server."""
+        samples: list[GRPOSample] = []
+        for output in self.outputs:
+            row = {"messages": [{"role": "user", "content": "not read"}], "tools": self.request.tools, "prompt_id": "p"}
+            samples.append(GRPOSample.from_row({**row, "request_id": self.request.uuid}))
+            samples[-1].apply_rollout_output(rollout_output=RolloutOutput.model_validate(output.model_dump()))
+            assert output.response.id == self.request.uuid  # by which the trainer finds the row
+        return samples
+
+    def trained(self, index: int = 0) -> tuple[list[int], list[bool], list[float]]:
+        """What ms-swift's trainer makes of a record: tokens, what it trains, and the sampler's log-probabilities."""
+        sample = self.samples()[index]
+        encoded = encode(self.template, sample)
         is_trained = [label != -100 for label in encoded["labels"]]
         logps = build_rollout_logps([sample.rollout_logprobs], torch.tensor([is_trained]), torch.device("cpu"))
         assert logps is not None
         return encoded["input_ids"], is_trained, logps[0].tolist()
+
+
+def encode(template: Any, sample: GRPOSample) -> dict[str, Any]:
+    """As its trainer does."""
+    template.set_mode("train")
+    try:
+        return encode_sample(sample, template)
+    finally:
+        template.set_mode("vllm")
 
 
 def options(enable_thinking: bool, **more: Any) -> dict[str, Any]:
@@ -182,12 +206,28 @@ def test_the_rollout_output_is_what_its_rules_ask_for(template: Any, enable_thin
     assert output.messages[-1]["content"].count("<|im_start|>user") == 2
 
 
+def tools_of(env: Env) -> list[Any]:
+    """The column of tools that the dataset needs."""
+    return rollout(env, "reference", seed=7).contexts["main"].tools
+
+
 def test_tools_are_rendered_as_ours_and_a_parent_is_one_record(template: Any, enable_thinking: bool):
-    run = Run(template, Delegate(**options(enable_thinking)), data={"seed": 7}, on_break="last_segment")
+    env = Delegate(**options(enable_thinking))
+    run = Run(template, env, data={"seed": 7}, on_break="last_segment", tools=tools_of(env))
     main = run.env.trajectory.samples()[0]
     tokens, is_trained, _ = run.trained()
     assert (tokens, is_trained) == (main.tokens.tolist(), main.mask.tolist())
     assert 0 < run.output.rollout_infos["dropped_share"] < 1
+
+
+@pytest.mark.parametrize("on_break", ["last_segment", "split"])
+def test_tools_that_ms_swift_would_not_render_for_training_are_refused(
+    template: Any, enable_thinking: bool, on_break: str
+):
+    env = Delegate(**options(enable_thinking))
+    given = tools_of(env) if on_break == "split" else None  # the sub-agent has others
+    with pytest.raises(ConfigError, match=r"the context has the tools .*but the row of the dataset has"):
+        Run(template, env, data={"seed": 7}, on_break=on_break, tools=given)
 
 
 def test_a_rewritten_rollout_raises_or_gives_its_last_segment_or_nothing(template: Any, enable_thinking: bool):
@@ -197,13 +237,9 @@ def test_a_rewritten_rollout_raises_or_gives_its_last_segment_or_nothing(templat
 
     with pytest.raises(SingleSampleOnly, match="compaction in 'main'"):
         run("raise")
-    if enable_thinking:
-        last = run("last_segment")
-        sample = last.env.trajectory.samples()[-1]
-        assert last.trained()[:2] == (sample.tokens.tolist(), sample.mask.tolist())
-    else:  # the policy dropped the empty think block, which ms-swift would put there again, without a word
-        with pytest.raises(PolicyError, match="does not begin as the episode began"):
-            run("last_segment")
+    last = run("last_segment")
+    sample = last.env.trajectory.samples()[-1]
+    assert last.trained()[:2] == (sample.tokens.tolist(), sample.mask.tolist())
     dropped = run("drop")
     assert dropped.output.rollout_infos["dropped_share"] == 1
     tokens, is_trained, logprobs = dropped.trained()
@@ -234,19 +270,202 @@ def test_its_trainer_trains_the_conversation_of_an_agent_program(
     assert len(run.engine.prompts) == 3
 
 
+HISTORIES = {
+    "compact": {"name": "compact", "every": 2},
+    "strip": "strip",
+    "keep_last": {"name": "compact", "every": 1, "keep_last": 1},
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_a_rollout_is_split_into_records_of_its_samples(
+    template: Any, enable_thinking: bool, history: str, compared: Counter[str]
+):
+    env = GuessNumber(**options(enable_thinking, history=HISTORIES[history]))
+    if history == "keep_last" and not enable_thinking:  # ms-swift does not render the empty think block that stays
+        with pytest.raises(OtherPromptError):
+            Run(template, env, data=TASK, reply=thinks, on_break="split")
+        return
+    run = Run(template, env, data=TASK, reply=thinks, on_break="split")
+    samples = env.trajectory.samples()
+    assert len(run.outputs) == len(samples) > 1
+    for index, sample in enumerate(samples):
+        tokens, is_trained, logprobs = run.trained(index)
+        assert (tokens, is_trained) == (sample.tokens.tolist(), sample.mask.tolist())
+        assert logprobs == pytest.approx(sample.logprobs.tolist())
+        compared.update(records=1, tokens=len(tokens), trained=sum(is_trained))
+    assert {output.rollout_infos["total_reward"] for output in run.outputs} == {env.trajectory.reward}
+    assert {output.rollout_infos["dropped_share"] for output in run.outputs} == {0.0}
+
+
 @pytest.mark.parametrize("enable_thinking", [True], indirect=True)
-def test_an_agent_program_that_drops_messages_is_refused_at_its_end(template: Any):
+def test_all_records_of_a_rollout_get_its_advantage_and_count_once(template: Any):
+    def run(secret: int, **limits: Any) -> Run:
+        env = GuessNumber(**options(True, history=HISTORIES["strip"], limits=Limits(**limits)))
+        return Run(template, env, data={"secret": secret}, reply=thinks, on_break="split")
+
+    runs = [run(SECRET), run(99), run(SECRET, max_steps=2)]
+    samples = [sample for one in runs for sample in one.samples()]
+    rewards = torch.tensor([[sample.rollout_infos["total_reward"]] for sample in samples])
+    prompts, requests = [sample.prompt_id for sample in samples], [sample.request_id for sample in samples]
+    found, _ = compute_advantages_dynamic(rewards, torch.ones(1), prompts, requests, scale_rewards="none")
+    sizes = [len(one.outputs) for one in runs]
+    assert len(set(sizes)) == 3 and min(sizes) > 1
+    once = np.array([one.env.trajectory.reward for one in runs])
+    np.testing.assert_allclose(found.numpy(), np.repeat(once - once.mean(), sizes), atol=1e-6)
+
+
+def test_a_version_that_takes_one_record_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(advantage, "compute_advantages_dynamic")
+    with pytest.raises(ConfigError, match=r"ms-swift 4\.6\.0 takes one record for each request"):
+        make_scheduler(lambda: GuessNumber(**options(True)), on_break="split")
+    with pytest.raises(ConfigError, match=r"'raise', 'last_segment', 'drop', 'split'"):
+        make_scheduler(lambda: GuessNumber(**options(True)), on_break="splits")  # type: ignore[arg-type]
+
+
+def test_a_reward_function_gets_every_message_of_the_trajectory(template: Any, enable_thinking: bool):
+    env = Calculator(**options(enable_thinking))
+    run = Run(template, env, data={"seed": 7}, tools=tools_of(env), on_break="split")
+    samples, seen = run.samples(), list[dict[str, Any]]()
+
+    def reward(completions: list[str], *, trajectory_inputs: Any, rollout_infos: Any, **_: Any) -> list[float]:
+        for infos, request in zip(rollout_infos, [run.request.uuid] * len(completions), strict=True):
+            assert trajectory_inputs[request][0]["rollout_infos"]["trajectory"] == infos["trajectory"]
+            seen.append(infos["trajectory"])
+        return [infos["trajectory"]["reward"] for infos in rollout_infos]
+
+    inputs = {run.request.uuid: [sample.to_reward_row() for sample in samples]}  # as `_get_trajectory_inputs` does
+    given = {"trajectory_inputs": inputs}
+    rewards = compute_rewards_per_func(samples, [reward], None, torch.device("cpu"), extra_reward_kwargs=given)
+    assert rewards.tolist() == [[env.trajectory.reward]]
+    (trajectory,) = seen
+    assert trajectory == to_conversations(env.trajectory)
+    messages = [Message.from_openai(message) for message in trajectory["contexts"]["main"]["messages"]]
+    called = next(index for index, message in enumerate(messages) if message.tool_calls)
+    assert messages[called].tool_calls[0].arguments
+    assert messages[called + 1].role == "tool"
+
+
+class Masking(GuessNumber):
+    """Leaves parts of each reply out of training."""
+
+    def respond(self, reply: Message) -> Turn:
+        turn = super().respond(reply)
+        turn.mask = Mask(tokens=[(0, 1), (2, 4)])
+        return turn
+
+
+def test_tokens_that_the_environment_left_out_are_not_trained(template: Any, enable_thinking: bool):
+    reply = thinks if enable_thinking else lambda env: f"My guess is: {env.reference_reply()}"
+    run = Run(template, Masking(**options(enable_thinking)), data={"secret": 99}, reply=reply)
+    (sample,) = run.env.trajectory.samples()
+    holes = (sample.step_ids >= 0) & ~sample.mask
+    assert np.count_nonzero(holes) == 3 * len(run.env.trajectory.steps)
+    tokens, is_trained, logprobs = run.trained()
+    assert (tokens, is_trained) == (sample.tokens.tolist(), sample.mask.tolist())
+    assert logprobs == pytest.approx(sample.logprobs.tolist())
+
+
+class Asks(Env):
+    """Goes on after a reply that was cut."""
+
+    def start(self) -> Turn:
+        self.steps = 0
+        return Turn("Talk.", max_tokens=3)
+
+    def respond(self, reply: Message) -> Turn:
+        self.steps += 1
+        return Turn("Go on.", reward=1.0, terminated=self.steps == 2)
+
+    def reference_reply(self) -> str:
+        return "One, two, three, four."
+
+
+def test_a_reply_that_was_cut_and_closed_is_refused_as_ms_swift_would_train_its_end(
+    template: Any, enable_thinking: bool, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(InvalidSample, match="because its template ends a reply with them"):
+        Run(template, Asks(**options(enable_thinking)), data={"seed": 0})
+    monkeypatch.setattr("envsdk.trainers.ms_swift.suffix_of", lambda scheduler: [])
+    run = Run(template, Asks(**options(enable_thinking)), data={"seed": 0})
+    (sample,) = run.env.trajectory.samples()
+    encoded = encode(template, run.samples()[0])
+    trained = np.array(encoded["labels"]) != -100
+    assert encoded["input_ids"] == sample.tokens.tolist()
+    assert template.tokenizer.decode(sample.tokens[trained & ~sample.mask]) == "<|im_end|>\n"
+
+
+CONVERSATION = [
+    {"role": "user", "content": "Two plus two?"},
+    {"role": "assistant", "content": "Four.", "reasoning": "2 + 2"},
+    {"role": "user", "content": "Twice that?"},
+    {"role": "assistant", "content": "Eight.", "reasoning": "4 + 4"},
+]
+
+
+@pytest.fixture
+def plain_template(processor: Any) -> Any:
+    """As `swift sft --use_chat_template false` makes it."""
+    template = get_template(processor, template_type="qwen3", use_chat_template=False)
+    template.set_mode("train")
+    return template
+
+
+def test_supervised_records_give_its_sft_our_tokens_under_our_mask(
+    plain_template: Any, tmp_path: Path, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
+    renderer = get_renderer("qwen3", load_tokenizer(real_models.qwen3_folder()))
+    samples = [sample for only in (False, True) for sample in sft_samples(renderer, CONVERSATION, content_only=only)]
+    env = Masking(**options(True))
+    samples += rollout(env, ReplyPolicy(env, thinks), options={"task": TASK}).samples()
+    eos = plain_template.tokenizer.eos_token_id
+    for sample in samples[2:4]:  # content alone: the stop tokens after it are not trained
+        with pytest.raises(InvalidSample, match="ends with the token"):
+            to_sft_records([sample], eos_token_id=eos)
+    samples = [sample for sample in samples if sample.tokens[-1] == eos]
+    assert len(samples) == 3
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in to_sft_records(samples, eos_token_id=eos)))
+    dataset, _ = load_dataset(str(file), load_from_cache_file=False)
+    assert len(dataset) == len(samples)
+    for row, sample in zip(dataset, samples, strict=True):
+        encoded = plain_template.encode(row)
+        assert encoded["input_ids"] == sample.tokens.tolist()
+        assert [label != -100 for label in encoded["labels"]] == sample.mask.tolist()
+        compared.update(rows=1, tokens=len(sample), trained=int(sample.mask.sum()))
+
+
+def test_ms_swift_appends_and_trains_the_end_that_a_row_lacks(plain_template: Any):
+    content = {"token_ids": [5, 6, 7], "loss_scale": [0, 1, 1]}
+    encoded = plain_template.encode({"messages": [{"role": "assistant", "content": content}]})
+    assert encoded["input_ids"] == [5, 6, 7, plain_template.tokenizer.eos_token_id]
+    assert encoded["labels"] == [-100, 6, 7, plain_template.tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("enable_thinking", [True], indirect=True)
+def test_an_agent_program_that_drops_messages_gives_a_record_of_each_segment(template: Any):
     def run(on_break: str) -> Run:
         with contextlib.closing(Trimming(**options(True))) as env:
             return Run(template, env, data={"seed": 7}, reply=counts, on_break=on_break)
 
     with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
         run("raise")
-    with pytest.raises(PolicyError, match="does not begin as the episode began"):
-        run("last_segment")
+    last = run("last_segment")
+    assert last.trained()[:2] == trained_of(last.env, "main")[-1]
     dropped = run("drop")
     assert dropped.output.rollout_infos["dropped_share"] == 1
     assert not any(dropped.trained()[1])
+    split = run("split")
+    own = [trained_of(split.env, name) for name in split.env.trajectory.contexts]
+    assert len(split.outputs) == 3
+    assert sorted(split.trained(index)[:2] for index in range(3)) == sorted(one for name in own for one in name)
+
+
+def trained_of(env: Env, context: str) -> list[tuple[list[int], list[bool]]]:
+    """What is trained of a context, for each of its samples."""
+    samples = [sample for sample in env.trajectory.samples() if sample.context == context]
+    return [(sample.tokens.tolist(), sample.mask.tolist()) for sample in samples]
 
 
 def test_an_agent_program_that_drops_messages_is_refused_where_a_reply_would_not_be_rendered_as_sampled(
@@ -383,8 +602,8 @@ def test_an_opening_that_was_rewritten_is_rendered_as_it_is_now(template: Any, e
     first = next(dropped.env.trajectory.prompts())
     assert tokens == [*first.prompt.tolist(), *first.action.tolist()]
     assert not any(is_trained)
-    with pytest.raises(PolicyError, match="does not begin as the episode began"):
-        run("last_segment")
+    last = run("last_segment")
+    assert last.trained()[:2] == trained_of(last.env, "main")[-1]
 
 
 def test_what_has_no_reply_or_no_reward_is_refused(template: Any, enable_thinking: bool):
@@ -409,6 +628,10 @@ def test_its_limit_of_turns_has_to_be_the_environment_s(template: Any, enable_th
         asyncio.run(scheduler.run(RolloutInferRequest([], data_dict=TASK), RequestConfig()))
 
 
-def test_the_file_of_its_page_registers_a_scheduler():
+def test_the_code_of_its_page_registers_a_scheduler_and_writes_a_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     page = run_page("ms_swift")
     assert multi_turns["guess"] is page["Scheduler"]
+    assert [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()] == page["records"]

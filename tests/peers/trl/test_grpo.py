@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from envsdk_environments.guess_number import GuessNumber
 from program_environments import Continuing, Trimming
 from trl import GRPOConfig, GRPOTrainer
 
-from envsdk import Env, Message, Renderer, Sample, Turn
+from envsdk import Env, Mask, Message, Renderer, Sample, Turn
 from envsdk.errors import EpisodeError, SingleSampleOnly
-from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, scored
+from envsdk.trainers.trl import RolloutFunc, conversational, dataset, reward_func, scored
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -52,7 +53,7 @@ def brevity(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 @pytest.fixture
 def trainer_of(model: Any, tokenizer: Any, tmp_path: Path) -> Callable[..., Any]:
-    def make(env_id: str, rollout_func: RolloutFunc, max_steps: int = 1) -> WatchedTrainer:
+    def make(env_id: str, rollout_func: RolloutFunc, max_steps: int = 1, **options: Any) -> WatchedTrainer:
         args = GRPOConfig(
             output_dir=str(tmp_path),
             max_steps=max_steps,
@@ -75,7 +76,7 @@ def trainer_of(model: Any, tokenizer: Any, tmp_path: Path) -> Callable[..., Any]
             args=args,
             train_dataset=dataset(env_id, [0, 100]),
             rollout_func=rollout_func,
-            reward_funcs=[reward_func, scored(brevity)],
+            **{"reward_funcs": [reward_func, scored(brevity)], **options},
         )
 
     return make
@@ -88,11 +89,13 @@ class Remembering(RolloutFunc):
         super().__init__(*args, **options)
         self.samples: list[Sample] = []
         self.rewards: list[float] = []
+        self.conversations: list[dict[str, Any]] = []
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         batch = super().__call__(prompts, trainer)
         self.samples += [sample for trajectory in self.trajectories for sample in trajectory.samples()]
         self.rewards += batch["reward"]
+        self.conversations += batch["trajectory"]
         return batch
 
 
@@ -159,6 +162,48 @@ def check_last_segments(trainer: WatchedTrainer, rollout_func: Remembering) -> N
     for row in trainer.rows:
         mask = lasts[tuple(row["tokens"].tolist())].mask
         np.testing.assert_array_equal(row["mask"], mask[len(mask) - len(row["mask"]) :])
+
+
+def test_a_reward_function_gets_messages_and_the_trajectory(
+    make_env: Callable[..., Env], trainer_of: Callable[..., Any]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def calls(*, prompts: Any, completions: Any, trajectory: Any, trainer_state: Any, **_: Any) -> list[float]:
+        for prompt, completion, record in zip(prompts, completions, trajectory, strict=True):
+            assert [*prompt, *completion] == record["contexts"]["main"]["messages"]
+            assert (prompt[-1]["role"], completion[0]["role"]) == ("user", "assistant")
+        seen.extend(trajectory)
+        return [0.1 * sum("tool_calls" in message for message in completion) for completion in completions]
+
+    rollout_func = Remembering(make_env)
+    trainer = trainer_of(
+        "envsdk/Calculator-v0", rollout_func, reward_funcs=[reward_func, scored(conversational(calls))]
+    )
+    trainer.train()
+    assert seen == rollout_func.conversations and len(seen) == 2 * GENERATIONS
+    (mean,) = logged(trainer, "rewards/calls/mean")
+    assert mean > 0  # the model calls the tool
+
+
+class Masking(GuessNumber):
+    """Leaves the first token of each reply, and those after the third one, out of training."""
+
+    def respond(self, reply: Message) -> Turn:
+        turn = super().respond(reply)
+        turn.mask = Mask(tokens=[(0, 1), (3, None)] if len(reply.new_text) > 10 else [(0, 1)])
+        return turn
+
+
+def test_tokens_that_the_environment_left_out_are_not_trained(
+    renderer: Renderer, trainer_of: Callable[..., Any], compared: Counter[str]
+) -> None:
+    rollout_func = Remembering(lambda env_id: Masking(renderer=renderer, high=30, limits={"max_steps": 24}))
+    trainer = trainer_of("any", rollout_func)
+    trainer.train()
+    assert all(any(step.masked for step in trajectory.steps) for trajectory in rollout_func.trajectories)
+    check_rows(trainer, rollout_func, compared)
+    assert np.isfinite(logged(trainer, "loss")).all()
 
 
 def program_of(kind: type[Env], renderer: Renderer) -> Callable[[str], Env]:
