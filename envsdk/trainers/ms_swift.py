@@ -167,9 +167,8 @@ class _Rollout:
         else:
             sent = [*opening.messages, {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}]
         fields = copy.deepcopy({"messages": sent, "tools": opening.tools, **self._media})  # engines change them
-        response = await self._scheduler.infer_engine.infer_async(
-            dataclasses.replace(self._request, **fields), self._request_config(request), **self._kwargs
-        )
+        own = dataclasses.replace(self._request, **fields, uuid=uuid4().hex)  # vLLM runs each id once at a time
+        response = await self._scheduler.infer_engine.infer_async(own, self._request_config(request), **self._kwargs)
         check_prompt(prompt, response.prompt_token_ids)
         self._responses[context] = response
         choice = response.choices[0]

@@ -19,6 +19,8 @@ import torch
 from envsdk_environments.calculator import Calculator
 from envsdk_environments.delegate import Delegate
 from envsdk_environments.guess_number import GuessNumber
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from program_environments import Continuing, Trimming
 from swift.dataset import load_dataset
@@ -38,15 +40,15 @@ from swift.rl_core.data import GRPOSample
 from swift.rl_core.grpo_algorithm import compute_rewards_per_func
 from swift.rlhf_trainers.utils import build_rollout_logps, encode_sample
 from swift.rollout.multi_turn import multi_turns
-from swift.template import get_template
+from swift.template import Template, get_template
 from trainers.episodes import run_page
 from transformers import Qwen3Config
 
-from envsdk import Env, Limits, Mask, Message, Turn, get_renderer, load_tokenizer, rollout, sft_samples
+from envsdk import Env, Limits, Mask, Message, Sample, Turn, get_renderer, load_tokenizer, rollout, sft_samples
 from envsdk.errors import ConfigError, EpisodeError, InvalidSample, PolicyError, SingleSampleOnly
 from envsdk.policies import ReplyPolicy
 from envsdk.trainers.conversations import to_conversations
-from envsdk.trainers.ms_swift import make_scheduler, to_sft_records
+from envsdk.trainers.ms_swift import make_scheduler, to_response, to_sft_records
 
 pytestmark = pytest.mark.filterwarnings("ignore:::swift", "ignore:::transformers")
 
@@ -218,6 +220,8 @@ def test_tools_are_rendered_as_ours_and_a_parent_is_one_record(template: Any, en
     tokens, is_trained, _ = run.trained()
     assert (tokens, is_trained) == (main.tokens.tolist(), main.mask.tolist())
     assert 0 < run.output.rollout_infos["dropped_share"] < 1
+    ids = [request.uuid for request in run.engine.requests]  # sub-agents may run at the same time
+    assert len({*ids, run.request.uuid}) == len(ids) + 1
 
 
 @pytest.mark.parametrize("on_break", ["last_segment", "split"])
@@ -393,6 +397,30 @@ def test_a_reply_that_was_cut_and_closed_is_refused_as_ms_swift_would_train_its_
     trained = np.array(encoded["labels"]) != -100
     assert encoded["input_ids"] == sample.tokens.tolist()
     assert template.tokenizer.decode(sample.tokens[trained & ~sample.mask]) == "<|im_end|>\n"
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    (sample,) = rollout(GuessNumber(**options(True)), "reference", seed=0).samples()
+    return sample
+
+
+TOKENS = st.lists(st.tuples(st.sampled_from([5, 6, 7]), st.booleans()), min_size=1, max_size=12)
+
+
+@given(tokens=TOKENS, suffix=st.sampled_from([[5], [5, 6], [5, 5]]))
+def test_exactly_the_masks_that_its_template_changes_are_refused(
+    tokens: list[tuple[int, bool]], suffix: list[int], sample: Sample
+):
+    ids, mask = (np.array(values) for values in zip((7, False), *tokens, (7, True), strict=True))
+    labels = np.where(mask, ids, -100).tolist()
+    Template._add_dynamic_eos(ids.tolist(), labels, None, suffix)
+    is_changed = [label != -100 for label in labels] != mask.tolist()
+    steps, logprobs = np.where(mask, 0, -1).astype(np.int32), np.where(mask, -0.5, 0).astype(np.float32)
+    arrays = {"tokens": ids.astype(np.int32), "mask": mask, "step_ids": steps, "part_ids": steps, "logprobs": logprobs}
+    given = dataclasses.replace(sample, **arrays, extra={}, roles=None)
+    with pytest.raises(InvalidSample, match="would train them") if is_changed else contextlib.nullcontext():
+        to_response(given, 0, suffix=suffix)
 
 
 CONVERSATION = [
