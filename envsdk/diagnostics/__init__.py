@@ -5,6 +5,7 @@ from .causes import Cause
 from .costs import BreakCost, Cost, cost
 from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
+from .importance import ImportanceWeights, importance_weights
 from .on_policy import KL, Estimate, Verdict, kl
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Estimate",
     "Explanation",
     "HistoryCost",
+    "ImportanceWeights",
     "Prices",
     "Sizes",
     "TokenMatch",
@@ -23,6 +25,7 @@ __all__ = [
     "cost",
     "estimate",
     "explain_break",
+    "importance_weights",
     "kl",
     "token_match",
 ]
