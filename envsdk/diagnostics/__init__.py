@@ -3,21 +3,24 @@
 from .alignment import TokenMatch, token_match
 from .causes import Cause
 from .costs import BreakCost, Cost, cost
+from .divergence import Estimate, NumericFormat, Verdict
 from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
 from .importance import ImportanceWeights, importance_weights
-from .on_policy import KL, Estimate, Verdict, kl
+from .on_policy import KL, Cluster, kl
 
 __all__ = [
     "KL",
     "BreakCost",
     "Cause",
+    "Cluster",
     "Cost",
     "CostEstimate",
     "Estimate",
     "Explanation",
     "HistoryCost",
     "ImportanceWeights",
+    "NumericFormat",
     "Prices",
     "Sizes",
     "TokenMatch",

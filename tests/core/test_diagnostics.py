@@ -34,7 +34,7 @@ def test_the_estimates_are_what_their_formulas_say():
     assert found.all.k1 == pytest.approx(-0.5 / 4, abs=1e-6)
     assert found.all.k2 == pytest.approx(0.5 * 1.25 / 4, abs=1e-6)
     assert found.all.k3 == pytest.approx((np.exp(-0.5) - 1 + 0.5 + np.e - 2) / 4, abs=1e-6)
-    assert (found.forced_share, found.forced.tokens, found.forced.k2) == (0.25, 1, pytest.approx(0, abs=1e-12))
+    assert (found.forced_token_ratio, found.forced.tokens, found.forced.k2) == (0.25, 1, pytest.approx(0, abs=1e-12))
     assert found.free.k1 == pytest.approx(-0.5 / 3, abs=1e-6)
     assert {step: estimate.k1 for step, estimate in found.by_step.items()} == pytest.approx({3: 0.25, 4: -0.5})
     assert {at: estimate.tokens for at, estimate in found.by_position.items()} == {0: 2, 4: 2}
@@ -76,7 +76,7 @@ def test_differences_that_cancel_are_not_healthy():
 def test_forced_tokens_do_not_hide_a_difference():
     forced = [-1e-6] * 99
     one = one_step([*forced, -3.0])
-    found = kl([one], [[NAN, *forced, -3.5]])
+    found = kl([one], [[NAN, *forced, -3.4]])
     assert (found.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
     assert "not forced: critical" in str(found)
 
