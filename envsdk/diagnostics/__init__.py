@@ -8,6 +8,7 @@ from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
 from .importance import ImportanceWeights, importance_weights
 from .on_policy import KL, Cluster, kl
+from .training import Difference, TrainMode, train_mode
 
 __all__ = [
     "KL",
@@ -16,6 +17,7 @@ __all__ = [
     "Cluster",
     "Cost",
     "CostEstimate",
+    "Difference",
     "Estimate",
     "Explanation",
     "HistoryCost",
@@ -24,6 +26,7 @@ __all__ = [
     "Prices",
     "Sizes",
     "TokenMatch",
+    "TrainMode",
     "Verdict",
     "cost",
     "estimate",
@@ -31,4 +34,5 @@ __all__ = [
     "importance_weights",
     "kl",
     "token_match",
+    "train_mode",
 ]

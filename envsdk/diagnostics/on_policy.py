@@ -24,7 +24,7 @@ DEPTHS = (0, 8_000, 64_000)
 
 
 class Cluster(NamedTuple):
-    """A part of the tokens that has most of the outliers: one of its tokens is one far more often than one elsewhere."""
+    """A part of the tokens in which most of the outliers are, and in which they are far denser than elsewhere."""
 
     view: str
     """The view of `KL`: `kind`, `depth`, `offset`, `offset_from_end`, `step` or `position`."""
