@@ -3,6 +3,7 @@
 from .alignment import TokenMatch, token_match
 from .causes import Cause
 from .costs import BreakCost, Cost, cost
+from .description import BatchDescription, Statistics, describe
 from .divergence import Estimate, NumericFormat, Verdict
 from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
@@ -12,6 +13,7 @@ from .training import Difference, TrainMode, train_mode
 
 __all__ = [
     "KL",
+    "BatchDescription",
     "BreakCost",
     "Cause",
     "Cluster",
@@ -25,10 +27,12 @@ __all__ = [
     "NumericFormat",
     "Prices",
     "Sizes",
+    "Statistics",
     "TokenMatch",
     "TrainMode",
     "Verdict",
     "cost",
+    "describe",
     "estimate",
     "explain_break",
     "importance_weights",

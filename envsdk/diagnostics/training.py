@@ -21,7 +21,7 @@ _EFFECTS: Mapping[str, Effect] = {
     "capacity": "expert_capacity",
 }
 """By a part of the name of an attribute. Attention layers of transformers have a number named `attention_dropout`."""
-_ALWAYS = {"expert_capacity", "auxiliary_loss"}
+_ALWAYS: frozenset[Effect] = frozenset({"expert_capacity", "auxiliary_loss"})
 """The effects that do not depend on whether a module is in training mode."""
 
 
@@ -124,11 +124,15 @@ def _differences(name: str, module: Any) -> Iterator[Difference]:
     if "RReLU" in bases and module.lower != module.upper:
         slopes = f"a slope from {module.lower:g} to {module.upper:g}"
         yield Difference(name, "random_activation", slopes, bool(module.training))
-    attributes: dict[str, Any] = vars(module)
+    attributes: dict[str, Any] = module.__dict__
     for attribute, value in attributes.items():
-        effect = next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
+        effect = _effect_of(attribute)
         if effect is not None and type(value) in (int, float) and value > 0:
             yield Difference(name, effect, f"{attribute}={value:g}", effect in _ALWAYS or bool(module.training))
+
+
+def _effect_of(attribute: str) -> Effect | None:
+    return next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
 
 
 def _auxiliary_loss(config: Any) -> Iterator[Difference]:
