@@ -1,6 +1,7 @@
 """Diagnostics and cost: the on-policy check, the comparison of token logs, the causes of breaks, token counts."""
 
 from .alignment import TokenMatch, token_match
+from .cache_hits import CacheHits
 from .causes import Cause
 from .costs import BreakCost, Cost, cost
 from .description import BatchDescription, Statistics, describe
@@ -15,6 +16,7 @@ __all__ = [
     "KL",
     "BatchDescription",
     "BreakCost",
+    "CacheHits",
     "Cause",
     "Cluster",
     "Cost",

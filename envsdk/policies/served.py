@@ -311,7 +311,7 @@ class ServedPolicy(ABC):
             self._in_flight[request.id] = server
         try:
             reply = await self.generate(self._client, server, request)
-            self.usage.answered(len(request.prompt), len(reply.tokens))
+            self.usage.answered(len(request.prompt), len(reply.tokens), cached_tokens=reply.counts.get("cached_tokens"))
             return actions_of(reply, request, vocab_size)
         except RequestRefused:
             raise

@@ -82,15 +82,15 @@ def collate(
         `sample_ids` (the index of the sample, -1 on padding), all int64; `labels`, int64: the token ids where mask is
         True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`,
         float32, 1.0 where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples
-        have them; and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
-        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For kernels of
-        variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+        have them; and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and
+        `loss_weight`, float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For
+        kernels of variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
 
         If the samples have them, `reference_logprobs`, float32, and a dict `stream_weights` of float32 arrays, of the
         shape of the layout. With `observation_weight`, `observation_weight`: float32, of that shape, 0.0 on all other
-        tokens. With `importance`, `importance_weight`: float32, of that shape, 0.0 where mask is False. With `extra`, a dict `extra` by key: an array of that shape and of a row, with the fill value on
-        padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
-        `lengths`, int64 of that shape.
+        tokens. With `importance`, `importance_weight`: float32, of that shape, 0.0 where mask is False. With `extra`, a
+        dict `extra` by key: an array of that shape and of a row, with the fill value on padding; or, for lists, a dict
+        of `values`, shape (m,), with the items of all lists one after the other, and `lengths`, int64 of that shape.
 
     Raises:
         InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks a key of `extra` or has
