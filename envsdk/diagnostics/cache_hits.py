@@ -46,8 +46,8 @@ class CacheHits:
 
     def __str__(self) -> str:
         return (
-            f"servers read {self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens ({self.cached_share:.0%}) from "
-            f"their caches in {self.calls:,} calls; {self.kept_share:.0%} were kept"
+            f"servers read {self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens ({self.cached_share:.0%}) "
+            f"from their caches in {self.calls:,} calls; {self.kept_share:.0%} were kept"
         )
 
 
@@ -74,7 +74,7 @@ def cache_hits(steps: Iterable[Step]) -> CacheHits | None:
 
 
 def _calls(step: Step) -> Iterator[_Call]:
-    """Yield the calls of a step that reported their hits: one for each part, and the later ones kept all before them."""
+    """Yield the calls of a step that reported their hits: one for each part. A later part kept all before it."""
     start = step.action_start
     for index, part in enumerate(step.parts):
         prompt = step.keep + start - step.start

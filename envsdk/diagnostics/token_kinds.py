@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from ..contexts.roles import reply_spans
 from ..rendering.renderer import Renderer
 from ..trajectories.samples import Sample
 
@@ -18,8 +19,8 @@ def token_kinds(sample: Sample, renderer: Renderer) -> "NDArray[np.int8]":
     """Return the kind of each token, as an index of `KINDS`: int8, shape (L,), -1 where nothing was sampled.
 
     A token that is next to a control token of its reply, or the first of its reply, is a `border`: that is where
-    another encoding of the same text merges otherwise. Text from the first call of a reply on is a `call`. All other
-    text, reasoning included, is `content`.
+    another encoding of the same text merges otherwise. Text of calls is a `call`, as in `Sample.roles`. All other text,
+    reasoning included, is `content`.
 
     Args:
         sample: A sample.
@@ -36,25 +37,9 @@ def _kinds_of_reply(tokens: "NDArray[np.int32]", renderer: Renderer) -> "NDArray
     controls = list(renderer.tokenizer.control_tokens.values())
     is_control = np.isin(tokens, controls)
     kinds = np.full(len(tokens), KINDS.index("content"), dtype=np.int8)
-    kinds[_start_of_calls(tokens, is_control, renderer) :] = KINDS.index("call")
+    for span in reply_spans(renderer, tokens, renderer.parse(tokens)):
+        kinds[span.start : span.stop] = KINDS.index("call" if span.label == "call" else "content")
     is_border = np.append(True, is_control[:-1]) | np.append(is_control[1:], False)
     kinds[is_border] = KINDS.index("border")
     kinds[is_control] = KINDS.index("control")
     return kinds
-
-
-def _start_of_calls(tokens: "NDArray[np.int32]", is_control: "NDArray[np.bool_]", renderer: Renderer) -> int:
-    """Return where the text with the first call begins; the length of the reply if it has no call.
-
-    That is the first run of text which has the name of the call and is not the reply's reasoning or content, which may
-    mention the name.
-    """
-    message = renderer.parse(tokens)
-    if not message.tool_calls:
-        return len(tokens)
-    edges = np.flatnonzero(np.diff(~is_control, prepend=False, append=False)).reshape(-1, 2)
-    texts = {int(start): renderer.tokenizer.decode(tokens[start:stop]) for start, stop in edges}
-    named = [start for start, text in texts.items() if message.tool_calls[0].name in text]
-    others = [text.strip() for text in (message.reasoning, message.content) if text and text.strip()]
-    calls = [start for start in named if not any(other in texts[start] for other in others)]
-    return (calls or named[-1:] or [len(tokens)])[0]
