@@ -198,8 +198,8 @@ def test_an_unknown_format_is_refused():
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {"type": "object"}}}
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
-def test_calls_are_told_from_text_in_every_family(family: str):
+@pytest.mark.parametrize("family", ["instruct-2507", "qwen3.5", "glm-4.5"])  # a family for each format of calls
+def test_calls_are_told_from_text(family: str):
     own = WITH_TOOLS[family].renderer()
     call = {"name": "look_up", "arguments": {"animal": "a grey zebra from Kenya"}}
     reply = Message(role="assistant", reasoning="Shall I look_up an animal?", content="A moment.", tool_calls=(call,))
