@@ -389,7 +389,7 @@ class Report:
             f"{len(self.steps)} episodes of {min(self.steps)} to {max(self.steps)} steps ({self.left_out} left out)",
             str(self.cost),
             f"tokens:  {self.tokens}",
-            f"samples: {self.samples.all}; {self.samples.forced_share:.0%} of the tokens were forced",
+            f"samples: {self.samples.all}; {self.samples.forced_token_ratio:.0%} of the tokens were forced",
             f"trees:   {self.trees.all}",
         ]
         if self.naive is not None:

@@ -25,7 +25,7 @@ from envsdk_environments.guess_number import GuessNumber
 
 from envsdk import Env, Message, Trajectory, rollouts, sft_samples, tree_batch
 from envsdk.credit import group_advantages
-from envsdk.diagnostics import kl
+from envsdk.diagnostics import importance_weights, kl
 from envsdk.policies import TransformersPolicy
 from envsdk.tree import TreeBatch
 
@@ -116,23 +116,38 @@ def warm_up(model: Any, seed: int, task: Task) -> float:
     return loss.item()
 
 
-def update(model: Any, optimizer: torch.optim.Optimizer, trajectories: Sequence[Trajectory]) -> float:
-    """One step of REINFORCE, with the others of a group as the baseline; k1 to the sampler before it."""
+def update(
+    model: Any, optimizer: torch.optim.Optimizer, trajectories: Sequence[Trajectory], correct: Any = None
+) -> float:
+    """One step of REINFORCE, with the others of a group as the baseline; k1 to the sampler before it.
+
+    With `correct`, a level of `importance_weights`, the loss of each token has its truncated importance weight.
+    """
     samples = group_advantages([s for t in trajectories for s in t.samples()], "leave_one_out")
+    trees = tree_batch(samples).split(MAX_TREE_TOKENS)
+    values = [logprobs(model, tree) for tree in trees]
     computed = [np.zeros(len(sample)) for sample in samples]
-    for tree in tree_batch(samples).split(MAX_TREE_TOKENS):
-        index, values = tree.trained, logprobs(model, tree)
-        assert tree.advantage is not None
-        loss = -(torch.as_tensor(tree.advantage[index]) * values).sum() / len(trajectories)
-        loss.backward()
-        places = zip(tree.sample_ids[index], tree.position_ids[index], strict=True)
-        for (sample, position), value in zip(places, values.tolist(), strict=True):
+    for tree, of_tree in zip(trees, values, strict=True):
+        for sample, position, value in zip(*places(tree), of_tree.tolist(), strict=True):
             computed[sample][position] = value
     k1 = kl(samples, computed).all.k1
     if not abs(k1) < MAX_K1:
         raise RuntimeError(f"what is trained is not what was sampled: k1 is {k1} nats per token")
+    weights = [sample.mask for sample in samples]
+    if correct is not None:
+        weights = importance_weights(samples, computed, correct).weights
+    for tree, of_tree in zip(trees, values, strict=True):
+        assert tree.advantage is not None
+        weight = [float(weights[sample][position]) for sample, position in zip(*places(tree), strict=True)]
+        loss = -(torch.as_tensor(tree.advantage[tree.trained]) * torch.tensor(weight) * of_tree).sum()
+        (loss / len(trajectories)).backward()
     follow_gradient(model, optimizer)
     return k1
+
+
+def places(tree: TreeBatch) -> tuple[np.ndarray, np.ndarray]:
+    """The sample of each trained token, and its position there."""
+    return tree.sample_ids[tree.trained], tree.position_ids[tree.trained]
 
 
 class Progress(NamedTuple):
@@ -148,7 +163,7 @@ class Progress(NamedTuple):
         return f"mean reward {self.rewards[0]:.2f} before and {self.rewards[-1]:.2f} after; |k1| is at most {worst:.1e}"
 
 
-def train(seed: int = 0, updates: int = UPDATES, task: Task | None = None) -> Progress:
+def train(seed: int = 0, updates: int = UPDATES, task: Task | None = None, correct: Any = None) -> Progress:
     """Warm a model up, and let it play and learn in turn."""
     task = task or Task()
     torch.manual_seed(seed)
@@ -165,7 +180,7 @@ def train(seed: int = 0, updates: int = UPDATES, task: Task | None = None) -> Pr
         progress.rewards.append(float(np.mean([trajectory.reward for trajectory in trajectories])))
         print(f"{number} updates: mean reward {progress.rewards[-1]:.2f}", flush=True)
         if number < updates:
-            progress.k1.append(update(model, optimizer, trajectories))
+            progress.k1.append(update(model, optimizer, trajectories, correct))
             policy.refresh()  # the weights are new, and so is the policy's version
     return progress
 
@@ -196,12 +211,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--correct", choices=["token", "step", "sequence"], help="weigh the loss by importance weights")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to save a plot, a PNG")
     options = parser.parse_args()
     figure = find_figure()(figsize=(8, 6), layout="constrained") if options.plot else None  # before the work, not after
     torch.set_num_threads(1)  # what there is to compute is too little to share
     start, cpu = time.perf_counter(), time.process_time()
-    progress = train(options.seed, options.updates)
+    progress = train(options.seed, options.updates, correct=options.correct)
     seconds = f"{time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s of a CPU"
     print(f"seed {options.seed}: {progress}; {seconds}")
     if figure is not None:

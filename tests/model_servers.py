@@ -98,6 +98,10 @@ class ModelServer:
         self.max_model_len, self.token_s, self.versions = max_model_len, token_s, versions
         self.chat: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: {"role": "assistant", "content": "hello"}
         self.finish_reason = "stop"
+        self.cached: Callable[[int], int] | None = None
+        """How many tokens of a prompt of that length were cached; None if the server does not report it."""
+        self.lacks_usage = False
+        """Whether a chat completion has no usage."""
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.faults: deque[Fault] = deque()
         """For the next requests that sample a reply, probes excluded."""
@@ -259,7 +263,7 @@ class ModelServer:
             "logprobs": {"content": content},
             "weight_versions": self._spans(len(content)),
         }
-        return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice]}
+        return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice], **self._usage(body["token_ids"])}
 
     async def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         room = self.max_model_len - len(body["prompt"])
@@ -279,7 +283,7 @@ class ModelServer:
                 ],
             },
         }
-        return 200, {"id": f"cmpl-{body['request_id']}-0", "choices": [choice]}
+        return 200, {"id": f"cmpl-{body['request_id']}-0", "choices": [choice], **self._usage(body["prompt"])}
 
     async def _sglang(self, body: dict[str, Any]) -> tuple[int, Any]:
         given = body["sampling_params"]
@@ -299,11 +303,17 @@ class ModelServer:
             "output_token_logprobs": [[logprob, token, None] for token, logprob, _ in sampled.entries],
             "output_top_logprobs": [[[v, one, None] for one, v in top[:count]] for _, _, top in sampled.entries],
         }
+        if self.cached is not None:
+            meta["cached_tokens"] = self.cached(len(body["input_ids"]))
         return 200, {"text": "", "output_ids": [token for token, _, _ in sampled.entries], "meta_info": meta}
 
     def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         message = self.chat(body)
-        usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+        usage: Any = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+        if self.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached(1000)}
+        if self.lacks_usage:
+            usage = None
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
         return {
             "id": "chat-1",
@@ -313,6 +323,12 @@ class ModelServer:
             "choices": [choice],
             "usage": usage,
         }
+
+    def _usage(self, prompt: list[int]) -> dict[str, Any]:
+        """As vLLM counts: nothing of its cache where nothing was cached."""
+        cached = None if self.cached is None else self.cached(len(prompt)) or None
+        details = None if cached is None else {"cached_tokens": cached}
+        return {"usage": {"prompt_tokens": len(prompt), "prompt_tokens_details": details}}
 
     # The model.
 

@@ -54,7 +54,7 @@ class RoleLog:
         """Label the sampled tokens of the last message, a reply that was read."""
         tokens = view.tokens.view[view.starts[-1] :]
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
-        for span in _reply_spans(view.renderer, tokens, view.messages[-1]):
+        for span in reply_spans(view.renderer, tokens, view.messages[-1]):
             codes[span.start : span.stop] = self._code(span.label)
         if self._unread:
             self.codes.view[-self._unread :] = codes[-self._unread :]
@@ -74,7 +74,7 @@ def _spans_from(view: View, keep: int) -> Iterator[LabeledSpan]:
             break
         tokens, message = view.tokens.view[start:stop], view.messages[index]
         is_reply = message.role == "assistant"
-        spans = _reply_spans(view.renderer, tokens, message) if is_reply else _text_spans(view, index, tokens)
+        spans = reply_spans(view.renderer, tokens, message) if is_reply else _text_spans(view, index, tokens)
         for span in spans:
             yield LabeledSpan(start + span.start, start + span.stop, span.label)
 
@@ -91,8 +91,14 @@ def _text_spans(view: View, index: int, tokens: "NDArray[np.int32]") -> list[Lab
     return [LabeledSpan(*found, label) for found in [text.find(message.content)] if found is not None]
 
 
-def _reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Message) -> list[LabeledSpan]:
-    """Return the spans of a reply: where its text holds what was read from it."""
+def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Message) -> list[LabeledSpan]:
+    """Return the spans of a reply: where its text holds what was read from it.
+
+    Args:
+        renderer: The renderer of the reply.
+        tokens: Its tokens: int32, shape (n,), also with the assistant's opening before them.
+        message: What the renderer read from them.
+    """
     text = _Text(renderer, tokens, skip=len(tokens) - len(renderer.after_opening(tokens)))
     found = [(text.find(message.reasoning or ""), "reasoning"), (text.find(message.content), "content")]
     spans = [LabeledSpan(*place, label) for place, label in found if place is not None]

@@ -7,6 +7,7 @@ from typing import Any, cast
 from ..errors import ConfigError
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
+from .cache_hits import CacheHits, cache_hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Cost:
         as_samples: The tokens that a trainer processes if each sample is a separate sequence.
         as_tree: The tokens that a trainer processes if the samples of each episode are one prefix tree.
         breaks: The cost of the breaks, by their reason.
+        cache: The cache hits that servers reported; None if they reported nothing.
         prompts: The tokens of all prompts, `kept + observed`, which a sampler without a KV cache has to process.
     """
 
@@ -60,6 +62,7 @@ class Cost:
     as_samples: int
     as_tree: int
     breaks: dict[str, BreakCost]
+    cache: CacheHits | None = None
 
     @property
     def prompts(self) -> int:
@@ -68,7 +71,8 @@ class Cost:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and `prompts` as plain values for JSON."""
-        return {**asdict(self), "prompts": self.prompts}
+        cache = None if self.cache is None else self.cache.to_dict()
+        return {**asdict(self), "cache": cache, "prompts": self.prompts}
 
     def __str__(self) -> str:
         failed = f" ({self.failed} failed)" if self.failed else ""
@@ -79,6 +83,8 @@ class Cost:
             f"prompts {self.prompts:,} tokens, {_share(self.kept, self.prompts)} of them kept by the KV cache",
             f"trained {self.trained:,} tokens: {self.as_samples:,} as samples, {self.as_tree:,} as trees",
         ]
+        if self.cache is not None:
+            lines.insert(3, str(self.cache))
         for reason, part in sorted(self.breaks.items()):
             lines.append(
                 f"{part.breaks:,} {reason}: {part.dropped:,} tokens dropped, {part.kept:,} kept, {part.observed:,} "
@@ -114,6 +120,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         as_samples=sum(size.tokens for size in samples),
         as_tree=sum(trajectory.tree_size() for trajectory in episodes),
         breaks=_by_reason(episodes),
+        cache=cache_hits(steps),
     )
 
 

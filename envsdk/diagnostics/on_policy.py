@@ -1,68 +1,43 @@
 """The on-policy check: the divergence between sampler and trainer on the tokens that were sampled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown_name
+from ..rendering.renderer import Renderer
 from ..trajectories.samples import Sample
+from .divergence import Estimate, NumericFormat, Verdict, thresholds_of
 from .logprobs import LogprobPair, pair_logprobs
+from .token_kinds import KINDS, Kind, token_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Verdict: TypeAlias = Literal["healthy", "warning", "critical"]
-
-WARNING, CRITICAL = 0.01, 0.1
-"""The divergence, in nats per token, above which the verdict is a warning, or critical."""
 FORCED_ABOVE = -0.01
 """A token is forced if the sampler's log-probability of it, in nats, is larger than this."""
+DEPTHS = (0, 8_000, 64_000)
+"""The first position of each part of `KL.by_depth`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimates of KL(sampler || trainer) in nats per token, from `d = lp_trainer - lp_sampler` of sampled tokens.
+class Cluster(NamedTuple):
+    """A part of the tokens in which most of the outliers are, and in which they are far denser than elsewhere."""
 
-    Source: J. Schulman, "Approximating KL divergence", 2020.
-
-    Attributes:
-        tokens: The number of tokens in the means. If it is 0, all estimates are 0.0.
-        k1: `mean(-d)`: unbiased; it may be negative.
-        k2: `mean(d**2) / 2`: biased, with low variance. Differences that cancel out in k1 are visible here.
-        k3: `mean(exp(d) - 1 - d)`: unbiased and never negative.
-        verdict: `"healthy"`, `"warning"` or `"critical"`.
-    """
-
-    tokens: int
-    k1: float
-    k2: float
-    k3: float
-
-    @classmethod
-    def of(cls, difference: "NDArray[np.float64]") -> "Estimate":
-        """Compute the estimates.
-
-        Args:
-            difference: `lp_trainer - lp_sampler` of each token, in nats: float64, shape (m,).
-        """
-        d = difference
-        if not d.size:
-            return cls(0, 0.0, 0.0, 0.0)
-        with np.errstate(over="ignore"):  # k3 is infinite then, which is the right answer
-            k3 = np.mean(np.expm1(d) - d)
-        return cls(len(d), float(0.0 - d.mean()), float(0.5 * np.mean(d * d)), float(k3))
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict on the largest of `|k1|`, k2 and k3: healthy up to 0.01, a warning up to 0.1, else critical."""
-        worst = max(abs(self.k1), self.k2, self.k3)
-        return "healthy" if worst <= WARNING else "warning" if worst <= CRITICAL else "critical"
+    view: str
+    """The view of `KL`: `kind`, `depth`, `offset`, `offset_from_end`, `step` or `position`."""
+    key: int | str
+    """The key of the part in that view."""
+    outliers_share: float
+    """The share of all outliers that are in the part, from 0 to 1."""
+    tokens_share: float
+    """The share of all tokens that are in the part, from 0 to 1."""
 
     def __str__(self) -> str:
-        return f"{self.verdict}: k1 {self.k1:.4g}, k2 {self.k2:.4g}, k3 {self.k3:.4g} over {self.tokens:,} tokens"
+        shares = f"{self.outliers_share:.0%} of the outliers and {self.tokens_share:.1%} of the tokens"
+        return f"{self.view.replace('_', ' ')} {self.key} has {shares}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +49,36 @@ class KL:
         free: The estimate over the tokens that were not forced.
         forced: The estimate over the forced tokens. The sampler was almost certain of them (its log-probability is
             above -0.01), so they hide a divergence of the other tokens in the mean.
-        forced_share: The share of forced tokens, from 0 to 1.
+        forced_token_ratio: The share of forced tokens, from 0 to 1.
+        shift: 1 if the trainer's log-probabilities fit far better one position later than where they belong, -1 if
+            earlier, else 0.
         by_step: Estimates by the index of the step in its trajectory (`Sample.metadata["steps"]`, else `step_ids`).
         by_position: Estimates by the position in the sample, in bins. The key is the first position of the bin.
-        by_offset: Estimates by the position in the reply, in bins that double: 0, 1, 2 to 3, 4 to 7, ... They show
-            log-probabilities that are shifted by one position, and last tokens that are missing.
+        by_depth: Estimates by the position in the sample, in three parts: from 0, 8,000 and 64,000 on. They show a
+            difference that grows with the context.
+        by_offset: Estimates by the distance from the first trained token of the reply, in bins that double: 0, 1, 2 to
+            3, 4 to 7, ...
+        by_offset_from_end: Estimates by the distance from the last one, in the same bins. Key 0 shows last tokens that
+            are missing.
+        by_kind: Estimates by the kind of token (`content`, `call`, `border`, `control`); empty without a renderer.
+            `call` shows calls that were written and tokenized again, `border` text that was tokenized apart from
+            another neighbor.
         bin_size: The number of positions in a bin of `by_position`.
         verdict: The verdict over all tokens: `"healthy"`, `"warning"` or `"critical"`.
+        clusters: Where the outliers are, if they are not spread evenly.
     """
 
     all: Estimate
     free: Estimate
     forced: Estimate
-    forced_share: float
+    forced_token_ratio: float
+    shift: int
     by_step: dict[int, Estimate]
     by_position: dict[int, Estimate]
+    by_depth: dict[int, Estimate]
     by_offset: dict[int, Estimate]
+    by_offset_from_end: dict[int, Estimate]
+    by_kind: dict[Kind, Estimate]
     bin_size: int
 
     @property
@@ -97,22 +86,50 @@ class KL:
         """The verdict over all tokens, for which the thresholds were published. Check `free.verdict` as well."""
         return self.all.verdict
 
+    @property
+    def clusters(self) -> list[Cluster]:
+        """The parts of each view that hold at least half of the outliers, the most telling one first.
+
+        A token in such a part is an outlier at least four times as often as one outside.
+        """
+        found = [cluster for view in _VIEWS for cluster in self._clusters_of(view)]
+        return sorted(found, key=lambda cluster: cluster.tokens_share - cluster.outliers_share)
+
+    def _clusters_of(self, view: str) -> Iterator[Cluster]:
+        parts: Mapping[int | str, Estimate] = getattr(self, f"by_{view}")
+        for key, part in parts.items():
+            others = self.all.tokens - part.tokens
+            is_denser = part.outliers * others >= 4 * (self.all.outliers - part.outliers) * part.tokens
+            if others and is_denser and 2 * part.outliers >= max(self.all.outliers, 1):
+                yield Cluster(view, key, part.outliers / self.all.outliers, part.tokens / self.all.tokens)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the verdict and the fields as plain values for JSON. The keys of bins are strings."""
+        """Return the verdict, the clusters and the fields as plain values for JSON. The keys of bins are strings."""
         record = {name: _with_string_keys(value) for name, value in asdict(self).items()}
-        return {"verdict": self.verdict, **record}
+        return {"verdict": self.verdict, "clusters": [each._asdict() for each in self.clusters], **record}
 
     def __str__(self) -> str:
+        ratio = f"{self.forced_token_ratio:.1%} of the tokens"
         lines = [
             str(self.all),
             f"not forced: {self.free}",
-            f"forced (above {FORCED_ABOVE} for the sampler), {self.forced_share:.1%} of the tokens: {self.forced}",
+            f"forced (above {FORCED_ABOVE} for the sampler), {ratio}: {self.forced}",
         ]
+        if self.shift:
+            where = "later" if self.shift > 0 else "earlier"
+            lines.append(f"shifted: the trainer's log-probabilities are one position {where} than the sampler's")
         for name, part in (("step", self.by_step), ("position", self.by_position), ("token of reply", self.by_offset)):
             if part:
                 key = max(part, key=lambda key: part[key].k2)
                 lines.append(f"worst {name}, {key}: {part[key]}")
-        return "\n".join(lines)
+        limit = thresholds_of(self.all.dtype).outlier
+        lines.append(
+            f"outliers (more than {limit:.2g} nats apart): {self.all.outliers:,} of {self.all.tokens:,} tokens"
+        )
+        return "\n".join([*lines, *(f"  {cluster}" for cluster in self.clusters)])
+
+
+_VIEWS = ("kind", "depth", "offset", "offset_from_end", "step", "position")
 
 
 def kl(
@@ -120,6 +137,8 @@ def kl(
     trainer_logprobs: Sequence[Any],
     *,
     bin_size: int = 256,
+    dtype: NumericFormat | None = None,
+    renderer: Renderer | None = None,
 ) -> KL:
     """Compare the trainer's log-probabilities of the sampled tokens with those of the sampler.
 
@@ -131,29 +150,41 @@ def kl(
         trainer_logprobs: For each sample, the trainer's log-probabilities in nats, shape (L,), computed at the sample's
             temperature. The value at i is that of token i, given the tokens before it.
         bin_size: The number of positions in a bin of `KL.by_position`.
+        dtype: The less precise of the numeric formats that sampler and trainer compute in. The verdicts then allow what
+            its rounding explains. None for the published thresholds, which are those of half precision: 0.01 for k1,
+            and 0.001 for k2 and k3.
+        renderer: The renderer of the samples, for `KL.by_kind`.
 
     Raises:
         InvalidSample: If lengths or shapes differ, a sample is invalid or has no log-probabilities, or a value of the
             trainer is positive, NaN or infinite where mask is True.
         ConfigError: If `bin_size` is not a positive integer.
+        UnknownName: If the numeric format does not exist.
     """
     if not isinstance(bin_size, Integral) or bin_size < 1:
         raise ConfigError(f"bin_size is {bin_size!r}; expected an integer of at least 1")
+    if dtype is not None and dtype not in get_args(NumericFormat):
+        raise unknown_name("numeric format", dtype, get_args(NumericFormat))
     pairs = pair_logprobs(samples, trainer_logprobs)
     difference = _joined([pair.trainer - pair.sampler for pair in pairs])
     is_forced = _joined([pair.sampler for pair in pairs]) > FORCED_ABOVE
 
     def by(key: "Callable[[LogprobPair], NDArray[Any]]") -> dict[int, Estimate]:
-        return _grouped(_joined([key(pair) for pair in pairs]), difference)
+        return _grouped(_joined([key(pair) for pair in pairs]), difference, dtype)
 
+    by_kind = {} if renderer is None else by(lambda pair: token_kinds(pair.sample, renderer)[pair.positions])
     return KL(
-        all=Estimate.of(difference),
-        free=Estimate.of(difference[~is_forced]),
-        forced=Estimate.of(difference[is_forced]),
-        forced_share=float(is_forced.mean()) if len(is_forced) else 0.0,
+        all=Estimate.of(difference, dtype),
+        free=Estimate.of(difference[~is_forced], dtype),
+        forced=Estimate.of(difference[is_forced], dtype),
+        forced_token_ratio=float(is_forced.mean()) if len(is_forced) else 0.0,
+        shift=_shift(pairs),
         by_step=by(_steps),
         by_position=by(lambda pair: pair.positions // bin_size * bin_size),
-        by_offset=by(_offsets),
+        by_depth=by(lambda pair: np.asarray(DEPTHS)[np.searchsorted(DEPTHS, pair.positions, side="right") - 1]),
+        by_offset=by(lambda pair: _doubling(_offsets(pair.sample.step_ids[pair.positions], pair.positions))),
+        by_offset_from_end=by(_offsets_from_end),
+        by_kind={KINDS[code]: part for code, part in by_kind.items()},
         bin_size=bin_size,
     )
 
@@ -162,12 +193,14 @@ def _joined(arrays: "Sequence[NDArray[Any]]") -> "NDArray[np.float64]":
     return np.concatenate([np.empty(0), *arrays])
 
 
-def _grouped(keys: "NDArray[np.float64]", difference: "NDArray[np.float64]") -> dict[int, Estimate]:
+def _grouped(
+    keys: "NDArray[np.float64]", difference: "NDArray[np.float64]", dtype: NumericFormat | None
+) -> dict[int, Estimate]:
     order = np.argsort(keys, kind="stable")
     found, starts = np.unique(keys[order], return_index=True)
     parts = np.split(difference[order], starts[1:])
     # Without keys, np.split still returns one (empty) part.
-    return {int(key): Estimate.of(part) for key, part in zip(found, parts, strict=False)}
+    return {int(key): Estimate.of(part, dtype) for key, part in zip(found, parts, strict=False)}
 
 
 def _steps(pair: LogprobPair) -> "NDArray[Any]":
@@ -176,13 +209,43 @@ def _steps(pair: LogprobPair) -> "NDArray[Any]":
     return ids if steps is None or len(steps) <= ids.max() else np.asarray(steps, dtype=np.int64)[ids]
 
 
-def _offsets(pair: LogprobPair) -> "NDArray[np.float64]":
-    """Return the number of tokens before each token in its reply, rounded down to a power of two: shape (m,)."""
-    ids = pair.sample.step_ids[pair.positions]
+def _offsets(ids: "NDArray[np.int32]", positions: "NDArray[np.intp]") -> "NDArray[np.intp]":
+    """Return the distance of each token from the first one of its run of equal ids: shape (m,)."""
     begins = np.append(True, ids[1:] != ids[:-1])
-    first = pair.positions[begins][np.cumsum(begins) - 1]
-    offset = pair.positions - first
+    first = positions[begins][np.cumsum(begins) - 1]
+    return np.abs(positions - first)
+
+
+def _offsets_from_end(pair: LogprobPair) -> "NDArray[np.float64]":
+    ids = pair.sample.step_ids[pair.positions]
+    return _doubling(_offsets(ids[::-1], pair.positions[::-1]))[::-1]
+
+
+def _doubling(offset: "NDArray[np.intp]") -> "NDArray[np.float64]":
+    """Return distances rounded down to a power of two."""
     return np.where(offset > 0, 2.0 ** np.floor(np.log2(np.maximum(offset, 1))), 0.0)
+
+
+def _shift(pairs: Sequence[LogprobPair]) -> int:
+    """Return by how many positions the trainer's values have to move back to fit: 1, -1 or 0.
+
+    A shift has to explain all but a quarter of the squared differences of the tokens that it compares.
+    """
+    unexplained = {shift: _unexplained(pairs, shift) for shift in (1, -1)}
+    best = min(unexplained, key=lambda shift: unexplained[shift])
+    return best if unexplained[best] < 0.25 else 0
+
+
+def _unexplained(pairs: Sequence[LogprobPair], shift: int) -> float:
+    """Return the share of the squared differences that is left after a shift within the replies; 1.0 without any."""
+    before = after = 0.0
+    for pair in pairs:
+        ids = pair.sample.step_ids[pair.positions]
+        is_next = (np.diff(pair.positions) == 1) & (np.diff(ids) == 0)
+        here, there = (np.flatnonzero(is_next), np.flatnonzero(is_next) + 1)[::shift]
+        before += float(np.sum((pair.trainer[here] - pair.sampler[here]) ** 2))
+        after += float(np.sum((pair.trainer[there] - pair.sampler[here]) ** 2))
+    return after / before if before else 1.0
 
 
 def _with_string_keys(value: Any) -> Any:

@@ -239,11 +239,11 @@ class OpenAIChat:
             message = _message_of(choice.message)
         except ValidationError as error:
             raise ServerReplyError(f"{where} is not a message: {what_is_invalid(error)}") from error
-        counts = completion.usage
-        prompt, sampled = (0, 0) if counts is None else (counts.prompt_tokens, counts.completion_tokens)
+        counts = _counts_of(completion.usage)
+        prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)
         price = None if self._price is None else (prompt * self._price[0] + sampled * self._price[1]) / 1e6
-        self.usage.answered(prompt, sampled, price or 0.0)
-        extra = {"request_id": completion.id, "prompt_tokens": prompt, "sampled_tokens": sampled}
+        self.usage.answered(prompt, sampled, price or 0.0, counts.get("cached_tokens"))
+        extra = {"request_id": completion.id, **counts}
         return ChatReply(
             message, choice.finish_reason == "length", extra if price is None else {**extra, "price": price}
         )
@@ -255,7 +255,8 @@ class ChatReply:
     Attributes:
         message: The message.
         is_cut: Whether it reached `max_tokens`.
-        extra: The id of the request, the numbers of its tokens, and their price if prices were given.
+        extra: The id of the request, the numbers of its tokens that the server reported (`prompt_tokens`,
+            `sampled_tokens`, `cached_tokens`), and their price if prices were given.
     """
 
     def __init__(self, message: Message, is_cut: bool, extra: Mapping[str, Any]) -> None:
@@ -332,6 +333,17 @@ def _call(call: Mapping[str, Any], name: str) -> dict[str, Any]:
     arguments: Any = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
+
+
+def _counts_of(usage: Any) -> dict[str, int]:
+    """Return what the server counted. What it did not report is missing, and not 0."""
+    details: Any = getattr(usage, "prompt_tokens_details", None)
+    counts = {
+        "prompt_tokens": getattr(usage, "prompt_tokens", None),
+        "sampled_tokens": getattr(usage, "completion_tokens", None),
+        "cached_tokens": getattr(details, "cached_tokens", None),
+    }
+    return {name: count for name, count in counts.items() if type(count) is int}
 
 
 def _message_of(given: Any) -> Message:

@@ -42,6 +42,9 @@ _NO_LIMITS = Limits()
 class ServedPolicy(ABC):
     """A policy that samples from a model server which takes and returns token ids.
 
+    If the server reports how many tokens of a prompt it read from its cache, `Action.extra` has `cached_tokens`, and
+    `prompt_tokens` as the server counted them; `diagnostics.cost` adds them up.
+
     Args:
         url: The base URL of the server, or those of several servers with the same model. An episode stays on one
             server and moves to another one when that fails.
@@ -311,7 +314,7 @@ class ServedPolicy(ABC):
             self._in_flight[request.id] = server
         try:
             reply = await self.generate(self._client, server, request)
-            self.usage.answered(len(request.prompt), len(reply.tokens))
+            self.usage.answered(len(request.prompt), len(reply.tokens), cached_tokens=reply.counts.get("cached_tokens"))
             return actions_of(reply, request, vocab_size)
         except RequestRefused:
             raise

@@ -71,8 +71,34 @@ class ServerReply:
     weights: Sequence[Weights] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """As `Action.extra`."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the server counted, if it reports its cache hits: `cached_tokens`, and mostly `prompt_tokens`."""
     top_logprobs: Sequence[Sequence[float]] = ()
     """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
+
+
+class _PromptTokensDetails(BaseModel):
+    cached_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class ServerUsage(BaseModel):
+    """What a server that speaks OpenAI's protocol counted for a request."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_tokens_details: _PromptTokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """The prompt tokens that it read from its cache; None if it does not report them."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+def cache_counts(cached_tokens: int | None, prompt_tokens: int | None) -> dict[str, int]:
+    """Return what an action carries of a server's cache hits: nothing that the server did not report."""
+    if cached_tokens is None:
+        return {}
+    counts = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def read_response(model: type[M], response: Any) -> M:
@@ -115,7 +141,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
             _finish_reason(reply) if part is weights[-1] else "abort",
             request.sampling.temperature,
             _version_of(part),
-            _extra_of(reply.extra, part, len(tokens)),
+            {**_extra_of(reply.extra, part, len(tokens)), **(reply.counts if part is weights[0] else {})},
         )
         for part in weights
     ]

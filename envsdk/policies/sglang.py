@@ -3,16 +3,24 @@
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ..errors import ConfigError, ServerReplyError
 from .client import Client
 from .sampling import Sampling
 from .served import ServedPolicy
-from .server_replies import ServerReply, ServerRequest, TokenId, Weights, read_response, routed_experts
+from .server_replies import (
+    ServerReply,
+    ServerRequest,
+    TokenId,
+    Weights,
+    cache_counts,
+    read_response,
+    routed_experts,
+)
 from .servers import Server
 
 _LEAST_TEMPERATURE = 1e-6
@@ -143,7 +151,9 @@ class _MetaInfo(BaseModel):
     finish_reason: _FinishReason
     output_token_logprobs: list[_Logprob] | None = None
     output_top_logprobs: list[list[_Logprob] | None] | None = None
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
     completion_tokens: int | None = None
+    cached_tokens: Annotated[int, Field(ge=0)] | None = None
     weight_version: str | int | None = None
     routed_experts: str | None = None
 
@@ -177,6 +187,7 @@ def _reply_of(response: _Generated, request: ServerRequest) -> ServerReply:
         stop_token=reason.matched if isinstance(reason.matched, int) else None,
         weights=[Weights(version, 0, len(tokens))] if version else [],
         extra=extra,
+        counts=cache_counts(found.cached_tokens, found.prompt_tokens),
         top_logprobs=[[logprob for logprob, _, _ in top or ()] for top in found.output_top_logprobs or ()],
     )
 

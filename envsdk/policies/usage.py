@@ -17,6 +17,8 @@ class Usage:
     response, such as `429`."""
     prompt_tokens: int = 0
     """Prompt tokens of answered requests."""
+    cached_tokens: int | None = None
+    """Those of them that the servers read from their caches; None until a server has reported any."""
     sampled_tokens: int = 0
     """Tokens that the servers sampled in answered requests."""
     seconds: float = 0.0
@@ -31,12 +33,16 @@ class Usage:
             self.requests += 1
             self.seconds += seconds
 
-    def answered(self, prompt_tokens: int, sampled_tokens: int, price: float = 0.0) -> None:
+    def answered(
+        self, prompt_tokens: int, sampled_tokens: int, price: float = 0.0, cached_tokens: int | None = None
+    ) -> None:
         """Count an answer."""
         with self._lock:
             self.prompt_tokens += prompt_tokens
             self.sampled_tokens += sampled_tokens
             self.price += price
+            if cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
 
     def retried(self, cause: str) -> None:
         """Count a retry."""
@@ -45,7 +51,7 @@ class Usage:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as a dict, for JSON."""
-        names = ("requests", "retries", "prompt_tokens", "sampled_tokens", "seconds", "price")
+        names = ("requests", "retries", "prompt_tokens", "cached_tokens", "sampled_tokens", "seconds", "price")
         with self._lock:
             return {name: dict(self.retries) if name == "retries" else getattr(self, name) for name in names}
 

@@ -13,7 +13,16 @@ from ..errors import ConfigError, RequestRefused, ServerReplyError
 from .client import Client
 from .sampling import Sampling
 from .served import ServedPolicy
-from .server_replies import ServerReply, ServerRequest, TokenId, Weights, read_response, routed_experts
+from .server_replies import (
+    ServerReply,
+    ServerRequest,
+    ServerUsage,
+    TokenId,
+    Weights,
+    cache_counts,
+    read_response,
+    routed_experts,
+)
 from .servers import Server
 
 _GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
@@ -160,6 +169,7 @@ class _GeneratedChoice(BaseModel):
 
 class _Generated(BaseModel):
     choices: list[_GeneratedChoice] = Field(min_length=1, max_length=1)
+    usage: ServerUsage | None = None
 
 
 class _CompletedLogprobs(BaseModel):
@@ -177,6 +187,7 @@ class _CompletedChoice(BaseModel):
 
 class _Completed(BaseModel):
     choices: list[_CompletedChoice] = Field(min_length=1, max_length=1)
+    usage: ServerUsage | None = None
 
 
 def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
@@ -195,6 +206,7 @@ def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
         stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
         weights=[Weights(span.version, span.start, span.end) for span in choice.weight_versions or ()],
         extra=extra,
+        counts=_counts(response.usage),
         top_logprobs=[[top.logprob for top in entry.top_logprobs] for entry in content],
     )
 
@@ -208,8 +220,13 @@ def _completed(response: _Completed, request: ServerRequest) -> ServerReply:
         finish_reason=choice.finish_reason,
         stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
         extra=_experts(choice, request),
+        counts=_counts(response.usage),
         top_logprobs=[list((values or {}).values()) for values in top],
     )
+
+
+def _counts(usage: ServerUsage | None) -> dict[str, int]:
+    return {} if usage is None else cache_counts(usage.cached_tokens, usage.prompt_tokens)
 
 
 def _experts(choice: _GeneratedChoice | _CompletedChoice, request: ServerRequest) -> dict[str, Any]:

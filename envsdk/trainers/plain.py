@@ -8,6 +8,7 @@ import numpy as np
 
 from ..contexts.arrays import LARGEST
 from ..contexts.side_data import PerToken, Ragged, per_token
+from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
 from ..trajectories.samples import Sample
@@ -53,6 +54,7 @@ def collate(
     truncate: bool = False,
     extra: Sequence[str] = (),
     observation_weight: Mapping[str, float] | None = None,
+    importance: ImportanceWeights | None = None,
 ) -> Batch:
     """Collate samples into one batch.
 
@@ -72,27 +74,28 @@ def collate(
         observation_weight: The weights of observed tokens in a loss on observations (ECHO), by their label in
             `Sample.roles`: `{"tool": 0.1}`, `{"tool:search": 0.2, "user": 0.1}`. An observed token has its weight once,
             in the sample that trains the reply to it.
+        importance: The importance weights of these samples, from `envsdk.diagnostics.importance_weights`. Multiply the
+            loss of each token by its weight.
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
         `sample_ids` (the index of the sample, -1 on padding), all int64; `labels`, int64: the token ids where mask is
         True, else -100, which the loss of a transformers model shifts by one itself; `mask`, bool; `temperature`,
         float32, 1.0 where mask is False; `logprobs` and `advantage`, float32, 0.0 where mask is False, if the samples
-        have them;
-        and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and `loss_weight`,
-        float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For kernels of
-        variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
+        have them; and if padded `attention_mask`, bool. Arrays of shape (B,): `lengths`, int64, `reward` and
+        `loss_weight`, float32; with `truncate`, also `dropped_tokens`, int64: how many trained tokens were cut off. For
+        kernels of variable length: `cu_seqlens`, int32 of shape (B + 1,), and `max_seqlen`, an int.
 
         If the samples have them, `reference_logprobs`, float32, and a dict `stream_weights` of float32 arrays, of the
         shape of the layout. With `observation_weight`, `observation_weight`: float32, of that shape, 0.0 on all other
-        tokens. With `extra`, a dict `extra` by key: an array of that shape and of a row, with the fill value on
-        padding; or, for lists, a dict of `values`, shape (m,), with the items of all lists one after the other, and
-        `lengths`, int64 of that shape.
+        tokens. With `importance`, `importance_weight`: float32, of that shape, 0.0 where mask is False. With `extra`, a
+        dict `extra` by key: an array of that shape and of a row, with the fill value on padding; or, for lists, a dict
+        of `values`, shape (m,), with the items of all lists one after the other, and `lengths`, int64 of that shape.
 
     Raises:
-        InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks
-            a key of `extra` or has rows of another kind, a sample is longer than `max_length`, roles are needed and
-            missing, or there are no samples.
+        InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks a key of `extra` or has
+            rows of another kind, a sample is longer than `max_length`, roles are needed and missing, `importance` has
+            the weights of other samples, or there are no samples.
         ConfigError: If another argument is invalid.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
@@ -112,6 +115,8 @@ def collate(
         weights = _checked_weights(observation_weight)
         for row, sample in zip(rows, valid, strict=True):
             row["observation_weight"] = observation_weights(sample, weights)
+    if importance is not None:
+        _add_importance(rows, importance)
     rows = [{name: array[:max_length] for name, array in row.items()} for row in rows]
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     width = 0 if layout == "packed" else int(lengths.max()) if pad_to == "longest" else max_length or 0
@@ -188,6 +193,20 @@ def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
     if sample.reference_logprobs is not None:
         row["reference_logprobs"] = sample.reference_logprobs
     return row
+
+
+def _add_importance(rows: "Sequence[dict[str, NDArray[Any]]]", importance: ImportanceWeights) -> None:
+    if len(importance.weights) != len(rows):
+        raise InvalidSample(
+            f"importance has the weights of {len(importance.weights)} samples, but there are {len(rows)} samples"
+        )
+    for index, (row, weights) in enumerate(zip(rows, importance.weights, strict=True)):
+        if weights.shape != row["tokens"].shape:
+            raise InvalidSample(
+                f"importance.weights[{index}] has shape {weights.shape}; expected {row['tokens'].shape}: pass the "
+                "samples in the order in which importance_weights had them"
+            )
+        row["importance_weight"] = weights
 
 
 def _extra(key: str, samples: Sequence[Sample], max_length: int | None, width: int) -> "NDArray[Any] | Batch":

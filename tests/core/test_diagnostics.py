@@ -11,8 +11,9 @@ import pytest
 import real_models
 from hypothesis import given
 from hypothesis import strategies as st
+from made_samples import one_step, two_steps
 
-from envsdk import Env, Handoff, HandoffResult, Message, Renderer, Sample, Trajectory, Turn, get_renderer, make, rollout
+from envsdk import Env, Handoff, HandoffResult, Message, Renderer, Trajectory, Turn, get_renderer, make, rollout
 from envsdk.diagnostics import Estimate, cost, explain_break, kl, token_match
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.policies import RandomPolicy
@@ -20,47 +21,6 @@ from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.rollouts import rollout_many
 
 NAN, INF = float("nan"), float("inf")
-
-
-def sample(logprobs: Sequence[float] | None, *, mask: Sequence[bool], step_ids: Sequence[int], **more: Any) -> Sample:
-    length = len(mask)
-    steps = max(step_ids) + 1
-    return Sample(
-        tokens=np.arange(length, dtype=np.int32),
-        mask=np.array(mask),
-        logprobs=None if logprobs is None else np.array(logprobs, dtype=np.float32),
-        step_ids=np.array(step_ids, dtype=np.int32),
-        reward=0.0,
-        step_rewards=np.zeros(steps, dtype=np.float32),
-        temperature=np.ones(steps, dtype=np.float32),
-        policy_version=np.full(steps, -1, dtype=np.int32),
-        part_ids=np.array(step_ids, dtype=np.int32),
-        context="main",
-        role="main",
-        parent=None,
-        trajectory_id="t",
-        segment_index=0,
-        n_segments=1,
-        loss_weight=1.0,
-        stop_reason="terminated",
-        truncated=False,
-        **more,
-    )
-
-
-def two_steps(logprobs: Sequence[float] | None = (0, -1, -0.001, 0, -2, -0.5)) -> Sample:
-    return sample(
-        logprobs,
-        mask=[False, True, True, False, True, True],
-        step_ids=[-1, 0, 0, -1, 1, 1],
-        metadata={"steps": [3, 4]},
-    )
-
-
-def one_step(logprobs: Sequence[float]) -> Sample:
-    """A sample whose tokens are all trained but the first, which nothing predicts."""
-    count = len(logprobs)
-    return sample([0, *logprobs], mask=[False, *[True] * count], step_ids=[-1, *[0] * count])
 
 
 # KL.
@@ -74,7 +34,7 @@ def test_the_estimates_are_what_their_formulas_say():
     assert found.all.k1 == pytest.approx(-0.5 / 4, abs=1e-6)
     assert found.all.k2 == pytest.approx(0.5 * 1.25 / 4, abs=1e-6)
     assert found.all.k3 == pytest.approx((np.exp(-0.5) - 1 + 0.5 + np.e - 2) / 4, abs=1e-6)
-    assert (found.forced_share, found.forced.tokens, found.forced.k2) == (0.25, 1, pytest.approx(0, abs=1e-12))
+    assert (found.forced_token_ratio, found.forced.tokens, found.forced.k2) == (0.25, 1, pytest.approx(0, abs=1e-12))
     assert found.free.k1 == pytest.approx(-0.5 / 3, abs=1e-6)
     assert {step: estimate.k1 for step, estimate in found.by_step.items()} == pytest.approx({3: 0.25, 4: -0.5})
     assert {at: estimate.tokens for at, estimate in found.by_position.items()} == {0: 2, 4: 2}
@@ -116,7 +76,7 @@ def test_differences_that_cancel_are_not_healthy():
 def test_forced_tokens_do_not_hide_a_difference():
     forced = [-1e-6] * 99
     one = one_step([*forced, -3.0])
-    found = kl([one], [[NAN, *forced, -3.5]])
+    found = kl([one], [[NAN, *forced, -3.4]])
     assert (found.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
     assert "not forced: critical" in str(found)
 

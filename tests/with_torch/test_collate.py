@@ -3,6 +3,7 @@ import pytest
 import torch
 from trainers.episodes import copy_of, delegated
 
+from envsdk.diagnostics import describe
 from envsdk.policies import Ragged
 from envsdk.trainers.plain import collate
 
@@ -31,3 +32,14 @@ def test_a_batch_of_tensors_says_what_that_of_arrays_says(layout):
     logits = torch.randn(*tensors["tokens"].shape, int(tensors["tokens"].max()) + 1)
     chosen = logits[:, :-1].log_softmax(-1).gather(-1, tensors["tokens"][:, 1:, None])
     assert chosen[tensors["mask"][:, 1:].unsqueeze(-1)].numel() == sum(int(s.mask.sum()) for s in samples)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_batch_of_tensors_is_described_as_that_of_arrays(layout):
+    samples = delegated().samples()
+    arrays, tensors = (describe(collate(samples, layout=layout, arrays=kind)) for kind in ("numpy", "torch"))
+    assert arrays == tensors
+    halved = collate(samples, layout=layout, arrays="torch")
+    halved["logprobs"] = halved["logprobs"].bfloat16().requires_grad_()
+    assert describe(halved).arrays["logprobs"][0] == "bfloat16"
+    assert describe(halved).logprobs.mean == pytest.approx(arrays.logprobs.mean, rel=1e-2)

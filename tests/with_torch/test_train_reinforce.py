@@ -1,5 +1,6 @@
 """The example that trains: rewards rise, and it stops where what is trained is not what was sampled."""
 
+import math
 import re
 import subprocess
 import sys
@@ -47,3 +48,47 @@ def test_it_stops_before_it_trains_on_other_tokens_than_were_sampled():
     assert abs(played.update(model, optimizer, played.play(policy, [0, 0]))) < 1e-5
     with pytest.raises(RuntimeError, match="what is trained is not what was sampled: k1 is"):
         played.update(model, optimizer, played.play(surer, [0, 0]))
+
+
+@pytest.mark.parametrize("level", ["token", "step", "sequence"])
+def test_importance_weights_make_an_update_that_of_the_trainers_own_distribution(level: str):
+    played = example("train_reinforce")
+    env = played.make_env()
+    torch.manual_seed(0)
+    model = played.make_model(env.renderer.tokenizer.vocab_size)
+    policy = played.TransformersPolicy(model, env.renderer.tokenizer, seed=0, max_tokens=8, policy_version=0)
+    trajectories = played.play(policy, [0, 0, 1, 1])
+    plain, corrected = (gradient_of(played, model, trajectories, correct) for correct in (None, level))
+    assert torch.allclose(plain, corrected, rtol=1e-3, atol=1e-6)  # all weights are 1
+
+
+def test_importance_weights_follow_the_sampler():
+    played = example("train_reinforce")
+    env = played.make_env()
+    torch.manual_seed(0)
+    model = played.make_model(env.renderer.tokenizer.vocab_size)
+
+    async def less_likely(prompt: Any, **asked: Any) -> Any:
+        action = await policy(prompt, **asked)
+        return replace(action, logprobs=action.logprobs - shift)
+
+    policy = played.TransformersPolicy(model, env.renderer.tokenizer, seed=0, max_tokens=8, policy_version=0)
+    shift = 5e-4  # below what stops it
+    trajectories = played.play(less_likely, [0, 0, 1, 1])
+    plain, corrected = (gradient_of(played, model, trajectories, correct) for correct in (None, "token"))
+    assert float(corrected.norm() / plain.norm()) == pytest.approx(math.exp(shift), abs=shift / 10)
+
+
+def gradient_of(played: Any, model: Any, trajectories: Any, correct: str | None) -> torch.Tensor:
+    """What an update does to the weights, with a learning rate of 1 and without momentum; the weights stay."""
+    for reward, trajectory in enumerate(trajectories):
+        trajectory.steps[-1].reward = reward / 1000  # an untrained model earns nothing, and large gradients are clipped
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    played.update(model, torch.optim.SGD(model.parameters(), lr=1.0), trajectories, correct)
+    pairs = list(zip(model.parameters(), before, strict=True))
+    change = torch.cat([(old - new.detach()).flatten() for new, old in pairs])
+    assert 0 < float(change.norm()) < played.MAX_GRADIENT
+    with torch.no_grad():
+        for parameter, old in pairs:
+            parameter.copy_(old)
+    return change
