@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.gateway import growing_json
 from envsdk.gateway.growing_json import ParsedBody, parse
 
 TRAPS = ['"', "\\", '\\"', "]", "}", '"]}', '],"messages":[{"role":"', '{"a":[', "é", "\u2028", "", "a longer text"]
@@ -20,11 +19,6 @@ VALUES = st.recursive(
 )
 MESSAGES = st.one_of(st.fixed_dictionaries({"role": TEXTS, "content": VALUES}), VALUES)
 NAMES = st.sampled_from(["messages", "input", "tools", "model", "a"])
-
-
-@pytest.fixture(autouse=True)
-def any_length(monkeypatch):
-    monkeypatch.setattr(growing_json, "_LEAST_BYTES", 0)
 
 
 def written(fields: list[tuple[str, Any]], draw: Any) -> bytes:
