@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .protocols.responses import Responses
 
 _LARGE_BYTES = 262_144
-"""A body is read in a thread if it is larger: meanwhile, other requests are answered."""
+"""A body is read in a thread if more of it is new: meanwhile, other requests are answered."""
 _PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
 
 
@@ -258,11 +258,15 @@ class ModelRoutes:
         self, opened: OpenSession, request: Request, read: Callable[..., ModelRequest]
     ) -> tuple[ModelRequest, Any]:
         """Return what a request asks for, and its body."""
-        body, size = await read_json(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        limits = self._limits
+        body = await read_json(request, limits.max_body_bytes, limits.body_timeout_s, lambda: opened.last_body)
         async with opened.reading:
-            if size <= _LARGE_BYTES:
-                return read(body, request.headers, opened.memory), body
-            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
+            if body.new_bytes <= _LARGE_BYTES:
+                asked = read(body.value, request.headers, opened.memory)
+            else:
+                asked = await asyncio.to_thread(read, body.value, request.headers, opened.memory)
+        opened.last_body = body
+        return asked, body.value
 
     def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
         if self._metrics is not None:

@@ -1,23 +1,27 @@
 """The bodies of requests: limited in size and time while they are read, and parsed as JSON."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
 
 import orjson
 from starlette.requests import Request
 
 from .exchange import Refusal
+from .growing_json import ParsedBody, parse
 
 _JSON = "application/json"
 
 
-async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:
-    """Return the JSON value of a request's body, and the size of the body in bytes.
+async def read_json(
+    request: Request, max_bytes: int, timeout_s: float, last: Callable[[], ParsedBody | None] = lambda: None
+) -> ParsedBody:
+    """Return the body of a request, parsed as JSON.
 
     Args:
         request: The request.
         max_bytes: The largest body, in bytes.
         timeout_s: How long the client may take to send it, in seconds.
+        last: Returns the parsed body whose beginning it may repeat, or None. It is called when the body is there.
 
     Raises:
         RequestError: If the content type is not JSON, or the body is too large, too slow or not JSON.
@@ -29,7 +33,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
         raise Refusal(415, "unsupported_media_type", "the body has a content encoding; send it without one")
     body = await read_body(request, max_bytes, timeout_s)
     try:
-        return orjson.loads(body), len(body)
+        return parse(body, last())
     except orjson.JSONDecodeError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..messages import Message
 from .normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, without_stop
 from .placements import Continues, Opens, Repeats
-from .reading import Reading, Replies, read
+from .reading import Reading, Replies, is_repeated, keeps, read
 from .requests import ModelReply, ModelRequest, ReceivedMessage
 from .rules import (
     Context,
@@ -164,9 +164,8 @@ class Conversations:
         fits: dict[Context, Fit] = {}
 
         def find(index: int, contexts: Iterable[Context]) -> bool:
-            for context in contexts:
-                if context not in fits and self._contexts.get(context.name) is context:
-                    fits[context] = self._fit(context, request)
+            new = dict.fromkeys(context for context in contexts if context not in fits)
+            fits.update(self._fits_in([c for c in new if self._contexts.get(c.name) is c], request))
             return any(fit.reach >= 0 or (index >= 0 and fit.reading.knows(index)) for fit in fits.values())
 
         for index, contexts in self._candidates(request):
@@ -175,6 +174,20 @@ class Conversations:
             if is_found or find(index, ()) or find(index, self._branches(contexts)):
                 break
         return list(fits.values())
+
+    def _fits_in(self, contexts: Sequence[Context], request: ModelRequest) -> dict[Context, Fit]:
+        """Return how a request fits contexts; only those that fit best if it continues one of them without a change.
+
+        The others have to share as many messages with it, so it is not read against them beyond the first that differs.
+        """
+        likely = next((context for context in contexts if is_repeated(request, context.newest)), None)
+        fit = None if likely is None else self._fit(likely, request)
+        least = fit.reach if fit is not None and fit.is_plain else 0
+        return {
+            context: fit if fit is not None and context is likely else self._fit(context, request)
+            for context in contexts
+            if context is likely or not least or keeps(request, context.newest, self._replies, least)
+        }
 
     def _branches(self, contexts: Sequence[Context]) -> list[Context]:
         """Return the branches of contexts, and theirs."""

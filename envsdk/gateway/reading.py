@@ -74,13 +74,10 @@ class Replies:
 
 def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
-    begin = _common(recorded.sent, request.messages)
-    known, keep = len(recorded.starts), recorded.asked
-    if begin < len(recorded.sent):  # read on from the reply before the change, which names the calls of its results
-        known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
-        begin, keep = recorded.starts[known] if recorded.starts and recorded.starts[known][0] <= begin else (0, 0)
+    begin, known, keep = _same_json(request, recorded)
     reader = _Reader(recorded, replies, request.stop, keep)
-    reader.read(list(_in_call_order(request.messages[begin:])))
+    for turn in _turns(request.messages[begin:]):
+        reader.read(turn)
     return Reading(
         path=tuple(reader.path),
         sent=(*recorded.sent[:begin], *request.messages[begin:]),
@@ -92,11 +89,56 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     )
 
 
+def keeps(request: ModelRequest, recorded: Reading, replies: Replies, least: int) -> bool:
+    """Return whether `read` would find the first `least` messages of a recorded conversation at the start of a request.
+
+    It costs O(messages up to the first change).
+    """
+    begin, _, keep = _same_json(request, recorded)
+    reader = _Reader(recorded, replies, request.stop, keep)
+    for turn in _turns(request.messages[begin:]):
+        if reader.keep >= least or reader.is_changed:
+            break
+        reader.read(turn)
+    return reader.keep >= least
+
+
+def is_repeated(request: ModelRequest, recorded: Reading) -> bool:
+    """Return whether a request begins with all messages that the program sent before, as the same JSON."""
+    return 0 < len(recorded.sent) == _common(recorded.sent, request.messages)
+
+
+def _same_json(request: ModelRequest, recorded: Reading) -> tuple[int, int, int]:
+    """Return where to begin to read a request: how many messages, assistant messages and recorded ones come before."""
+    begin = _common(recorded.sent, request.messages)
+    if begin == len(recorded.sent):
+        return begin, len(recorded.starts), recorded.asked
+    # Read on from the reply before the change, which names the calls of its results.
+    known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
+    begin, keep = recorded.starts[known] if recorded.starts and recorded.starts[known][0] <= begin else (0, 0)
+    return begin, known, keep
+
+
 def _common(before: Sequence[ReceivedMessage], now: Sequence[ReceivedMessage]) -> int:
     """Return how many messages at the start are the same objects, or have the same JSON."""
     same = len(list(takewhile(bool, map(operator.is_, before, now))))
     rest = zip(islice(before, same, None), islice(now, same, None), strict=False)
-    return same + len(list(takewhile(lambda pair: pair[0].raw is not None and pair[0].raw == pair[1].raw, rest)))
+    return same + len(list(takewhile(lambda pair: _is_same_json(*pair), rest)))
+
+
+def _is_same_json(one: ReceivedMessage, other: ReceivedMessage) -> bool:
+    return one is other or (one.raw is not None and one.raw == other.raw)
+
+
+def _turns(messages: Sequence[ReceivedMessage]) -> Iterator[list[ReceivedMessage]]:
+    """Yield messages in parts that end with an assistant message. What follows has no effect on how a part is read."""
+    turn: list[ReceivedMessage] = []
+    for received in _in_call_order(messages):
+        turn.append(received)
+        if received.message.role == "assistant":
+            yield turn
+            turn = []
+    yield turn
 
 
 def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:
@@ -122,9 +164,15 @@ class _Reader:
         self.calls: dict[str, ToolCall] = {}
         self.named: set[Entry] = set()
         self._later: _Later | None = None  # after the first change: what is left of the record
+        self._read = 0
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a message was not the recorded one at its place."""
+        return self._later is not None
 
     def read(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Read all messages."""
+        """Read the messages of a turn."""
         index = 0
         while index < len(messages):
             if merged := self._merged(messages, index):
@@ -136,9 +184,10 @@ class _Reader:
                 entry.reply and self.starts and self.path[self.starts[-1][1]] is entry
             ):  # else a part of that reply
                 if entry.is_assistant:
-                    self.starts.append((index, len(self.path)))
+                    self.starts.append((self._read + index, len(self.path)))
                 self._append(entry)
             index += 1
+        self._read += len(messages)
 
     @property
     def _expected(self) -> Entry | None:

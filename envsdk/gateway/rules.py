@@ -90,6 +90,16 @@ class Fit:
         """How well it fits."""
         return self.reach, self.is_alike, not self.changed
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the request only adds messages of the program to the context, after its last reply.
+
+        A context fits better or equally well only if its first `reach` messages are those of the request: what follows
+        in the request has no assistant message, and so no reply of another context.
+        """
+        starts = self.reading.starts
+        return self.rank == (self.reading.keep, True, True) and bool(starts) and starts[-1][1] == self.reach - 1
+
 
 def setting_of(request: ModelRequest) -> Setting:
     """Return the system message and the tools of a request."""

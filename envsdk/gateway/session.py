@@ -1,16 +1,19 @@
 """Where a program's requests and the environment that answers them meet: in different threads, in any order."""
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import RequestError, message_of
 from .requests import ModelReply, ModelRequest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +88,7 @@ class ProgramSession:
         self.was_asked = True
         asked = Asked(request)
         self._put(asked)
-        return await asyncio.wrap_future(asked.replies)
+        return await result_of(asked.replies)
 
     def abandon(self, request: ModelRequest) -> None:
         """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
@@ -115,7 +118,7 @@ class ProgramSession:
                 return self._events.popleft()
             waiting = self._waiting = Future()
         try:
-            return await asyncio.wrap_future(waiting)
+            return await result_of(waiting)
         except asyncio.CancelledError:
             if not waiting.cancel():  # it came just before
                 self.put_back(waiting.result())
@@ -158,3 +161,31 @@ class ProgramSession:
                 return
         if isinstance(event, Asked):
             event.refuse(closed)
+
+
+async def result_of(future: "Future[T]") -> T:
+    """Return the result of a future, which is canceled if this is.
+
+    `asyncio.wrap_future` does the same, but wakes the event loop through its socket, even from the loop's own thread.
+    """
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def wake(_: "Future[T]") -> None:
+        if threading.get_ident() == thread:
+            settle()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+    future.add_done_callback(wake)
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    return future.result()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import ConfigError, RequestError
+from .growing_json import ParsedBody
 from .protocols import SessionMemory
 from .requests import ModelReply, ModelRequest
 
@@ -85,6 +86,7 @@ class OpenSession:
         waiting: How many requests are being answered.
         memory: What the protocols remember of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.
+        last_body: The body of the last request that was read. The next one begins with most of it.
     """
 
     session: Session
@@ -95,6 +97,7 @@ class OpenSession:
     waiting: int = 0
     memory: SessionMemory = field(default_factory=SessionMemory)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    last_body: ParsedBody | None = None
 
     @contextmanager
     def answering(self) -> Generator[None]:

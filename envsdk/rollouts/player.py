@@ -58,7 +58,7 @@ _GRACE_S = 5.0
 """How long a coroutine that was cancelled may take to end, in seconds."""
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
-_LAG_PAUSE_S = 0.02
+_LAG_PAUSE_S = 0.05
 _TURN_S = 0.01
 """How long the steps in one iteration of the event loop should take together, in seconds."""
 

@@ -1,9 +1,10 @@
 """What a session remembers between requests: messages that were read, and responses that later requests name."""
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ...messages import ToolSchema
@@ -23,7 +24,7 @@ class RecentlyRead(Generic[T]):
     """
 
     def __init__(self, limit: int = 16) -> None:
-        self._lists: list[list[Read[T]]] = []
+        self._lists: list[_List[T]] = []
         self._limit = limit
 
     def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["Read[T]"]:
@@ -37,13 +38,15 @@ class RecentlyRead(Generic[T]):
             The values, with what they were read as. Those that came before are the objects of the earlier list, so that
             a session keeps them only once.
         """
+        if not values:
+            return []
         best, common = self._longest_beginning(values)
-        earlier = self._lists[best] if common else []
+        earlier: _List[T] = self._lists[best] if common else _List([], [])
         new = [Read(value, read(value, i), _numbers(value)) for i, value in enumerate(values[common:], common)]
-        result = earlier[:common] + new
-        if common and common == len(earlier):
+        result = earlier.found[:common] + new
+        if common and common == len(earlier.found):
             del self._lists[best]
-        self._lists.append(result)
+        self._lists.append(_List([*earlier.values[:common], *values[common:]], result))
         del self._lists[: -self._limit]
         return result
 
@@ -51,7 +54,7 @@ class RecentlyRead(Generic[T]):
         """Return which list has the longest common beginning with the values, and its length."""
         best, longest = -1, 0
         for index in range(len(self._lists) - 1, -1, -1):
-            known = _shared(self._lists[index], self._lists[best], longest)
+            known = _shared(self._lists[index].found, self._lists[best].found, longest)
             if known == longest and (common := _common(self._lists[index], values, known)) > longest:
                 best, longest = index, common
         return best, longest
@@ -89,7 +92,19 @@ class Read(NamedTuple, Generic[T]):
     numbers: Sequence[_Path]
 
 
-def _common(earlier: Sequence[Read[Any]], values: Sequence[Any], known: int) -> int:
+class _List(NamedTuple, Generic[T]):
+    """A list that was read.
+
+    Attributes:
+        values: Its values. They are those of `found`, but at a thousand values, looking for them there takes long.
+        found: The values, with what they were read as.
+    """
+
+    values: Sequence[Any]
+    found: "list[Read[T]]"
+
+
+def _common(earlier: _List[Any], values: Sequence[Any], known: int) -> int:
     """Return how many values at the beginning of two lists are the same, up to the order of keys.
 
     Args:
@@ -97,8 +112,11 @@ def _common(earlier: Sequence[Read[Any]], values: Sequence[Any], known: int) -> 
         values: The values of a request.
         known: How many of them are known to be the same.
     """
-    common = known
-    for (one, _, numbers), other in zip(islice(earlier, known, None), islice(values, known, None), strict=False):
+    objects = map(operator.is_, islice(earlier.values, known, None), islice(values, known, None))
+    common = known + len(list(takewhile(bool, objects)))
+    for (one, _, numbers), other in zip(
+        islice(earlier.found, common, None), islice(values, common, None), strict=False
+    ):
         if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
             break
         common += 1
