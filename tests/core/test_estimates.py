@@ -89,7 +89,7 @@ class Once(Env):
     def respond(self, reply: Message) -> Turn:
         return Turn("Good.", reward=1.0, terminated=True)
 
-    def reference_reply(self) -> str:
+    def reference_reply(self) -> Message | str:
         return "yes"
 
 
