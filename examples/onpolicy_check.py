@@ -7,14 +7,18 @@ what the sampler said. With `--retokenize`, the same episodes go through what na
 
 Run it with `python examples/onpolicy_check.py`; `pip install 'envsdk[torch]'` has what it needs. gpt-oss needs its own
 vocabulary: `--model gpt_oss --tokenizer FOLDER`, a folder with its tokenizer.json.
+
+`--ladder` compares five ways from a conversation to the trainer, with the figures of a published report; see
+`onpolicy_ladder.py`. `--tokenizer` may then be the file `o200k_base.tiktoken`, too; without it, tiktoken downloads it.
 """
 # pyright: basic, reportMissingImports=false
 
 import argparse
+import importlib
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -177,13 +181,14 @@ def make_model(kind: str, vocab_size: int, seed: int) -> Any:
     return model.eval()
 
 
-def transcripts(renderer: Renderer, episodes: int) -> list[TreeBatch]:
+def transcripts(makes: Iterable[Callable[[], Env]], episodes: int) -> list[TreeBatch]:
     """What reference policies say: for each conversation all its supervised samples, as one tree.
 
     The prompts are those of the history policy; a summary is not written again here, so its conversation stays whole.
     """
     trees: list[TreeBatch] = []
-    for make in scenes(renderer).values():
+    for make in makes:
+        renderer = make().renderer
         for trajectory in play(make, "reference", range(10**6, 10**6 + episodes)):
             shown = trajectory.history if trajectory.history["name"] in ("strip", "compact") else "keep"
             logs = trajectory.contexts.values()
@@ -419,7 +424,7 @@ class Clock:
 def fitted_model(kind: str, renderer: Renderer, *, seed: int = 0, steps: int = 1500) -> tuple[Any, float]:
     """A model that plays the scenes more or less well, and its loss."""
     model = make_model(kind, renderer.tokenizer.vocab_size, seed)
-    return model, fit(model, transcripts(renderer, episodes=12), steps, seed)
+    return model, fit(model, transcripts(scenes(renderer).values(), episodes=12), steps, seed)
 
 
 def check(
@@ -477,15 +482,19 @@ def main() -> int:
     """Run the check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["qwen3", "gpt_oss", "both"], default="qwen3")
+    parser.add_argument("--ladder", action="store_true", help="from plain text to what naive loops do, and back")
     parser.add_argument("--tokenizer", help="a folder with gpt-oss's tokenizer.json")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=8, help="of each kind")
     parser.add_argument("--retokenize", action="store_true", help="also do what naive loops do")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # what there is to compute is too little to share
+    if options.ladder:
+        ladder = importlib.import_module("onpolicy_ladder")  # which imports this module
+        return ladder.run(options.tokenizer, episodes=options.episodes, seed=options.seed)
     kinds = ["qwen3", "gpt_oss"] if options.model == "both" else [options.model]
     if "gpt_oss" in kinds and options.tokenizer is None:
         parser.error("gpt-oss has a vocabulary of its own: --tokenizer FOLDER, a folder with its tokenizer.json")
-    torch.set_num_threads(1)  # what there is to compute is too little to share
     problems: list[str] = []
     for kind in kinds:
         renderer = renderer_of(kind, options.tokenizer)
