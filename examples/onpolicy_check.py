@@ -45,7 +45,7 @@ from envsdk import (
     tool,
     tree_batch,
 )
-from envsdk.diagnostics import KL, Cost, TokenMatch, cost, explain_break, kl, token_match
+from envsdk.diagnostics import KL, Cost, TokenMatch, cost, explain_break, forward_logprobs, kl, token_match
 from envsdk.errors import RenderError
 from envsdk.policies import TransformersPolicy
 from envsdk.tree import TreeBatch
@@ -260,20 +260,8 @@ def is_sound(trajectory: Trajectory) -> list[bool]:
 # What a trainer does.
 
 
-def sample_logprobs(model: Any, sample: Sample) -> np.ndarray:
-    """The model's log-probability of each trained token, at its sampling temperature: shape (L,)."""
-    positions, tokens = np.flatnonzero(sample.mask), torch.as_tensor(sample.tokens).long()
-    with torch.no_grad():
-        before = torch.as_tensor(positions - 1)
-        logits = model(input_ids=tokens[None], use_cache=False, logits_to_keep=before).logits[0]
-    logits /= torch.as_tensor(sample.temperature[sample.part_ids[positions]])[:, None]
-    values = np.zeros(len(sample), dtype=np.float64)
-    values[positions] = logits.log_softmax(-1).gather(1, tokens[positions, None])[:, 0].numpy()
-    return values
-
-
 def tree_logprobs(model: Any, trajectory: Trajectory) -> list[np.ndarray]:
-    """The same for all samples of an episode, from one forward pass over their tree."""
+    """What `forward_logprobs` computes for all samples of an episode, from one forward pass over their tree."""
     tree = tree_batch(trajectory)
     index, tokens = tree.trained, torch.as_tensor(tree.tokens).long()
     with torch.no_grad():
@@ -445,7 +433,7 @@ def check(
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     sampled, trained = recorder.log, trained_log(samples)
     with clock.time("samples"):
-        of_samples = kl(samples, [sample_logprobs(model, sample) for sample in samples])
+        of_samples = kl(samples, forward_logprobs(model, samples))
     with clock.time("trees"):
         of_trees = kl(samples, [values for t in trajectories for values in tree_logprobs(model, t)])
     sound = [flag for trajectory in trajectories for flag in is_sound(trajectory)]
@@ -472,7 +460,7 @@ def check(
             ours = [sample for sample in samples if (sample.trajectory_id, sample.context) in by_context]
             in_place = [by_context[sample.trajectory_id, sample.context] for sample in ours]
             report.naive_tokens = token_match(ours, in_place)
-            report.naive = kl(made, [sample_logprobs(model, sample) for sample in made])
+            report.naive = kl(made, forward_logprobs(model, made))
             report.naive_prompts = sum((causes_in_prompts(t, sampled, renderer) for t in plain), Counter())
             report.naive_replies = sum((causes_in_replies(t, renderer) for t in plain), Counter())
     return report

@@ -36,14 +36,13 @@ from onpolicy_check import (
     fit,
     make_model,
     retokenized,
-    sample_logprobs,
     trained_log,
     transcripts,
 )
 
 import envsdk
 from envsdk import Env, Renderer, Sample, Trajectory
-from envsdk.diagnostics import KL, TokenMatch, kl, token_match
+from envsdk.diagnostics import KL, TokenMatch, forward_logprobs, kl, token_match
 from envsdk.policies import TransformersPolicy
 from envsdk.rendering.tokenizers import Tokenizer
 
@@ -52,9 +51,9 @@ PUBLISHED = {
     "one turn of Harmony": ("-0.018", ""),
     "several turns, as one sequence": ("0.12 to 0.34", ""),
     "the naive path": ("4.0 to 7.0", "6.7%"),
-    "envsdk's samples": ("0.028, 0.003", "100%"),
+    "envsdk's samples": ("0.028", "100%"),
 }
-"""k1 and the token match that the report has for each case."""
+"""k1 and the token match that the report has for each case. After the repair, its k2 was 0.003."""
 PLAIN, ONE, SEVERAL, NAIVE, OURS = PUBLISHED
 FIT_STEPS = 600
 RANKS = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -145,7 +144,7 @@ def as_they_are(name: str, model: Any, recorder: Recorder, played: Sequence[Play
     match = token_match(
         [tokens for key in trained for tokens in sampled[key]], [tokens for key in trained for tokens in trained[key]]
     )
-    return Case(name, match, kl(samples, [sample_logprobs(model, sample) for sample in samples]))
+    return Case(name, match, kl(samples, forward_logprobs(model, samples)))
 
 
 def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[Sample]) -> Case:
@@ -153,7 +152,7 @@ def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[
     made = {sample.trajectory_id: sample for sample in others}
     samples = [s for s in samples_of([each.trajectory for each in played]) if s.trajectory_id in made]
     match = token_match(samples, [made[sample.trajectory_id] for sample in samples])
-    return Case(name, match, kl(others, [sample_logprobs(model, sample) for sample in others]))
+    return Case(name, match, kl(others, forward_logprobs(model, others)))
 
 
 def ladder(model: Any, renderer: Renderer, *, episodes: int = 16, seed: int = 0) -> list[Case]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from onpolicy_check import Recorder, sample_logprobs, trained_log
+from onpolicy_check import Recorder, trained_log
 
 import envsdk
 from envsdk import Trajectory
-from envsdk.diagnostics import KL, TokenMatch, kl, token_match
+from envsdk.diagnostics import KL, TokenMatch, forward_logprobs, kl, token_match
 from envsdk.policies import TransformersPolicy
 from envsdk.rollouts import rollout_many
 
@@ -43,7 +43,7 @@ def compare(model: Any, recorder: Recorder, trajectories: list[Trajectory]) -> t
     match = token_match(
         [tokens for key in trained for tokens in sampled[key]], [tokens for key in trained for tokens in trained[key]]
     )
-    return match, kl(samples, [sample_logprobs(model, sample) for sample in samples])
+    return match, kl(samples, forward_logprobs(model, samples))
 
 
 def problems(trajectories: list[Trajectory], match: TokenMatch, found: KL) -> list[str]:

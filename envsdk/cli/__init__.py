@@ -16,6 +16,7 @@ from .evaluating import eval_
 from .exporting import export_template_
 from .gateway import gateway
 from .importing import import_
+from .onpolicy import onpolicy
 from .options import specification
 from .output import ErrorHandler, print_error
 from .playing import play
@@ -28,7 +29,7 @@ app.command("list")(list_)
 app.command("eval")(eval_)
 app.command("export-template")(export_template_)
 app.command("import")(import_)
-for command in (play, rollout, show, replay, cost, gateway, init, check, doctor, demo):
+for command in (play, rollout, show, replay, cost, onpolicy, gateway, init, check, doctor, demo):
     app.command()(command)
 
 

@@ -21,7 +21,10 @@ TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""
-POLICY = "reference, null or random; or a model on servers: vllm:URL, sglang:URL or openai:URL."
+POLICY = (
+    "reference, null or random; a model on servers: vllm:URL, sglang:URL or openai:URL; or one on this machine: "
+    "transformers:FOLDER."
+)
 POLICY_OPTION = "An argument of the policy, such as temperature=0.7. You may repeat it."
 OPTION = "An option of the environment, as key=value. You may repeat it."
 

@@ -8,6 +8,7 @@ from .description import BatchDescription, Statistics, describe
 from .divergence import Estimate, NumericFormat, Verdict
 from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from .explanation import Explanation, explain_break
+from .forward import forward_logprobs
 from .importance import ImportanceWeights, importance_weights
 from .on_policy import KL, Cluster, kl
 from .training import Difference, TrainMode, train_mode
@@ -37,6 +38,7 @@ __all__ = [
     "describe",
     "estimate",
     "explain_break",
+    "forward_logprobs",
     "importance_weights",
     "kl",
     "token_match",

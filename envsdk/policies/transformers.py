@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_CACHE_BYTES = 2 << 30
+_ADVICE = "pip install 'envsdk[torch]'"
 
 
 @dataclass(slots=True)
@@ -300,9 +302,34 @@ class _Reply:
         return token in self._stop_token_ids or any(name in text for name in self._stop)
 
 
+def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
+    """Load a causal language model of transformers from a folder, in evaluation mode. Nothing is downloaded.
+
+    Args:
+        folder: The folder, as `save_pretrained` writes it.
+        dtype: The type of the weights: `float32`, `bfloat16` or `float16`.
+
+    Raises:
+        ConfigError: If the type is another one, or the folder has no such model.
+        MissingPackage: If torch or transformers is not installed.
+    """
+    torch = _torch()
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype is {dtype!r}; expected 'float32', 'bfloat16' or 'float16'")
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(
+            f"{str(folder)!r} has no config.json; expected the folder of a model, as save_pretrained writes it"
+        )
+    auto = load("transformers", "TransformersPolicy needs", _ADVICE).AutoModelForCausalLM
+    try:
+        return auto.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True).eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(f"transformers cannot load a causal language model from {str(folder)!r}: {error}") from error
+
+
 def _torch() -> Any:
     needed = ("transformers", "torch")
-    return [load(module, "TransformersPolicy needs", "pip install 'envsdk[torch]'") for module in needed][-1]
+    return [load(module, "TransformersPolicy needs", _ADVICE) for module in needed][-1]
 
 
 def _text_config(model: Any) -> Any:

@@ -34,6 +34,7 @@ def test_several_urls_are_separated_by_commas():
         ("vllm:http://a", {"temprature": 1}, ConfigError, "temprature"),
         ("openai:http://a", {}, ConfigError, "model"),
         ("random", {"model": "m"}, ConfigError, "has no options"),
+        ("transformers:", {}, ConfigError, "has no folder; expected transformers:FOLDER"),
     ],
 )
 def test_a_text_that_is_not_a_policy_is_an_error(text, options, error, message):
