@@ -222,17 +222,22 @@ def role_advantages(
 
 
 def add_kl_penalty(samples: Sequence[Sample], trainer_logprobs: Sequence[Any], coef: float) -> list[Sample]:
-    """Add a penalty that keeps the policy close to its sampler.
+    """Add a penalty that keeps the policy that sampled close to another model, such as the one it began as.
 
     `A[i] += coef * mask[i] * (mean(d) - d[i])` with `d = lp_sampler - lp_trainer`. The mean runs over the trained
-    tokens of all samples, so the penalty moves credit between tokens, and its sum is 0.
+    tokens of all samples, so the penalty moves credit between tokens, and its sum is 0. A token that is likelier for
+    the sampler than for the other model loses advantage.
+
+    If samples are trained on more than once, the weights move away from their sampler. To keep them close to it,
+    exchange the two: give the samples the log-probabilities of the weights, and pass those of the sampler. Without
+    the exchange, the penalty drives them apart.
 
     Source: `incorporate_kl_penalty` of tinker-cookbook.
 
     Args:
         samples: Samples with log-probabilities and an advantage.
-        trainer_logprobs: For each sample, the trainer's log-probabilities in nats, shape (L,). The value at i belongs
-            to token i.
+        trainer_logprobs: For each sample, the log-probabilities of the other model in nats, shape (L,). The value at i
+            belongs to token i.
         coef: The penalty for one nat, in units of advantage; at least 0.
 
     Returns:
