@@ -15,6 +15,8 @@ import argparse
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +25,25 @@ import torch
 import transformers
 from envsdk_environments.guess_number import GuessNumber
 
-from envsdk import Env, Message, Trajectory, rollouts, sft_samples, tree_batch
-from envsdk.credit import group_advantages
+from envsdk import Env, Message, Renderer, Sample, Trajectory, get_renderer, rollouts, sft_samples, tree_batch
+from envsdk.credit import add_kl_penalty, group_advantages
 from envsdk.diagnostics import importance_weights, kl
-from envsdk.policies import TransformersPolicy
+from envsdk.policies import TransformersPolicy, load_model
 from envsdk.tree import TreeBatch
 
 HIGH, GUESSES = 7, 3  # who halves what is left needs no more
 WARM_UP_GAMES, WARM_UP_STEPS, WARM_UP_RATE = 32, 240, 5e-3
 GROUP, UPDATES, LEARNING_RATE, BETAS = 12, 30, 3e-4, (0.9, 0.95)
 MAX_REPLY_TOKENS, MAX_TREE_TOKENS, MAX_GRADIENT = 24, 1024, 1.0
+REAL: dict[str, Any] = {
+    "warm_up_games": 8,
+    "warm_up_steps": 16,
+    "warm_up_rate": 2e-5,
+    "learning_rate": 1e-5,
+    "group": 4,
+}
 MAX_K1 = 1e-3  # nats per token
+MAX_LOG_RATIO = 2.0  # nats; the most that a token counts in the KL penalty
 
 
 class GuessAloud(GuessNumber):
@@ -46,11 +56,20 @@ class GuessAloud(GuessNumber):
         return Message(role="assistant", reasoning=f"{self.low} to {self.high}", content=content)
 
 
-def make_env() -> GuessAloud:
+def make_env(renderer: Renderer | None = None) -> GuessAloud:
     """A game. The seeds 0 to HIGH - 1 have each number once."""
     tasks = [{"secret": number} for number in range(1, HIGH + 1)]
-    limits = {"max_steps": GUESSES}
-    return GuessAloud(renderer="qwen3", tokenizer="embedded", history="strip", limits=limits, tasks=tasks, high=HIGH)
+    family: dict[str, Any] = {"renderer": renderer} if renderer else {"renderer": "qwen3", "tokenizer": "embedded"}
+    return GuessAloud(**family, history="strip", limits={"max_steps": GUESSES}, tasks=tasks, high=HIGH)
+
+
+def make_model(vocab_size: int) -> Any:
+    """A small Qwen3 with random weights. It has no dropout, so that it can stay in evaluation mode."""
+    size: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    options: dict[str, Any] = {"tie_word_embeddings": True, "initializer_range": 0.1}
+    config = transformers.Qwen3Config(vocab_size=vocab_size, **size, **heads, **options)
+    return transformers.Qwen3ForCausalLM(config).eval()
 
 
 class Task(NamedTuple):
@@ -64,6 +83,23 @@ class Task(NamedTuple):
     max_reply_tokens: int = MAX_REPLY_TOKENS
     warm_up_games: int = WARM_UP_GAMES
     warm_up_steps: int = WARM_UP_STEPS
+    warm_up_rate: float = WARM_UP_RATE
+    learning_rate: float = LEARNING_RATE
+    make_model: Callable[[int], Any] = make_model
+    """Makes the model, in evaluation mode and without dropout, from the size of the vocabulary."""
+
+
+def task_of(folder: Path, template: Path | None, **options: Any) -> Task:
+    """The same game for a language model of one's own, which has less to learn before it can play.
+
+    Args:
+        folder: The model with its tokenizer, as `save_pretrained` writes them.
+        template: The chat template; by default that of the folder. `strip` drops what the template drops.
+        options: Fields of `Task`.
+    """
+    own: dict[str, Any] = {"name": "fixed_base", "template": template.read_text()} if template else {"name": "auto"}
+    renderer = get_renderer(tokenizer=folder, **own)
+    return Task(partial(make_env, renderer), make_model=lambda _: load_model(folder), **{**REAL, **options})
 
 
 def play(policy: Any, seeds: Sequence[int], task: Task | None = None) -> list[Trajectory]:
@@ -73,15 +109,6 @@ def play(policy: Any, seeds: Sequence[int], task: Task | None = None) -> list[Tr
         if trajectory.error is not None:
             raise RuntimeError(f"{trajectory.id}: {trajectory.error}")
     return trajectories
-
-
-def make_model(vocab_size: int) -> Any:
-    """A small Qwen3 with random weights. It has no dropout, so that it can stay in evaluation mode."""
-    size: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    options: dict[str, Any] = {"tie_word_embeddings": True, "initializer_range": 0.1}
-    config = transformers.Qwen3Config(vocab_size=vocab_size, **size, **heads, **options)
-    return transformers.Qwen3ForCausalLM(config).eval()
 
 
 def logprobs(model: Any, tree: TreeBatch) -> torch.Tensor:
@@ -107,7 +134,7 @@ def warm_up(model: Any, seed: int, task: Task) -> float:
     made = [sft_samples(renderer, log.messages, tools=log.tools, history="strip") for log in logs]
     samples = [sample for each in made for sample in each]
     trees = tree_batch(samples).split(MAX_TREE_TOKENS)
-    optimizer = torch.optim.Adam(model.parameters(), lr=WARM_UP_RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.warm_up_rate)
     loss = torch.zeros(())
     for step in range(task.warm_up_steps):
         loss = -logprobs(model, trees[step % len(trees)]).mean()
@@ -116,38 +143,74 @@ def warm_up(model: Any, seed: int, task: Task) -> float:
     return loss.item()
 
 
+def read(model: Any, samples: Sequence[Sample]) -> list[np.ndarray]:
+    """What the weights say of each sampled token, from forward passes over trees; for each sample: shape (L,)."""
+    values = [np.zeros(len(sample)) for sample in samples]
+    for tree in tree_batch(samples).split(MAX_TREE_TOKENS):
+        with torch.no_grad():
+            found = logprobs(model, tree).tolist()
+        places = tree.sample_ids[tree.trained], tree.position_ids[tree.trained]
+        for sample, position, value in zip(*places, found, strict=True):
+            values[sample][position] = value
+    return values
+
+
+def penalize(samples: Sequence[Sample], values: Sequence[np.ndarray], coef: float) -> tuple[list[Sample], float]:
+    """Add the KL penalty to the advantages; the share of tokens whose log-ratio to the sampler was clipped.
+
+    A token that became likelier than it was when it was sampled loses advantage, and one that became less likely gains.
+    """
+    ratios = [value - sample.logprobs for sample, value in zip(samples, values, strict=True)]
+    near = [s.logprobs + ratio.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO) for s, ratio in zip(samples, ratios, strict=True)]
+    clipped = sum((np.abs(ratio) > MAX_LOG_RATIO).sum() for ratio in ratios) / sum(s.mask.sum() for s in samples)
+    trained = [replace(s, logprobs=value.astype(np.float32)) for s, value in zip(samples, near, strict=True)]
+    penalized = add_kl_penalty(trained, [sample.logprobs for sample in samples], coef)
+    return [replace(p, logprobs=s.logprobs) for p, s in zip(penalized, samples, strict=True)], float(clipped)
+
+
+class Update(NamedTuple):
+    """What an update began and ended with."""
+
+    k1: float
+    """Between sampler and trainer before the first step, in nats per token."""
+    clipped: float
+    """The share of tokens whose log-ratio was clipped before the last step."""
+
+
 def update(
-    model: Any, optimizer: torch.optim.Optimizer, trajectories: Sequence[Trajectory], correct: Any = None
-) -> float:
-    """One step of REINFORCE, with the others of a group as the baseline; k1 to the sampler before it.
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    trajectories: Sequence[Trajectory],
+    correct: Any = None,
+    *,
+    epochs: int = 1,
+    kl_coef: float = 0.0,
+) -> Update:
+    """REINFORCE with the others of a group as the baseline, in two passes: what the weights say, then the gradient.
 
     With `correct`, a level of `importance_weights`, the loss of each token has its truncated importance weight.
     """
     samples = group_advantages([s for t in trajectories for s in t.samples()], "leave_one_out")
-    trees = tree_batch(samples).split(MAX_TREE_TOKENS)
-    values = [logprobs(model, tree) for tree in trees]
-    computed = [np.zeros(len(sample)) for sample in samples]
-    for tree, of_tree in zip(trees, values, strict=True):
-        for sample, position, value in zip(*places(tree), of_tree.tolist(), strict=True):
-            computed[sample][position] = value
-    k1 = kl(samples, computed).all.k1
-    if not abs(k1) < MAX_K1:
-        raise RuntimeError(f"what is trained is not what was sampled: k1 is {k1} nats per token")
-    weights = [sample.mask for sample in samples]
-    if correct is not None:
-        weights = importance_weights(samples, computed, correct).weights
-    for tree, of_tree in zip(trees, values, strict=True):
-        assert tree.advantage is not None
-        weight = [float(weights[sample][position]) for sample, position in zip(*places(tree), strict=True)]
-        loss = -(torch.as_tensor(tree.advantage[tree.trained]) * torch.tensor(weight) * of_tree).sum()
-        (loss / len(trajectories)).backward()
-    follow_gradient(model, optimizer)
-    return k1
-
-
-def places(tree: TreeBatch) -> tuple[np.ndarray, np.ndarray]:
-    """The sample of each trained token, and its position there."""
-    return tree.sample_ids[tree.trained], tree.position_ids[tree.trained]
+    k1 = clipped = 0.0
+    for epoch in range(epochs):
+        values = read(model, samples)
+        if epoch == 0:
+            k1 = kl(samples, values).all.k1
+            if not abs(k1) < MAX_K1:
+                raise RuntimeError(f"what is trained is not what was sampled: k1 is {k1} nats per token")
+        penalized, clipped = penalize(samples, values, kl_coef)
+        if correct is not None:
+            weights = importance_weights(samples, values, correct).weights
+            penalized = [
+                replace(s, advantage=s.advantage * weight) for s, weight in zip(penalized, weights, strict=True)
+            ]
+        for tree in tree_batch(penalized).split(MAX_TREE_TOKENS):
+            assert tree.advantage is not None
+            advantage = torch.as_tensor(tree.advantage[tree.trained])
+            loss = -(advantage * logprobs(model, tree)).sum() / len(trajectories)
+            loss.backward()
+        follow_gradient(model, optimizer)
+    return Update(k1, clipped)
 
 
 class Progress(NamedTuple):
@@ -157,30 +220,42 @@ class Progress(NamedTuple):
     """The mean reward of the games before each update, and after the last: shape (updates + 1,)."""
     k1: list[float]
     """Before each update: shape (updates,)."""
+    clipped: list[float]
+    """In each update: shape (updates,)."""
 
     def __str__(self) -> str:
         worst = max(map(abs, self.k1), default=0.0)
         return f"mean reward {self.rewards[0]:.2f} before and {self.rewards[-1]:.2f} after; |k1| is at most {worst:.1e}"
 
 
-def train(seed: int = 0, updates: int = UPDATES, task: Task | None = None, correct: Any = None) -> Progress:
+def train(
+    seed: int = 0,
+    updates: int = UPDATES,
+    task: Task | None = None,
+    correct: Any = None,
+    *,
+    epochs: int = 1,
+    kl_coef: float = 0.0,
+) -> Progress:
     """Warm a model up, and let it play and learn in turn."""
     task = task or Task()
     torch.manual_seed(seed)
     tokenizer = task.make_env().renderer.tokenizer
-    model = make_model(tokenizer.vocab_size)
+    model = task.make_model(tokenizer.vocab_size)
     print(f"warmed up to {warm_up(model, seed, task):.3f} nats per token", flush=True)
     options: dict[str, Any] = {"max_tokens": task.max_reply_tokens, "policy_version": 0}
     policy = TransformersPolicy(model, tokenizer, seed=seed, **options)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS)
-    progress = Progress([], [])
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate, betas=BETAS)
+    progress = Progress([], [], [])
     seeds = [seed for seed in task.seeds for _ in range(task.group)]
     for number in range(updates + 1):
         trajectories = play(policy, seeds, task)
         progress.rewards.append(float(np.mean([trajectory.reward for trajectory in trajectories])))
         print(f"{number} updates: mean reward {progress.rewards[-1]:.2f}", flush=True)
         if number < updates:
-            progress.k1.append(update(model, optimizer, trajectories, correct))
+            done = update(model, optimizer, trajectories, correct, epochs=epochs, kl_coef=kl_coef)
+            progress.k1.append(done.k1)
+            progress.clipped.append(done.clipped)
             policy.refresh()  # the weights are new, and so is the policy's version
     return progress
 
@@ -212,14 +287,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--correct", choices=["token", "step", "sequence"], help="weigh the loss by importance weights")
+    parser.add_argument("--epochs", type=int, default=1, help="how often each batch of games is trained on")
+    parser.add_argument("--kl-coef", type=float, default=0.0, help="of the KL penalty, in units of advantage per nat")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="train this model instead of a small one")
+    parser.add_argument("--template", type=Path, metavar="FILE", help="the model's chat template, if not its own")
+    parser.add_argument("--group", type=int, help="how often each number is played before an update")
+    parser.add_argument("--warm-up-steps", type=int)
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to save a plot, a PNG")
     options = parser.parse_args()
+    names = ("group", "warm_up_steps", "learning_rate")
+    chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
+    task = task_of(options.model, options.template, **chosen) if options.model else Task(**chosen)
     figure = find_figure()(figsize=(8, 6), layout="constrained") if options.plot else None  # before the work, not after
     torch.set_num_threads(1)  # what there is to compute is too little to share
     start, cpu = time.perf_counter(), time.process_time()
-    progress = train(options.seed, options.updates, correct=options.correct)
+    progress = train(
+        options.seed, options.updates, task, options.correct, epochs=options.epochs, kl_coef=options.kl_coef
+    )
     seconds = f"{time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s of a CPU"
     print(f"seed {options.seed}: {progress}; {seconds}")
+    if options.kl_coef:
+        print(f"at most {max(progress.clipped, default=0.0):.1%} of the log-ratios of an update are clipped")
     if figure is not None:
         plot(progress, figure, options.plot)
 

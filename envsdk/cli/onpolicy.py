@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..diagnostics.stack import check_is_comparable, check_stack
-from ..policies import policy_of
-from ..policies.transformers import load_model
+from ..policies import load_model, policy_of
 from .options import (
     ENVIRONMENT,
     NAMED,

@@ -7,7 +7,7 @@ from .policy import Policy, PolicyLike
 from .random import RandomPolicy
 from .reply import ReplyPolicy
 from .sglang import SGLang
-from .transformers import TransformersPolicy
+from .transformers import TransformersPolicy, load_model
 from .vllm import VLLM
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "ReplyPolicy",
     "SGLang",
     "TransformersPolicy",
+    "load_model",
     "policy_of",
 ]
