@@ -96,6 +96,8 @@ def check_stack(
         InvalidSample: If the policy returns no log-probabilities.
         MissingPackage: If torch is not installed.
         RunFailed: If no episode gave a sample; the error has the first cause.
+        ServerMismatch: If a server does not fit the environment, or its log-probabilities are not those of the
+            distribution that it samples from; the error names the flag to change.
     """
     check_is_comparable(policy)
     recorder = _Recorder()

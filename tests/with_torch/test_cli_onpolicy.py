@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_servers import ModelServer
 from torch_models import tiny_qwen3
 from typer.testing import CliRunner
 
@@ -171,3 +172,16 @@ def test_without_torch_the_extra_is_named(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(errors.MissingPackage, match=r"pip install 'envsdk\[torch\]'"):
         run("--policy", "vllm:http://localhost:1", "--model", folder, family=())
+
+
+def test_a_server_is_compared_and_one_with_raw_log_probabilities_is_named(folder: Path) -> None:
+    with ModelServer() as server:  # whose model is another one
+        code, printed = run("--policy", f"vllm:{server.url}", "--model", folder)
+    assert code == 1
+    assert "tokens: 100.0%" in printed
+    assert printed.strip().endswith("verdict: critical")
+    with (
+        ModelServer(processed=False) as server,
+        pytest.raises(errors.ServerMismatch, match="--logprobs-mode processed_logprobs"),
+    ):
+        run("--policy", f"vllm:{server.url}", "--model", folder, "--policy-option", "temperature=0.5")
