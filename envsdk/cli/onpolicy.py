@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..diagnostics.stack import check_is_comparable, check_stack
+from ..episodes.event_loops import run
 from ..policies import load_model, policy_of
 from .options import (
     ENVIRONMENT,
@@ -45,14 +46,18 @@ def onpolicy(
     options = options_of(option or (), NAMED)
     options |= {"renderer": specification(renderer), "history": specification(history)}
     trainer = load_model(model, dtype=dtype)
-    report = check_stack(
-        environment(env),
-        sampler,
-        trainer,
-        seeds=range(seed, seed + episodes),
-        env_options=options | {"tokenizer": str(model) if tokenizer is None else tokenizer},
-        max_concurrency=concurrency,
-    )
+    try:
+        report = check_stack(
+            environment(env),
+            sampler,
+            trainer,
+            seeds=range(seed, seed + episodes),
+            env_options=options | {"tokenizer": str(model) if tokenizer is None else tokenizer},
+            max_concurrency=concurrency,
+        )
+    finally:
+        if hasattr(sampler, "aclose"):
+            run(sampler.aclose())
     if as_json:
         print_json({"environment": env, "history": history, "policy": policy, **report.to_dict()})
     else:
