@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..contexts.arrays import LARGEST
+from ..diagnostics.forward import forward_logprobs
 from ..diagnostics.inputs import valid_samples
 from ..errors import ConfigError, InvalidSample
-from ..packages import load
 from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
@@ -50,31 +50,14 @@ def add_reference(
     is_model = hasattr(reference, "get_input_embeddings")
     if temperature is not None and not is_model:
         raise ConfigError("temperature is for models; a function divides logits itself")
+    checked = valid_samples(samples)
+    computed = forward_logprobs(reference, checked, temperature=temperature) if is_model else []
     found: list[Sample] = []
-    for index, sample in enumerate(valid_samples(samples)):
+    for index, sample in enumerate(checked):
         where = f"sample {index}, of trajectory {sample.trajectory_id!r}"
-        given = _of_model(reference, sample, temperature, where) if is_model else reference(sample.tokens.copy())
+        given = computed[index] if is_model else reference(sample.tokens.copy())
         found.append(replace(sample, reference_logprobs=_checked(given, sample, where)))
     return found
-
-
-def _of_model(model: Any, sample: Sample, temperature: float | None, where: str) -> "NDArray[np.float32]":
-    """Return the log-probabilities of a sample's tokens: float32, shape (L,)."""
-    torch = load("torch", "the log-probabilities of a model need", "pip install torch")
-    trained = np.flatnonzero(sample.mask)
-    sampled = sample.temperature[sample.part_ids[trained]]
-    if temperature is None and not sampled.all():
-        raise InvalidSample(f"{where}: it was sampled at temperature 0; give the temperature of the reference")
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        tokens = torch.from_numpy(sample.tokens.astype(np.int64)).to(device)
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0, torch.from_numpy(trained - 1).to(device)]
-        divisors = torch.from_numpy(sampled if temperature is None else np.full(len(trained), temperature, np.float32))
-        scaled = logits.float() / divisors.to(device)[:, None]
-        found = scaled.log_softmax(-1).gather(-1, tokens[torch.from_numpy(trained).to(device), None])[:, 0]
-    logprobs = np.zeros(len(sample), dtype=np.float32)
-    logprobs[trained] = found.cpu().numpy()
-    return logprobs
 
 
 def _checked(given: Any, sample: Sample, where: str) -> "NDArray[np.float32]":

@@ -91,15 +91,17 @@ def check_stack(
         max_concurrency: The maximum number of episodes at the same time.
 
     Raises:
-        ConfigError: If the policy exchanges text or is the name of a built-in one, or the model does not fit the
-            tokenizer.
-        InvalidSample: If the policy returns no log-probabilities.
+        ConfigError: If the policy exchanges text or is the name of a built-in one, or the model is in training mode or
+            does not fit the tokenizer.
+        InvalidSample: If the policy returns no log-probabilities, or samples at temperature 0.
         MissingPackage: If torch is not installed.
         RunFailed: If no episode gave a sample; the error has the first cause.
         ServerMismatch: If a server does not fit the environment, or its log-probabilities are not those of the
             distribution that it samples from; the error names the flag to change.
     """
     check_is_comparable(policy)
+    if getattr(model, "training", False):
+        raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
     recorder = _Recorder()
     # An episode that begins again would be in the log twice.
     options: dict[str, Any] = {"env_options": dict(env_options or {}), "max_retries": 0, "group_size": 1}

@@ -116,9 +116,12 @@ def test_the_forward_pass_is_what_the_sampler_computed_at_each_temperature(folde
         assert values.shape == sample.tokens.shape
         assert not values[~sample.mask].any()
         assert np.allclose(values, sample.logprobs, atol=1e-4)
-    policy.model.train()
+
+
+def test_a_model_in_training_mode_is_refused(folder: Path) -> None:
+    policy: Any = policy_of(f"transformers:{folder}", max_tokens=4)
     with pytest.raises(errors.ConfigError, match="training mode"):
-        forward_logprobs(policy.model, samples)
+        check_stack("envsdk/GuessNumber-v0", policy, tiny_qwen3(layers=1).train())
 
 
 def test_a_model_of_another_family_is_refused(folder: Path) -> None:
