@@ -202,7 +202,8 @@ def update(
         if correct is not None:
             weights = importance_weights(samples, values, correct).weights
             penalized = [
-                replace(s, advantage=s.advantage * weight) for s, weight in zip(penalized, weights, strict=True)
+                replace(s, advantage=np.asarray(s.advantage) * weight)
+                for s, weight in zip(penalized, weights, strict=True)
             ]
         for tree in tree_batch(penalized).split(MAX_TREE_TOKENS):
             assert tree.advantage is not None

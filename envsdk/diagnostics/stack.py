@@ -3,21 +3,25 @@
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..authoring.env import Env
+from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..errors import ConfigError, RunFailed
 from ..policies.vocabularies import PolicyWrapper
+from ..rendering.renderer import Renderer
 from ..rollouts import Rollouts
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .alignment import TokenMatch, token_match
+from .divergence import Verdict
 from .forward import forward_logprobs
-from .on_policy import KL, Verdict, kl
+from .on_policy import KL, kl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,7 +133,7 @@ def check_stack(
         sampled=sum(trajectory.sampled_tokens for trajectory in trajectories),
         breaks=dict(Counter(break_.reason for trajectory in trajectories for break_ in trajectory.breaks)),
         tokens=token_match(sampled, trained),
-        kl=kl(samples, forward_logprobs(model, samples)),
+        kl=kl(samples, forward_logprobs(model, samples), renderer=_renderer_of(env, env_options or {})),
     )
 
 
@@ -149,6 +153,11 @@ def check_is_comparable(policy: Any) -> None:
             f"the policy {type(policy).__name__} exchanges text, so the tokens that its model sampled are not known; "
             f"{expected}"
         )
+
+
+def _renderer_of(env: str | type[Env], options: Mapping[str, Any]) -> Renderer:
+    with closing(make(env, **options) if isinstance(env, str) else env(**options)) as made:
+        return made.renderer
 
 
 class _Recorder:
