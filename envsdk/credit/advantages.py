@@ -221,10 +221,10 @@ def role_advantages(
     return [replace(one, advantage=per_token(one, found[key])) for one, key in zip(samples, keys, strict=True)], means
 
 
-def add_kl_penalty(samples: Sequence[Sample], trainer_logprobs: Sequence[Any], coef: float) -> list[Sample]:
+def add_kl_penalty(samples: Sequence[Sample], reference_logprobs: Sequence[Any], coef: float) -> list[Sample]:
     """Add a penalty that keeps the policy that sampled close to another model, such as the one it began as.
 
-    `A[i] += coef * mask[i] * (mean(d) - d[i])` with `d = lp_sampler - lp_trainer`. The mean runs over the trained
+    `A[i] += coef * mask[i] * (mean(d) - d[i])` with `d = lp_sampler - lp_reference`. The mean runs over the trained
     tokens of all samples, so the penalty moves credit between tokens, and its sum is 0. A token that is likelier for
     the sampler than for the other model loses advantage.
 
@@ -236,8 +236,8 @@ def add_kl_penalty(samples: Sequence[Sample], trainer_logprobs: Sequence[Any], c
 
     Args:
         samples: Samples with log-probabilities and an advantage.
-        trainer_logprobs: For each sample, the log-probabilities of the other model in nats, shape (L,). The value at i
-            belongs to token i.
+        reference_logprobs: For each sample, the log-probabilities of the other model in nats, shape (L,). The value at
+            i belongs to token i.
         coef: The penalty for one nat, in units of advantage; at least 0.
 
     Returns:
@@ -249,7 +249,7 @@ def add_kl_penalty(samples: Sequence[Sample], trainer_logprobs: Sequence[Any], c
     """
     if not isinstance(coef, Real) or not 0 <= coef < np.inf:
         raise ConfigError(f"coef is {coef!r}; expected a finite number of at least 0")
-    pairs = pair_logprobs(samples, trainer_logprobs)
+    pairs = pair_logprobs(samples, reference_logprobs)
     differences = [pair.sampler - pair.trainer for pair in pairs]
     joined = np.concatenate([np.empty(0), *differences])
     center = float(joined.mean()) if len(joined) else 0.0
