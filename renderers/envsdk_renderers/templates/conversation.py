@@ -1,13 +1,13 @@
 """Writes whole conversations as a chat template renders them, with the start of each message."""
 
 from collections.abc import Collection, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 
 from .bound_template import BoundTemplate
-from .chat_template import TemplateFailed
+from .boundaries import Boundaries
 from .writer import Writer
 
 
@@ -26,6 +26,7 @@ class ConversationWriter:
         self._mask = template.mask
         self._writer = writer
         self._openings = openings
+        self._boundaries = Boundaries(template, openings)
         self._ends = ends
 
     def write(self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
@@ -39,8 +40,7 @@ class ConversationWriter:
         with_prompt = self._template.safe_text(messages, tools, generation_prompt=True)
         length = self._mask.shared(text, with_prompt)
         text = text if messages[-1].role == "assistant" else text[:length]
-        found = [0, *(self._start(messages, tools, index, text) for index in range(1, len(messages))), len(text)]
-        bounds = pairwise(accumulate(found, max))
+        bounds = pairwise([*self._boundaries.starts(messages, tools, text), len(text)])
         for index, (message, (start, end)) in enumerate(zip(messages, bounds, strict=True)):
             out.begin(index, message.role)
             if message.role == "assistant":
@@ -48,13 +48,6 @@ class ConversationWriter:
             else:
                 self._writer.write_message(out, text[start:end], message.content.strip())
         return with_prompt[length:]
-
-    def _start(self, messages: Sequence[Message], tools: Sequence[ToolSchema], index: int, text: str) -> int:
-        """Return where message `index` begins in the text of a conversation: where the text differs without it."""
-        try:
-            return self._mask.shared(text, self._template.text(messages[:index], tools))
-        except TemplateFailed:
-            return 0
 
     def _write_reply(self, out: Emission, text: str, index: int) -> None:
         """Write a rendered reply; the text between its opening and its end is sampled."""
