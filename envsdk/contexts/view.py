@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..messages import Message, ToolSchema
-from ..rendering.renderer import EmittedDelta, Renderer
+from ..rendering.renderer import EmittedDelta, Rendered, Renderer
 from .arrays import GrowableArray
 from .history_policy import Rewrite
 
@@ -85,8 +85,7 @@ class View:
             How many tokens stay: those before the first message that differs, or is rendered differently.
         """
         if self.renderer.renders_whole:
-            whole = [*self.messages[: rewrite.start], *rewrite.messages]
-            return self._replace_whole(whole, as_template=rewrite.as_template)
+            return self._replace_rendered(rewrite)
         first, messages = self._first_changed(rewrite)
         is_same = first == len(self.messages) and not messages
         return len(self.tokens) if is_same else self._replace(first, messages)
@@ -126,23 +125,49 @@ class View:
         self.body = self.end + asks
         return past.start
 
-    def _replace_whole(self, messages: Sequence[Message], *, as_template: bool) -> int:
-        """Replace all messages with a renderer of whole conversations; return how many tokens stay.
+    def _replace_rendered(self, rewrite: Rewrite) -> int:
+        """Replace messages with a renderer of whole conversations; return how many tokens stay."""
+        start = rewrite.start
+        if rewrite.as_template and 0 < start < len(self.starts) and self._is_seam(self.starts[start]):
+            history = [self.messages[0], self.messages[start - 1]]
+            # The template hides what is hidden: it may write that differently from a message that never had it.
+            rendered = self.renderer.render_after(history, self.messages[start:], tools=self.tools)
+            if rendered is not None:
+                return self._replace_from(start, rewrite.messages, rendered)
+        return self._replace_whole([*self.messages[:start], *rewrite.messages], as_template=rewrite.as_template)
 
-        The common text stays, up to the last control token before the first difference.
-        """
+    def _is_seam(self, position: int) -> bool:
+        """Return whether a token is a control token or follows one, so that no token crosses its beginning."""
+        around = self.tokens.copy(max(position - 1, 0), position + 1)
+        return bool(np.isin(around, self._controls).any())
+
+    @property
+    def _controls(self) -> "NDArray[np.int32]":
+        controls = self.renderer.tokenizer.control_tokens.values()
+        return np.fromiter(controls, np.int32)
+
+    def _replace_whole(self, messages: Sequence[Message], *, as_template: bool) -> int:
+        """Replace all messages with a renderer of whole conversations; return how many tokens stay."""
         if not as_template and _are_same(self.messages, messages):
             return len(self.tokens)
         history = "template" if as_template else "keep"
-        rendered = self.renderer.render(messages, tools=self.tools, history=history)
-        old, new = self.tokens.copy(0, self.end), rendered.tokens
+        return self._replace_from(0, messages, self.renderer.render(messages, tools=self.tools, history=history))
+
+    def _replace_from(self, first: int, messages: Sequence[Message], rendered: Rendered) -> int:
+        """Replace the messages from `first` on with rendered ones; return how many tokens stay.
+
+        The common text stays, up to the last control token before the first difference.
+        """
+        offset = self.starts[first] if first else 0
+        old, new = self.tokens.copy(offset, self.end), rendered.tokens
         keep, same = self._shared(old, new)
         if keep == len(old) and same == len(new):
-            self.messages[:] = messages
+            self.messages[first:] = messages
             return len(self.tokens)
+        keep += offset
         prompt, asks = self.tokens.copy(self.end), self.body - self.end
-        starts, bodies = self.starts, self.bodies
-        self.messages, self.starts, self.bodies = [], [], []
+        starts, bodies = self.starts[first:], self.bodies[first:]
+        del self.messages[first:], self.starts[first:], self.bodies[first:]
         for index, (message, start) in enumerate(zip(messages, rendered.starts, strict=False)):
             if start < same and index < len(starts) and starts[index] < keep:
                 is_kept = index + 1 < len(starts) and starts[index + 1] <= keep
@@ -166,9 +191,9 @@ class View:
         both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
         both = both[both <= length]
         kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
-        controls = np.fromiter(self.renderer.tokenizer.control_tokens.values(), np.int32)
-        begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), controls)
-        at = int(np.flatnonzero(begins_control)[-1]) if begins_control.any() else -1
+        begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), self._controls)
+        begins_control[0] = True
+        at = int(np.flatnonzero(begins_control)[-1])
         left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
         return int(left[at]), int(kept[at])
 

@@ -26,17 +26,27 @@ class Strip(HistoryPolicy):
 
     def view(self, history: History) -> Rewrite | None:
         """Rewrite the view from the first message on that the template shows differently."""
-        if not history.renderer.knows_history:
+        if not self._knows(history):
             return self._whole(history)
         settled = self._settled(history)
-        if "query" in history.state:
+        if "queries" in history.state:
             shown = history.renderer.visible(history.messages, settled)
+        elif history.renderer.renders_whole:
+            return self._whole(history)
         else:  # there is no query yet, so the new messages are a conversation without one
             shown = history.renderer.visible(history.messages[settled:])
         changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
         if not changed:
             return None
-        return Rewrite(changed[0], shown[changed[0] - settled :], self._reason(history, changed))
+        messages, reason = shown[changed[0] - settled :], self._reason(history, changed)
+        return Rewrite(changed[0], messages, reason, as_template=history.renderer.renders_whole)
+
+    def _knows(self, history: History) -> bool:
+        """Return whether the renderer knows what its template shows of this conversation."""
+        new = history.messages[history.new :]
+        if not history.state.get("unknown") and not all(map(history.renderer.knows_history_with, new)):
+            history.state["unknown"] = True
+        return "unknown" not in history.state
 
     def _whole(self, history: History) -> Rewrite:
         """Return the whole conversation as the template renders it, since its rule is not known. O(context)."""
@@ -51,17 +61,17 @@ class Strip(HistoryPolicy):
     def _settled(self, history: History) -> int:
         """Return how many messages are known to stay as they are.
 
-        A new query may change the messages since the last query. Without one, only the message before the new ones may
-        change, which was the last one.
+        A new query may change the messages since the last query (the last N, if the template shows the reasoning after
+        N of them). Without one, only the message before the new ones may change, which was the last one.
         """
-        last = history.state.get("query")
-        queries = [
-            i for i in range(history.new, len(history.messages)) if history.renderer.settles(history.messages[i])
-        ]
-        if queries:
-            history.state["query"] = queries[-1]
-            return last or 0
-        return max(0, history.new - 1)
+        count = history.renderer.settling_messages
+        before: list[int] = history.state.get("queries", [])
+        new = range(history.new, len(history.messages))
+        queries = [index for index in new if history.renderer.settles(history.messages[index])]
+        if not queries:
+            return max(0, history.new - 1)
+        history.state["queries"] = [*before, *queries][-count:]
+        return before[0] if len(before) == count else 0
 
 
 class Compact(HistoryPolicy):

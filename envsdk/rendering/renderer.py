@@ -117,8 +117,6 @@ class Renderer(ABC):
     """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
     """Texts that also end a reply, for models without a stop token; the policy receives them through `info`."""
-    knows_history: ClassVar[bool] = True
-    """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
     renders_whole: ClassVar[bool] = False
     """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 
@@ -192,6 +190,25 @@ class Renderer(ABC):
             tools: JSON schemas of the tools that the model has. A family that writes the values of a call as bare text
                 parses each of them by the type of its parameter; without a schema, they are text.
         """
+
+    @property
+    def knows_history(self) -> bool:
+        """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
+        return True
+
+    def knows_history_with(self, message: Message) -> bool:
+        """Return whether the same is known of a conversation with this message."""
+        return self.knows_history
+
+    @property
+    def history_note(self) -> str:
+        """What a renderer that measured `visible` found, for reports; empty if `visible` is the family's own rule."""
+        return ""
+
+    @property
+    def settling_messages(self) -> int:
+        """N: nothing before the last N messages that `settles` accepts can change anymore."""
+        return 1
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:
         """Write an assistant's message as the past shows it, which is mostly as it was sampled."""
@@ -300,6 +317,21 @@ class Renderer(ABC):
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages))
         return Rendered(out)
+
+    def render_after(
+        self, history: Sequence[Message], messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()
+    ) -> Rendered | None:
+        """Render the end of a conversation as the official chat template does; only `fixed_base` needs it.
+
+        Args:
+            history: The conversation before, at least one message. Only the first and the last one are read.
+            messages: The end of the conversation; the first message is a reply.
+            tools: JSON schemas of the tools that the model may call.
+
+        Returns:
+            The messages, without a generation prompt. None if only a rendering of the whole conversation shows them.
+        """
+        return None
 
     def extend(
         self, reply: TokenIds, messages: Sequence[Message], *, generation_prompt: bool = True

@@ -73,6 +73,8 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
                 f"past that the template rewrites: {name}",
                 lambda item=conversation: parity.rewritten_past(renderer, item),
             )
+    if renderer.history_note:
+        yield "cost of a step under `strip`", lambda: renderer.history_note
     if has_template and parity.has_generation_blocks(parity.own_template(renderer)[0]):
         yield "mask of the template's generation blocks", lambda: compare_masks(renderer)
     if not has_template:

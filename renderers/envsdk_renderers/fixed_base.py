@@ -6,6 +6,7 @@ only on its own text. Before any token is emitted, the same is measured after ot
 turn is refused.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +26,9 @@ from .templates.base import Tail
 from .templates.bound_template import bind_template
 from .templates.chat_template import FIXED_DATE, ChatTemplate
 from .templates.conversation import ConversationWriter
+from .templates.history_probe import HistoryProbe
+from .templates.history_proof import refutation
+from .templates.history_rule import HistoryRule
 from .templates.mask import Mask
 from .templates.reply import ReplyProbe
 from .templates.reply_reader import ReplyReader
@@ -33,7 +37,7 @@ from .templates.sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Fol
 from .templates.stop import Stop
 from .templates.turns import TemplateTurns
 from .templates.validation import DeltaText, Validation
-from .templates.verdicts import Verdict
+from .templates.verdicts import Verdict, sentinel_past
 from .templates.writer import TemplateEmission, Writer, any_slot
 
 if TYPE_CHECKING:
@@ -68,7 +72,6 @@ class FixedBase(Renderer):
 
     name: ClassVar[str] = "fixed_base"
     renders_whole: ClassVar[bool] = True
-    knows_history: ClassVar[bool] = False
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
 
     def __init__(
@@ -268,7 +271,25 @@ class FixedBase(Renderer):
             raise TemplateUnsupported(_ONLY_WHOLE)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas))
+        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
+
+    def render_after(
+        self, history: Sequence[Message], messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()
+    ) -> Rendered | None:
+        """See `Renderer.render_after`; the first and the last message of the history are read.
+
+        Raises:
+            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        if self.history_rule is None or messages[0].role != "assistant":
+            return None
+        out, shown = self.emission(), self._shown(messages)
+        self._turns.refuse_triggers(shown)
+        system = [self._turns.hide(history[0])] if history[0].role == "system" else []
+        past = [*system, *sentinel_past(history[-1])]
+        prompt = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
+        return None if prompt is None else Rendered(out)
 
     @cached_property
     def _conversation_writer(self) -> ConversationWriter:
@@ -477,31 +498,82 @@ class FixedBase(Renderer):
         ends = list(accumulate(map(len, pieces)))
         return prompt_tail[next(i for i, end in enumerate(ends, start=1) if end >= at + len(opening)) :]
 
-    # What a template does not specify.
+    # What a template shows of the past.
+
+    @property
+    def knows_history(self) -> bool:
+        """Whether the template's rule for past reasoning was measured and proved."""
+        return self.history_rule is not None
+
+    @cached_property
+    def history_rule(self) -> HistoryRule | None:
+        """The template's rule for past reasoning, if one was measured and proved; measured when it is needed."""
+        return self._judged_history[0]
+
+    @property
+    def history_problem(self) -> str:
+        """Why there is no `history_rule`, so that `strip` costs O(context); empty if there is one."""
+        return self._judged_history[1]
+
+    @property
+    def history_note(self) -> str:
+        """See `Renderer.history_note`."""
+        rule = self.history_rule
+        if rule is None:
+            return f"O(context): {self.history_problem}"
+        return f"O(new): the template {rule}" + ("" if rule.has_calls else "; O(context) in conversations with calls")
+
+    @cached_property
+    def _judged_history(self) -> tuple[HistoryRule | None, str]:
+        problem = "the template shows past reasoning by a rule that is not known"
+        for rule in HistoryProbe(self._template).rules():
+            candidate = copy.copy(self)
+            vars(candidate)["history_rule"] = rule
+            refuted = refutation(candidate, has_calls=rule.has_calls)
+            if refuted is None:
+                return rule, ""
+            problem = f"{rule}, but {refuted}"
+        return None, problem
+
+    def knows_history_with(self, message: Message) -> bool:
+        """See `Renderer.knows_history_with`; a text of the message may change the template's rule."""
+        return self.history_rule is not None and self.history_rule.covers(self._turns.hide(message))
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """See `Renderer.visible`; one rendering of the whole conversation shows which reasoning is visible.
+        """See `Renderer.visible`.
+
+        A prompt's messages are shown by the `history_rule`. Without one, for a conversation that ends with a reply, and
+        for one in which nothing settles, one rendering of the whole conversation shows which reasoning is visible.
 
         Raises:
             TemplateFailed: If the template refuses the conversation.
         """
+        tail, rule = messages[settled:], self.history_rule
+        is_prompt = bool(tail) and tail[-1].role != "assistant" and (settled > 0 or any(map(self.settles, tail)))
+        if rule is not None and is_prompt and all(map(self.knows_history_with, tail)):
+            return rule.visible(tail)
         marks = {
             index: f"{REASONING}{index}e"
             for index, message in enumerate(messages)
             if index >= settled and message.reasoning is not None
         }
         if not marks:
-            return list(messages[settled:])
+            return list(tail)
         marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
         text = self._template.text(marked, ())
         return [
             message.with_reasoning(None) if index in marks and marks[index] not in text else message
-            for index, message in enumerate(messages[settled:], start=settled)
+            for index, message in enumerate(tail, start=settled)
         ]
 
     def settles(self, message: Message) -> bool:
-        """Return False: a template does not specify it."""
-        return False
+        """See `Renderer.settles`; False if the template's rule is not known."""
+        return self.history_rule is not None and self.history_rule.settles(message)
+
+    @property
+    def settling_messages(self) -> int:
+        """See `Renderer.settling_messages`."""
+        return self.history_rule.users if self.history_rule is not None else 1
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """See `emit_conversation`."""

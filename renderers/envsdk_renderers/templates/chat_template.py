@@ -79,6 +79,17 @@ class ChatTemplate:
         found = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
         return tuple(sorted(text for text in found if text.strip()))
 
+    @cached_property
+    def edges(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The strings with which the template's code searches the start, and those with which it searches the end."""
+        tree = self._environment.parse(self.text)
+        found: dict[str, dict[str, None]] = {"startswith": {}, "endswith": {}}
+        for call in tree.find_all(jinja2.nodes.Call):
+            if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in found:
+                texts = [arg.value for arg in call.args if isinstance(arg, jinja2.nodes.Const)]
+                found[call.node.attr].update(dict.fromkeys(text for text in texts if isinstance(text, str)))
+        return tuple(found["startswith"]), tuple(found["endswith"])
+
 
 class _Generation(Extension):
     """The `generation` tag, which marks the text of a model; it renders its body."""

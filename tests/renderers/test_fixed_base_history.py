@@ -1,0 +1,162 @@
+"""What `strip` shows with a measured template, and what a step of it costs."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.templates.chat_template import ChatTemplate
+from envsdk_renderers.templates.history_rule import HistoryRule
+from template_conversations import TOOLS, called, every_template, fixed_base, qwen3, result, said, user
+
+from envsdk import Message, load_tokenizer
+from envsdk.contexts.context import Context
+from envsdk.history import Strip
+from envsdk.testing import check_renderer
+
+CALL = called("search").with_reasoning("I search.")
+RESULT = result(CALL.tool_calls[0], "Sunny.")
+WITHOUT_CALLS = [
+    user("One?"),
+    said("1.", "I think."),
+    user("Two?"),
+    said("2."),
+    user("Three?"),
+    said("3.", "Again."),
+    user(),
+]
+ROUND = [user("Which?"), CALL, RESULT, CALL.with_reasoning(None), RESULT, said("That one.", "I see."), user("Sure?")]
+WITH_CALLS = [*ROUND, said("Yes.", "Hm."), *ROUND[:-1], user("And?")]
+
+
+def prompts(renderer: FixedBase, messages: list[Message], tools: Any) -> list[tuple[Context, list[int]]]:
+    """The context, and its prompt after each turn."""
+    context = Context("main", "", renderer, Strip())
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    context.open(messages[: replies[0]], tools)
+    found = [(context, context.prompt().tolist())]
+    for reply, following in pairwise([*replies, len(messages)]):
+        context.act(renderer.reply(messages[reply]), None)
+        context.add_reply(context.parse_reply())
+        context.observe(messages[reply + 1 : following])
+        found.append((context, context.prompt().tolist()))
+    return found
+
+
+def without_rule(renderer: FixedBase) -> FixedBase:
+    """The same renderer, which renders whole conversations for `strip`."""
+    other = copy.copy(renderer)
+    vars(other)["history_rule"] = None
+    return other
+
+
+def whole_text(renderer: FixedBase, messages: Any, tools: Any) -> str:
+    return renderer.tokenizer.decode(renderer.render(messages, tools=tools, generation_prompt=True).tokens)
+
+
+@pytest.mark.parametrize("name", every_template())
+def test_each_prompt_under_strip_is_what_the_template_shows_of_the_whole_conversation(name: str) -> None:
+    renderer = fixed_base(name)
+    if renderer.history_rule is None:
+        assert renderer.history_problem
+        return
+    episodes: list[tuple[list[Message], Any]] = [(WITHOUT_CALLS, ())]
+    episodes += [(WITH_CALLS, TOOLS)] if renderer.history_rule.has_calls else []
+    for messages, tools in episodes:
+        (context, last) = prompts(renderer, messages, tools)[-1]
+        assert renderer.tokenizer.decode(last) == whole_text(renderer, context.messages, tools)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_on_qwen3_a_measured_rule_gives_the_tokens_of_whole_renderings(thinks: bool) -> None:
+    renderer = qwen3(thinks=thinks)
+    measured, whole = (prompts(r, WITH_CALLS, TOOLS) for r in (renderer, without_rule(renderer)))
+    assert [tokens for _, tokens in measured] == [tokens for _, tokens in whole]
+    assert renderer.history_rule == HistoryRule("before the last user messages", shows_empty=False)
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["user turns", "tool steps"])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_step_under_strip_renders_no_more_in_a_long_episode(
+    tools: Any, thinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+    render = ChatTemplate.render
+
+    def counted(*args: Any, **kwargs: Any) -> str:
+        text = render(*args, **kwargs)
+        rendered.append(len(text))
+        return text
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    renderer, sizes = qwen3(thinks=thinks), list[tuple[int, int]]()
+    context = Context("main", "", renderer, Strip())
+    context.open([user()], tools)
+    for _ in range(40):
+        context.act(renderer.reply(CALL if tools else said("Yes.", "I think.")), None)
+        context.add_reply(context.parse_reply())
+        rendered.clear()
+        context.observe([RESULT if tools else user()])
+        sizes.append((len(rendered), sum(rendered)))
+    assert sizes[9] == sizes[39]
+    assert sizes[39][0] <= 6
+
+
+# Rules that few templates have, each in a template of its own.
+
+BLOCK = "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content and (SHOWN) }}"
+TEMPLATE = (
+    "{%- set users = messages | selectattr('role', 'eq', 'user') | list %}"
+    "{%- set answers = messages | selectattr('role', 'eq', 'assistant') | rejectattr('tool_calls', 'defined') | list %}"
+    "{%- set ns = namespace(users=0, answers=0) %}"
+    "{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.users = ns.users + 1 %}{%- endif %}"
+    "{%- if m.role == 'assistant' and not m.tool_calls %}{%- set ns.answers = ns.answers + 1 %}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' }}" + BLOCK + "{{- m.content or '' }}"
+    """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
+    {{- c.function.arguments | tojson + '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}"""
+    "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+SHOWN = {
+    "true": HistoryRule("nothing"),
+    "loop.last": HistoryRule("everything"),
+    "ns.users > users | length - 1": HistoryRule("before the last user messages"),
+    "ns.users > users | length - 2": HistoryRule("before the last user messages", users=2),
+    "ns.users > users | length - 3": HistoryRule("before the last user messages", users=3),
+    "m.tool_calls and ns.answers == answers | length": HistoryRule("up to the last answer"),
+    "ns.users % 2 == 1": None,
+}
+
+
+def renderer_of(shown: str) -> FixedBase:
+    return FixedBase(load_tokenizer("embedded"), template=TEMPLATE.replace("SHOWN", shown), stop="<|im_end|>")
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_the_rule_of_a_template_is_measured(shown: str) -> None:
+    renderer, expected = renderer_of(shown), SHOWN[shown]
+    rule = renderer.history_rule
+    assert (rule and (rule.hides, rule.users)) == (expected and (expected.hides, expected.users))
+    assert bool(renderer.history_problem) == (expected is None)
+    context, last = prompts(renderer, [*WITH_CALLS, said("4.", "Last."), user("Four?")], TOOLS)[-1]
+    if expected is not None:
+        assert renderer.tokenizer.decode(last) == whole_text(renderer, context.messages, TOOLS)
+
+
+def test_a_text_that_changes_the_rule_is_rendered_with_the_whole_conversation() -> None:
+    renderer = renderer_of("ns.users == users | length or '/keep' in messages[0].content")
+    assert renderer.history_rule is not None
+    assert ("/keep",) in renderer.history_rule.triggers
+    assert renderer.knows_history_with(user("Keep it."))
+    assert not renderer.knows_history_with(user("Please /keep it."))
+    for first in ("Keep it.", "Please /keep it."):
+        messages = [Message(role="system", content=first), *WITHOUT_CALLS]
+        context, last = prompts(renderer, messages, ())[-1]
+        assert renderer.tokenizer.decode(last) == whole_text(renderer, context.messages, ())
+        assert ("I think." in renderer.tokenizer.decode(last)) == ("/keep" in first)
+
+
+def test_the_doctor_reports_what_strip_costs() -> None:
+    for shown, expected in (("true", "O(new)"), ("ns.users % 2 == 1", "O(context)")):
+        checks = {check.name: check.detail for check in check_renderer(renderer_of(shown), random_replies=1).checks}
+        assert expected in checks["cost of a step under `strip`"]
