@@ -6,6 +6,7 @@
 """
 
 import gc
+import os
 from collections.abc import Generator
 from typing import Any
 
@@ -16,6 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from envsdk import Renderer, get_renderer, load_tokenizer
 from envsdk.rendering.tokenizers import Tokenizer
+
+os.environ["ENVSDK_TEMPLATE_CACHE"] = "off"  # what an earlier run measured is not tested again
 
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]

@@ -7,6 +7,7 @@ turn is refused.
 """
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,19 +24,17 @@ from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_toke
 
 from .replies.formats import FORMATS, NO_CALLS, PLAIN
 from .templates.base import Tail
-from .templates.bound_template import bind_template
-from .templates.chat_template import FIXED_DATE, ChatTemplate
+from .templates.chat_template import FIXED_DATE
 from .templates.conversation import ConversationWriter
 from .templates.history_probe import HistoryProbe
 from .templates.history_proof import refutation
 from .templates.history_rule import HistoryRule
-from .templates.mask import Mask
 from .templates.reply import ReplyProbe
 from .templates.reply_reader import ReplyReader
 from .templates.reply_writer import ReplyWriter
 from .templates.sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
+from .templates.shared import turns_of
 from .templates.stop import Stop
-from .templates.turns import TemplateTurns
 from .templates.validation import DeltaText, Validation
 from .templates.verdicts import Verdict, sentinel_past
 from .templates.writer import TemplateEmission, Writer, any_slot
@@ -43,7 +42,7 @@ from .templates.writer import TemplateEmission, Writer, any_slot
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FixedBase", "TemplateUnsupported", "Verdict"]
+__all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
 
 _ONLY_WHOLE = "a chat template renders only whole conversations"
 
@@ -106,13 +105,18 @@ class FixedBase(Renderer):
         names = {**source.special_tokens, **self._options["special_tokens"]}
         ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
         self._source = replace(source, special_tokens=names)
-        compiled = ChatTemplate(source.text, date=date, special_tokens=names)
-        self._mask = Mask(list(loaded.control_tokens), hides_names=not unsafe_content)
-        self._writer = Writer(self._mask)
-        arguments = self._options["template_arguments"]
-        self._template = bind_template(compiled, self._mask, arguments)
         self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
-        self._turns = TemplateTurns(self._template, self._ends)
+        self._turns = turns_of(
+            self._source,
+            loaded,
+            self._ends,
+            date=date,
+            arguments=self._options["template_arguments"],
+            hides_names=not unsafe_content,
+        )
+        self._template = self._turns.template
+        self._mask = self._template.mask
+        self._writer = Writer(self._mask)
         self._measure()
         super().__init__(loaded, unsafe_content=unsafe_content)
 
@@ -525,6 +529,11 @@ class FixedBase(Renderer):
 
     @cached_property
     def _judged_history(self) -> tuple[HistoryRule | None, str]:
+        replies = {name: self._options[name] for name in ("reply_format", "response_template")}
+        own = self._source.response_template if self._options["reply_format"] == "auto" else None
+        return self._turns.history(json.dumps([replies, own], default=str), self._judge_history)
+
+    def _judge_history(self) -> tuple[HistoryRule | None, str]:
         problem = "the template shows past reasoning by a rule that is not known"
         for rule in HistoryProbe(self._template).rules():
             candidate = copy.copy(self)

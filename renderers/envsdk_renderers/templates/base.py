@@ -178,5 +178,5 @@ def remember(
 ) -> None:
     """Add a value to a cache of bounded size; drop the oldest one if it is full."""
     if len(memory) >= at_most:
-        del memory[next(iter(memory))]
+        memory.pop(next(iter(tuple(memory))), None)  # other threads may share the cache
     memory[key] = value

@@ -6,6 +6,7 @@ time. The strings in the template's code are tried as content, since it may comp
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -24,6 +25,18 @@ TRANSFORMS: tuple[Transform, ...] = (
 _TEXTS = (" \n x \t\n", 'a "b" \\ {c}', "é\n\n<b>'&", "12", '{"a": [1]}', "", "  ", "\nx", "x\n")
 
 
+@dataclass(frozen=True)
+class MeasuredContent:
+    """How a template writes content."""
+
+    transforms: Mapping[str, int]
+    """For each role whose content is written by a transform, its index in `TRANSFORMS`."""
+    special: Mapping[str, tuple[str, ...]]
+    """For each of these roles, the strings for which the transform is wrong."""
+    triggers: tuple[str, ...]
+    """The strings that change what follows a later reply if they occur in the past."""
+
+
 class ContentRules:
     """The rules by which content of each role is written after a reply.
 
@@ -38,25 +51,35 @@ class ContentRules:
 
     def write(self, message: Message) -> str | None:
         """Return what the template writes for a message's content; None if that has to be rendered."""
-        transform = self._transforms.get(message.role)
+        transform = self._transform_of(message.role)
         if transform is None:
             return None
-        special = self._special[message.role]
+        special = self.measured.special[message.role]
         is_special = any(text in message.content if text.strip() else text == message.content for text in special)
         return None if is_special else transform(message.content)
 
     def slot(self, role: str, index: int) -> str:
         """Return what the template writes for the sentinel of message `index`."""
-        transform = self._transforms.get(role)
+        transform = self._transform_of(role)
         return transform(slot(index)) if transform else slot(index)
 
     def trigger(self, content: str) -> str | None:
         """Return a text in the content that changes what the template writes for later turns; None if there is none."""
-        return next((text for text in self.triggers if text in content), None)
+        return next((text for text in self.measured.triggers if text in content), None)
 
     @cached_property
-    def triggers(self) -> tuple[str, ...]:
-        """The strings that change what follows a later reply if they occur in the past."""
+    def measured(self) -> MeasuredContent:
+        """What the rules are, measured when they are needed."""
+        found = {role: self._transform(role) for role in ("user", "tool", "system")}
+        transforms = {role: index for role, index in found.items() if index is not None}
+        texts = [*self._literals, *_TEXTS]
+        special = {
+            role: tuple(text for text in texts if not self._fits(role, TRANSFORMS[index], text))
+            for role, index in transforms.items()
+        }
+        return MeasuredContent(transforms, special, self._triggers())
+
+    def _triggers(self) -> tuple[str, ...]:
         reply, answers = exchange("text", "user")
         normal = self._rendered([user(), reply, *answers])
         return tuple(
@@ -65,23 +88,20 @@ class ContentRules:
             if normal is not None and self._rendered([user(text), reply, *answers]) not in (normal, None)
         )
 
-    @cached_property
-    def _transforms(self) -> Mapping[str, Transform]:
-        found = {role: self._transform(role) for role in ("user", "tool", "system")}
-        return {role: transform for role, transform in found.items() if transform}
+    def _transform_of(self, role: str) -> Transform | None:
+        index = self.measured.transforms.get(role)
+        return None if index is None else TRANSFORMS[index]
 
-    @cached_property
-    def _special(self) -> Mapping[str, tuple[str, ...]]:
-        """The strings for which the transform of a role's content is wrong."""
-        found: dict[str, tuple[str, ...]] = {}
-        for role, transform in self._transforms.items():
-            texts = [*self._literals, *_TEXTS]
-            found[role] = tuple(text for text in texts if not self._fits(role, transform, text))
-        return found
-
-    def _transform(self, role: str) -> Transform | None:
-        likely = [t for t in TRANSFORMS if self._fits(role, t, _TEXTS[0]) and self._fits(role, t, _TEXTS[1])]
-        return likely[0] if likely else None
+    def _transform(self, role: str) -> int | None:
+        """Return the index of the first transform that fits."""
+        return next(
+            (
+                index
+                for index, transform in enumerate(TRANSFORMS)
+                if all(self._fits(role, transform, text) for text in _TEXTS[:2])
+            ),
+            None,
+        )
 
     def _fits(self, role: str, transform: Transform, text: str) -> bool:
         plain, given = self._plain[role], self._with(role, text)

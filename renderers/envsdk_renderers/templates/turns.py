@@ -3,23 +3,28 @@
 Knows nothing about tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
 import orjson
+from pydantic import TypeAdapter
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
 from .base import Base, Pair, Tail, remember
 from .bound_template import BoundTemplate
-from .content import ContentRules
+from .content import ContentRules, MeasuredContent
+from .history_rule import HistoryRule
 from .mask import PROBE_NAME
 from .sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
+from .store import Store
 from .verdicts import Judge, sentinel_past
 
 _MANY_BASES = 256
+_HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
+_CONTENT = TypeAdapter(MeasuredContent)
 
 
 class TemplateTurns:
@@ -28,17 +33,20 @@ class TemplateTurns:
     Args:
         template: The template.
         ends: The tokens that are known to end a turn.
+        store: Keeps measurements on disk.
     """
 
-    def __init__(self, template: BoundTemplate, ends: Sequence[str]) -> None:
-        self._template = template
+    def __init__(self, template: BoundTemplate, ends: Sequence[str], store: Store | None = None) -> None:
+        self.template = template
+        self._store = store
+        self._histories: dict[str, tuple[HistoryRule | None, str]] = {}
         self._mask = template.mask
         self._ends = ends
         self._judges: dict[tuple[object, ...], Judge] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
-        return self._mask.hide_message(self._template.dialect.readable(message))
+        return self._mask.hide_message(self.template.dialect.readable(message))
 
     def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
         """Return the tools as the template may see them."""
@@ -55,21 +63,44 @@ class TemplateTurns:
         judge = self._judges.get(key)
         if judge is None:
             shown = self.hide(system) if system else None
-            judge = Judge(Base(self._template, self._ends, shown, self.hide_tools(tools)))
+            judge = Judge(Base(self.template, self._ends, shown, self.hide_tools(tools)))
             remember(self._judges, key, judge, at_most=_MANY_BASES)
         return judge
 
+    def history(
+        self, name: str, measure: Callable[[], tuple[HistoryRule | None, str]]
+    ) -> tuple[HistoryRule | None, str]:
+        """Return the template's rule for past reasoning, or why there is none; measured once.
+
+        Args:
+            name: The options of the renderer that the rule was proved with.
+            measure: Measures and proves it.
+        """
+        found = self._histories.get(name)
+        if found is None:
+            store = self._store
+            found = store.measured(f"history {name}", _HISTORY, measure) if store else measure()
+            self._histories[name] = found
+        return found
+
     @cached_property
     def _rules_with_tools(self) -> ContentRules:
-        return ContentRules(self.base((), (PROBE_TOOL,)), self._literals)
+        return self._rules((PROBE_TOOL,))
 
     @cached_property
     def _rules_without_tools(self) -> ContentRules:
-        return ContentRules(self.base((), ()), self._literals)
+        return self._rules(())
+
+    def _rules(self, tools: Sequence[ToolSchema]) -> ContentRules:
+        rules = ContentRules(self.base((), tools), self._literals)
+        if self._store is not None:
+            name = "content with tools" if tools else "content without tools"
+            vars(rules)["measured"] = self._store.measured(name, _CONTENT, lambda: rules.measured)
+        return rules
 
     @property
     def _literals(self) -> list[str]:
-        return [self._mask.hide(text) for text in self._template.chat_template.literals]
+        return [self._mask.hide(text) for text in self.template.chat_template.literals]
 
     def refuse_triggers(self, hidden: Sequence[Message]) -> None:
         """Refuse messages that would change what the template writes after later replies."""
@@ -97,7 +128,7 @@ class TemplateTurns:
         """
         judge = self.judge(history[:1], tools)
         previous = history[-1] if history else None
-        reply, *shown = self._template.dialect.addressed([self.hide(message) for message in (reply, *answers)])
+        reply, *shown = self.template.dialect.addressed([self.hide(message) for message in (reply, *answers)])
         self.refuse_triggers(shown)
         rules = self._rules_with_tools if tools else self._rules_without_tools
         contents = [rules.write(message) for message in shown]

@@ -1,0 +1,116 @@
+"""Measurements are shared by the renderers of a process, and kept on disk for the next one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.templates import shared, store
+from envsdk_renderers.templates.chat_template import ChatTemplate
+from envsdk_renderers.templates.store import VARIABLE, Store
+from pydantic import TypeAdapter
+from template_conversations import TOOLS, called, end_token, result, templates, tokenizer_of, user
+
+from envsdk.contexts.context import Context
+from envsdk.history import Strip
+
+NUMBER = TypeAdapter(int)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    shared._TURNS.clear()
+    return tmp_path
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    texts: list[str] = []
+    render = ChatTemplate.render
+
+    def counted(*args: object, **kwargs: object) -> str:
+        texts.append(render(*args, **kwargs))
+        return texts[-1]
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    return texts
+
+
+def first_tool_step(name: str) -> list[int]:
+    renderer = FixedBase(tokenizer_of(name), template=templates()[name], stop=end_token(name))
+    context = Context("main", "", renderer, Strip())
+    context.open([user()], TOOLS)
+    context.act(renderer.reply(called("search")), None)
+    context.add_reply(context.parse_reply())
+    context.observe([result(context.view[-1].tool_calls[0])])
+    return context.prompt().tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "llama3_1"])
+def test_a_second_environment_renders_hardly_any_probe(name: str, folder: Path, rendered: list[str]) -> None:
+    first = first_tool_step(name)
+    measured = len(rendered)
+    rendered.clear()
+    assert first_tool_step(name) == first
+    assert len(rendered) < 25 < measured / 8
+
+
+def test_a_second_process_reads_what_the_first_one_measured(folder: Path, rendered: list[str]) -> None:
+    first, measured = first_tool_step("qwen3"), len(rendered)
+    shared._TURNS.clear()  # as in a new process
+    rendered.clear()
+    assert first_tool_step("qwen3") == first
+    assert len(rendered) < measured / 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"hides": 3}', b"\xff\x00", b"null", b"[" * 100_000])
+def test_a_damaged_file_is_measured_again(damage: bytes, folder: Path) -> None:
+    first = first_tool_step("qwen3")
+    contents = {file: file.read_bytes() for file in folder.iterdir()}
+    assert contents
+    for file in contents:
+        file.write_bytes(damage)
+    shared._TURNS.clear()
+    assert first_tool_step("qwen3") == first
+    assert {file: file.read_bytes() for file in folder.iterdir()} == contents
+
+
+def test_no_text_of_an_episode_is_on_disk(folder: Path) -> None:
+    first_tool_step("qwen3")
+    assert not any(b"get_weather" in file.read_bytes() for file in folder.iterdir())
+
+
+def test_the_variable_turns_the_files_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    first_tool_step("qwen3")
+    assert not any(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    monkeypatch.setenv(VARIABLE, str(file))
+    assert Store("key").measured("name", NUMBER, lambda: 3) == 3
+
+
+def test_what_raises_is_not_kept(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Store("key").measured("name", NUMBER, lambda: 1 // 0)
+    assert Store("key").measured("name", NUMBER, lambda: 4) == 4
+    assert Store("key").measured("name", NUMBER, lambda: 5) == 4
+    assert Store("other").measured("name", NUMBER, lambda: 5) == 5
+
+
+def test_other_code_measures_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Store("key").measured("name", NUMBER, lambda: 4) == 4
+    monkeypatch.setattr(store, "_version", lambda: "another version")
+    assert Store("key").measured("name", NUMBER, lambda: 5) == 5
+
+
+def test_concurrent_writers_leave_one_whole_file(folder: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: Store("key").measured("name", NUMBER, lambda: n), range(100)))
+    (file,) = folder.iterdir()
+    assert file.suffix == ".json"
+    assert Store("key").measured("name", NUMBER, lambda: -1) in found
