@@ -1,6 +1,5 @@
 """Reads the calls of a reply by its grammar. A call that cannot be read has an error, and its text as its arguments."""
 
-import ast
 import json
 import re
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from envsdk.messages import ToolCall, ToolSchema
 from ..replies.argument_types import ArgumentTypes
 from .grammar import Field, Grammar, Path
 from .patterns import Constant, Patterns, Searches
-from .styles import CONTROL, JSON, end_of_brackets, literal, parse_value, python_expression, read_value, skip_space
+from .python_calls import read_python_call
+from .styles import CONTROL, JSON, parse_value, read_value, skip_space
 from .writing import write_call
 
 NOT_CLOSED = "the tool call was not closed"
@@ -111,8 +111,9 @@ class CallReader:
         opened = None if opened and closed and closed.start() < opened.start() else opened
         end = opened.start() if opened else closed.start() if closed else len(self._coded)
         text = self._patterns.code.plain(self._coded[start:end])
-        is_open = not (opened or closed)
-        error = NOT_CLOSED if is_open and (broken.is_open or not text.strip()) else str(broken)
+        is_open = bool(CONTROL.search(self._patterns.closer.pattern)) and not (opened or closed)
+        is_cut = not (opened or closed) and (broken.is_open or not text.strip())
+        error = NOT_CLOSED if is_cut else str(broken)
         call = ToolCall(name=_valid_name(broken.name), arguments=text, error=error, raw=text)
         return ReadCall(call, closed.end() if closed and not opened else end, None, is_open)
 
@@ -164,20 +165,17 @@ class CallReader:
 
     def _read_python(self, start: int) -> _Found:
         named = _PYTHON_NAME.match(self._coded, start)
-        if named is None:
-            raise Unreadable("a tool call is not a call in Python", start)
-        self._refuse_work(start, named[1])
+        name = named[1] if named else ""
+        self._refuse_work(start, name)
         control = self._searches.next(CONTROL, start)
-        limit = control.start() if control else len(self._coded)
+        stop = control.start() if control else len(self._coded)
         try:
-            end = end_of_brackets(self._coded, named.end(), limit)
-            arguments = _keywords(python_expression(f"f{self._coded[named.end() : end]}"))
+            name, arguments, end = read_python_call(self._coded, start, stop, self._grammar.unescaped_quote)
         except ValueError as error:
-            self._work -= limit - start
+            self._work -= stop - start
             is_open = not self._searches.next(self._patterns.closer, start)
-            why = f"a tool call is not a call in Python: {error}"
-            raise Unreadable(why, start, named[1], is_open=is_open) from None
-        return self._close(end, "python", ToolCall(name=named[1], arguments=arguments))
+            raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=is_open) from None
+        return self._close(end, "python", ToolCall(name=name, arguments=arguments))
 
     # A call of several fields.
 
@@ -308,16 +306,6 @@ class CallReader:
         if not self._coded[end:].strip():
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
-
-
-def _keywords(node: ast.expr) -> dict[str, Any]:
-    """Return the keyword arguments of a call's syntax tree."""
-    if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
-        raise ValueError("it has arguments without a name")
-    names = [word.arg or "" for word in node.keywords]
-    if len(set(names)) < len(names):
-        raise ValueError("an argument comes twice")
-    return {name: literal(word.value) for name, word in zip(names, node.keywords, strict=True)}
 
 
 def _at(value: Any, path: Path, missing: Any = None) -> Any:

@@ -15,8 +15,8 @@ Field: TypeAlias = Literal[
     "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
 ]
 """A part of a reply. `start` and `end` are its ends. A call is an `object` (one JSON object with its name, arguments
-and id), or a `python` call, or has a `name`, perhaps an `id` and the name again (`echo`), with `arguments` or with pairs
-of `key` and `value`."""
+and id), or a `python` call, or has a `name`, perhaps an `id` and the name again (`echo`), with `arguments` or with
+pairs of `key` and `value`."""
 CALL_FIELDS: frozenset[Field] = frozenset({"id", "name", "echo", "arguments", "object", "python", "key", "value"})
 Path: TypeAlias = tuple[str, ...]
 
@@ -84,6 +84,13 @@ class Grammar:
         if "key" not in self.call:
             return self.call[-1:]
         return self.call[-3], self.call[-1]
+
+    @property
+    def unescaped_quote(self) -> str:
+        """The quote around strings of a `python` call that the template does not escape; else empty."""
+        styles = [values.style for values in self.values if "string" in values.types]
+        is_raw = self.call == ("python",) and bool(styles) and styles[0].escapes == "none"
+        return styles[0].quotes[0] if is_raw else ""
 
     @property
     def calls_are_marked(self) -> bool:

@@ -1,6 +1,6 @@
 """Measures the reply grammar of a chat template from renderings of probe messages. Knows no format."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall
 
-from ..templates.mask import Mask
+from ..templates.mask import Mask, has_stem
 from .grammar import CALL_FIELDS, Edge, Field, Grammar, Values
 from .locating import CallForm, Span, find_form, spans_of, with_counter
 from .patterns import Code, is_mark
@@ -49,18 +49,19 @@ class Thought(NamedTuple):
     closer: str
 
 
-def measure(renderings: Renderings, thought: Thought | None = None) -> Grammar:
+def measure(renderings: Renderings, thought: Thought | None = None, stops: Collection[str] = ()) -> Grammar:
     """Measure how a template writes replies.
 
     Args:
         renderings: Renders the probes.
         thought: How reasoning is written, if no reply shows it.
+        stops: The tokens that end a reply, which no constant may contain.
 
     Returns:
         The grammar; it has no calls if they cannot be measured.
     """
     measured = _Measured(renderings)
-    edges = list(measured.edges)
+    edges = [edge for edge in measured.edges if _is_sampled(edge.constant, stops, renderings.mask)]
     if thought and not any(edge.target == "reasoning" for edge in edges):
         edges += [Edge("start", "reasoning", thought.opener), Edge("reasoning", "text", thought.closer)]
         edges += [
@@ -68,6 +69,8 @@ def measure(renderings: Renderings, thought: Thought | None = None) -> Grammar:
             for edge in edges
             if edge.source == "start" and edge.target in CALL_FIELDS
         ]
+    if any((e.source, e.target) == ("reasoning", "text") and not e.constant.strip() for e in edges):
+        edges = [e for e in edges if "reasoning" not in (e.source, e.target)]  # nothing shows where it ends
     values = measured.values
     form = measured.form if values is not None and any(e.target in CALL_FIELDS for e in edges) else None
     edges = edges if form else [e for e in edges if not {e.source, e.target} & CALL_FIELDS]
@@ -190,7 +193,8 @@ class _Measured:
                 return style
         if self.form and self.form.call == ("python",):
             _, simple = self._text(reply(calls=(call_of(0, two_arguments(0)),)))
-            return JSON if simple and f'"{two_arguments(0)[KEYS["string"]]}"' in simple else PYTHON
+            quote = '"' if simple and f'"{two_arguments(0)[KEYS["string"]]}"' in simple else "'"
+            return Style(quotes=(quote, quote), escapes="none")
         return VERBATIM
 
     @cached_property
@@ -253,6 +257,11 @@ class _Measured:
             found = next((w for w, e in zip(spellings, end, strict=True) if text and KEYS["second"] + e in text), None)
             words.append(found or spellings[0])
         return self._folded(replace(style, words=(words[0], words[1], words[2])))
+
+
+def _is_sampled(constant: str, stops: Collection[str], mask: Mask) -> bool:
+    """Return whether a model may sample a constant: it does not end the reply, and has no word of a probe."""
+    return not has_stem(constant) and not any(name in stops for name, _ in mask.controls(constant))
 
 
 def words_of(message: Message) -> Iterator[str]:

@@ -1,14 +1,15 @@
 """Writes a reply by its grammar."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall
 
 from .grammar import Field, Grammar
-from .styles import Piece, in_order, write_value
+from .python_calls import read_python_call
+from .styles import PYTHON, Piece, Style, in_order, write_value
 
 
 class WrittenField(NamedTuple):
@@ -42,6 +43,34 @@ def write_reply(grammar: Grammar, message: Message) -> list[Piece]:
     return pieces
 
 
+def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece]:
+    """Return what is written for a message after a generation prompt that begins the reply.
+
+    Args:
+        grammar: The grammar.
+        message: The message.
+        prompted: The part of the generation prompt after the opening of a reply, such as a tag that opens reasoning. If
+            it opens reasoning and the message has none, the reply begins with the end of an empty block.
+
+    Raises:
+        TemplateUnsupported: See `write_reply`.
+        RenderError: See `write_reply`.
+    """
+    opener, mark = grammar.written.get(("start", "reasoning"), ""), prompted.strip()
+    pieces = write_reply(grammar, message)
+    if mark and message.reasoning is None and opener.strip() == mark and not _begins(pieces, mark):
+        pieces = write_reply(grammar, message.with_reasoning(""))
+    first = pieces[0].text
+    if not mark or not _begins(pieces, mark):
+        return pieces
+    rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
+    return [Piece(rest, True), *pieces[1:]]
+
+
+def _begins(pieces: list[Piece], mark: str) -> bool:
+    return pieces[0].text.lstrip().startswith(mark)
+
+
 def write_call(grammar: Grammar, call: ToolCall) -> str:
     """Return the text of a call, from its first field to its last one; its id is its own.
 
@@ -60,10 +89,10 @@ def write_call(grammar: Grammar, call: ToolCall) -> str:
 
 
 def _missing(source: Field, target: Field, message: Message) -> str:
-    if "text" in (source, target) and message.tool_calls:
-        return "the text of a reply is not rendered next to its calls"
-    if message.tool_calls:
-        count = len(message.tool_calls)
+    count = len(message.tool_calls)
+    if "text" in (source, target) and count:
+        return f"the text, or not all of {count} calls next to a text are rendered"
+    if count:
         return f"not all of {count} calls are rendered: the template writes no {target} after a {source}"
     return f"the template writes no {target} after a {source}"
 
@@ -109,11 +138,31 @@ def _call_field(grammar: Grammar, field: str, call: ToolCall, index: int) -> Ite
                 else:
                     yield Piece(part, True)
         case _:
-            yield Piece(call.name + "(", False)
-            for number, (key, value) in enumerate(_by_name(grammar, call)):
-                yield Piece(f"{', ' if number else ''}{key}=", False)
-                yield from _value(grammar, value)[1]
-            yield Piece(")", False)
+            yield from _python_call(grammar, call)
+
+
+def _python_call(grammar: Grammar, call: ToolCall) -> list[Piece]:
+    """Write a call in Python's syntax: as the template does, if that reads back, else as proper Python."""
+    pieces = _keyword_call(grammar, call, {})
+    quote = grammar.unescaped_quote
+    if quote:
+        text = "".join(piece.text for piece in pieces)
+        try:
+            _, arguments, end = read_python_call(text, 0, len(text), quote)
+        except ValueError:
+            arguments, end = None, 0
+        if arguments != call.arguments or end != len(text):
+            return _keyword_call(grammar, call, {"string": PYTHON})
+    return pieces
+
+
+def _keyword_call(grammar: Grammar, call: ToolCall, styles: Mapping[str, Style]) -> list[Piece]:
+    pieces = [Piece(call.name + "(", False)]
+    for number, (key, value) in enumerate(_by_name(grammar, call)):
+        pieces.append(Piece(f"{', ' if number else ''}{key}=", False))
+        style = styles.get(type_of(value))
+        pieces += _value(grammar, value)[1] if style is None else write_value(value, style)
+    return [*pieces, Piece(")", False)]
 
 
 def _member(grammar: Grammar, field: str, call: ToolCall, index: int) -> Iterator[Piece]:
