@@ -243,6 +243,14 @@ class Renderer(ABC):
             TemplateUnsupported: If a delta is not what the template would have written.
         """
 
+    def prove_reading(self) -> str | None:
+        """Return what can be relied on when replies are read; None if the family measures nothing.
+
+        Raises:
+            RenderError: If replies with calls do not read back, or the family has none.
+        """
+        return None
+
     def seam(self, message: Message, neighbor: Message | None) -> object:
         """Return the properties of a neighbor that the tokens of a message depend on.
 

@@ -27,7 +27,7 @@ from .templates.bound_template import bind_template
 from .templates.chat_template import FIXED_DATE, ChatTemplate
 from .templates.conversation import ConversationWriter
 from .templates.mask import Mask
-from .templates.measured_grammar import MeasuredGrammar
+from .templates.measured_grammar import MeasuredGrammar, shared_grammar
 from .templates.reply import ReplyProbe
 from .templates.reply_reader import ReplyReader
 from .templates.reply_writer import ReplyWriter
@@ -112,6 +112,8 @@ class FixedBase(Renderer):
         self._template = bind_template(compiled, self._mask, arguments)
         self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
         self._turns = TemplateTurns(self._template, self._ends)
+        self._key = (source.text, date, repr(sorted(names.items())), repr(arguments), *self._mask.names)
+        self._key = (*self._key, self._mask.hides_names, *self._ends)
         self._measure()
         super().__init__(loaded, unsafe_content=unsafe_content)
 
@@ -125,7 +127,10 @@ class FixedBase(Renderer):
         self._text_stop, self._call_stop = text_stop, self._probe.call_stop
         stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
         stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
-        self._measured = MeasuredGrammar(self._template, self._turns, plain, text_stop, stop_tokens)
+        self._measured = shared_grammar(
+            (*self._key, *stop_tokens),
+            lambda: MeasuredGrammar(self._template, self._turns, plain, text_stop, stop_tokens),
+        )
         self._reply_reader = ReplyReader(
             self._probe,
             self._mask,
@@ -203,6 +208,17 @@ class FixedBase(Renderer):
     def reading(self) -> ReadingVerdict:
         """What can be relied on when replies are read by the measured grammar."""
         return self._measured.verdict
+
+    def prove_reading(self) -> str | None:
+        """See `Renderer.prove_reading`; a reply format that was given by its name is not measured."""
+        if not self._reply_reader.is_measured:
+            return None
+        self._refuse_unread_calls()
+        verdict = self.reading
+        shown = f" ({verdict.message.to_openai()})" if verdict.message else ""
+        return "; ".join(
+            [f"{verdict.status}{f': {verdict.detail}' if verdict.detail else ''}{shown}", *verdict.differences]
+        )
 
     def _refuse_unread_calls(self) -> None:
         """Refuse a template if calls that it writes are not read back.

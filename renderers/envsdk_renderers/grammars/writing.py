@@ -58,7 +58,7 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece
     """
     opener, mark = grammar.written.get(("start", "reasoning"), ""), prompted.strip()
     pieces = write_reply(grammar, message)
-    if mark and message.reasoning is None and opener.strip() == mark and not _begins(pieces, mark):
+    if mark and message.reasoning is None and opener.strip() == mark and not pieces[0].text.startswith(prompted):
         pieces = write_reply(grammar, message.with_reasoning(""))
     first = pieces[0].text
     if not mark or not _begins(pieces, mark):

@@ -1,6 +1,6 @@
 """The measured reply grammar of a bound chat template, with its proof."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from envsdk.errors import RenderError
@@ -11,11 +11,13 @@ from ..grammars.measuring import Renderings, Thought, measure
 from ..grammars.probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
 from ..grammars.proof import ReadingVerdict, prove
 from ..grammars.writing import write_reply
-from .base import Base
+from .base import Base, remember
 from .bound_template import BoundTemplate
 from .reply import ReplyProbe
 from .stop import Stop
 from .turns import TemplateTurns
+
+_MANY = 64
 
 
 class MeasuredGrammar:
@@ -69,6 +71,23 @@ class MeasuredGrammar:
 
     def _probe_with(self, tools: Sequence[ToolSchema]) -> ReplyProbe:
         return ReplyProbe(self._plain, self._turns.base((), tools), self._text_stop)
+
+
+_SHARED: dict[tuple[object, ...], MeasuredGrammar] = {}
+
+
+def shared_grammar(key: tuple[object, ...], make: Callable[[], MeasuredGrammar]) -> MeasuredGrammar:
+    """Return the grammar that was measured for a key in this process, or else measure it.
+
+    Args:
+        key: Everything that a rendering of the probes depends on.
+        make: Makes the grammar.
+    """
+    found = _SHARED.get(key)
+    if found is None:
+        found = make()
+        remember(_SHARED, key, found, at_most=_MANY)
+    return found
 
 
 def _writes_calls(probe: ReplyProbe) -> bool:

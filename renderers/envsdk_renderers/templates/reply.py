@@ -208,7 +208,7 @@ class ReplyProbe:
         if reply.tool_calls:
             self._check_calls(reply)
         base = self._with_tools if reply.tool_calls else self._plain
-        return self._cut(reply, opening, (slot(0), slot(1)), base.template.safe_text)
+        return self._cut(reply, opening, (slot(0), slot(1)), self._rendered(base, reply))
 
     def probe(self, reply: Message, words: Sequence[str]) -> str:
         """Return the text of a reply after its opening, which is only measured.
@@ -222,14 +222,20 @@ class ReplyProbe:
             TemplateFailed: If the template refuses it.
         """
         base = self._with_tools if reply.tool_calls else self._plain
-        return self._cut(reply, self.opening, words, base.template.text)[0]
+        error: TemplateUnsupported | TemplateFailed | None = None
+        for following in _followings(reply):
+            try:
+                text = base.template.text([*base.start, user(), reply, *following], base.tools)
+                return self._cut(reply, self.opening, words, text)[0]
+            except (TemplateUnsupported, TemplateFailed) as failed:
+                error = error or failed
+        raise error or TemplateUnsupported("nothing may follow the reply")
 
-    def _cut(
-        self, reply: Message, opening: str | None, words: Sequence[str], render: Callable[..., str]
-    ) -> tuple[str, Stop]:
+    def _cut(self, reply: Message, opening: str | None, words: Sequence[str], text: str) -> tuple[str, Stop]:
+        """Cut a reply out of a rendering, from its opening to its end."""
         base = self._with_tools if reply.tool_calls else self._plain
         stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
-        text = self._rendered(base, reply, render).rpartition(QUESTION)[2]
+        text = text.rpartition(QUESTION)[2]
         head = self._head(base)
         opened = head.removesuffix(base.generation_prompt) + self._opening_of(base)
         if not text.startswith(opened.rstrip()):
