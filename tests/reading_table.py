@@ -46,8 +46,8 @@ class Row(NamedTuple):
     ms: float
 
 
-def renderer_of(text: str) -> FixedBase:
-    """Return a renderer of a template, with a vocabulary that has its control tokens."""
+def options_of(text: str) -> dict[str, Any]:
+    """Return the options of a template's renderer: a vocabulary that has its control tokens, and the end of a turn."""
     end = next((end for end in (*ENDS, *MORE_ENDS) if end in text.replace("hy_eos{}", "hy_eos:opensource")), "<eos>")
     names = {*SHAPE.findall(text), *MORE_SHAPES.findall(text), *NAMES, "<eos>", "<|endoftext|>", end}
     specification = json.loads(Path(DATA / "embedded.json").read_bytes())
@@ -59,17 +59,19 @@ def renderer_of(text: str) -> FixedBase:
         for token, content in enumerate(sorted(names - known), first)
     ]
     tokenizer = load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(specification)))
-    return FixedBase(tokenizer, template=text, stop=end, special_tokens={"bos_token": "<bos>", "eos_token": end})
+    special_tokens = {"bos_token": "<bos>", "eos_token": end}
+    return {"tokenizer": tokenizer, "template": text, "stop": end, "special_tokens": special_tokens}
 
 
 def row_of(text: str, rng: Random) -> Row:
     """Measure a template."""
-    begun = time.perf_counter()
+    options = options_of(text)
+    begun = time.process_time()
     try:
-        renderer = renderer_of(text)
+        renderer = FixedBase(**options)
     except EnvsdkError as error:
         return Row("refused", "refused", "", "refused", str(error)[:120], 0)
-    verdict, ms = renderer.reading, (time.perf_counter() - begun) * 1000
+    verdict, ms = renderer.reading, (time.process_time() - begun) * 1000
     status = {(v.previous, v.following): v.status for v in renderer.verdicts(TOOLS)}
     plain = {(v.previous, v.following): v.status for v in renderer.verdicts()}
     reading = verdict.status

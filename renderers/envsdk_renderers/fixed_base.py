@@ -215,10 +215,8 @@ class FixedBase(Renderer):
             return None
         self._refuse_unread_calls()
         verdict = self.reading
-        shown = f" ({verdict.message.to_openai()})" if verdict.message else ""
-        return "; ".join(
-            [f"{verdict.status}{f': {verdict.detail}' if verdict.detail else ''}{shown}", *verdict.differences]
-        )
+        why = f": {verdict.detail} ({verdict.message.to_openai()})" if verdict.message else ""
+        return "; ".join([verdict.status + why, *verdict.differences])
 
     def _refuse_unread_calls(self) -> None:
         """Refuse a template if calls that it writes are not read back.

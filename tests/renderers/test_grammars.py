@@ -310,10 +310,10 @@ def test_reading_takes_linear_time(name: str) -> None:
     times: list[float] = []
     for count in (1_000, 10_000):
         segments = code.cut(code.constant(unit * count))
-        begun = time.perf_counter()
+        begun = time.process_time()
         reader.read(segments, ENDED, TOOLS)
-        times.append(time.perf_counter() - begun)
-    assert times[1] < max(30 * times[0], 0.5)
+        times.append(time.process_time() - begun)
+    assert times[1] < max(30 * times[0], 1.5)
 
 
 # Styles.

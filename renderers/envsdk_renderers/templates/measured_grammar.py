@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from envsdk.errors import RenderError
-from envsdk.messages import Message, ToolSchema
+from envsdk.messages import ToolSchema
 
 from ..grammars.grammar import Grammar
 from ..grammars.measuring import Renderings, Thought, measure
 from ..grammars.probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
 from ..grammars.proof import ReadingVerdict, prove
-from ..grammars.writing import write_reply
 from .base import Base, remember
 from .bound_template import BoundTemplate
 from .reply import ReplyProbe
@@ -51,14 +50,6 @@ class MeasuredGrammar:
     def verdict(self) -> ReadingVerdict:
         """What can be relied on."""
         return prove(self.grammar, self._renderings)
-
-    def writes(self, message: Message) -> bool:
-        """Return whether the grammar writes a message of this shape."""
-        try:
-            write_reply(self.grammar, message)
-        except RenderError:
-            return False
-        return True
 
     @property
     def _renderings(self) -> Renderings:
