@@ -217,6 +217,11 @@ def test_calls_around_a_broken_one_are_read() -> None:
         assert [bool(c.error) for c in calls] == [False, True, False]
 
 
+def test_a_name_does_not_contain_another_call() -> None:
+    message = sampled(XML, "<call>\n<f=a <call>\n<f=f>\n</f>\n</call>")
+    assert [(c.name, c.error) for c in message.tool_calls] == [("", "a tool call has no name"), ("f", None)]
+
+
 def test_text_between_and_after_calls_is_reported() -> None:
     good = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
     message = sampled(OBJECT, f"A.{good}B.{good}C.")

@@ -212,7 +212,7 @@ class CallReader:
         constant = constants[(found.lastindex or 1) - 1]
         text = constant.strip_before(self._coded[start : found.start()])
         end = start + len(text)
-        if field != "value" and (not text.strip() or "\n" in text.strip()):
+        if field != "value" and (not text.strip() or "\n" in text.strip() or self._patterns.opener.search(text)):
             raise Unreadable(f"a tool call has no {field}", start, name)
         return text, end, constant.skip_after(self._coded, found.end()), constant
 
