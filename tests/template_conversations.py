@@ -75,7 +75,8 @@ def short_run_templates() -> list[str]:
     alike: dict[str, str] = {}
     for name in sorted(templates()):
         table = stored.get(name)
-        alike.setdefault(json.dumps([table["without tools"], table["with tools"]]) if table else name, name)
+        judged = [table["without tools"], table["with tools"], table["reading"]["status"]] if table else name
+        alike.setdefault(json.dumps(judged), name)
     return sorted(alike.values())
 
 

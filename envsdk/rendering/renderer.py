@@ -260,6 +260,14 @@ class Renderer(ABC):
             TemplateUnsupported: If a delta is not what the template would have written.
         """
 
+    def prove_reading(self) -> str | None:
+        """Return what can be relied on when replies are read; None if the family measures nothing.
+
+        Raises:
+            RenderError: If replies with calls do not read back, or the family has none.
+        """
+        return None
+
     def seam(self, message: Message, neighbor: Message | None) -> object:
         """Return the properties of a neighbor that the tokens of a message depend on.
 
@@ -547,14 +555,15 @@ class Renderer(ABC):
         A block that the generation prompt opened has to be closed by the reply.
         """
         marks = self._marks_in(np.asarray(reply, dtype=np.int32))
-        opened = self._open_at_start
+        closing = self._open_at_start
         for mark in marks[marks > 0].tolist():
             control = self._marks[int(mark) - 1]
-            if control in opened:
-                opened = ""
-            elif not opened:
-                opened = self.blocks.get(control, "")
-        return opened
+            if control in closing:
+                rest = closing.partition(control)[2]  # a block may be closed by several control tokens
+                closing = rest if any(piece.control >= 0 for piece in self._encoder.scaffold(rest)) else ""
+            elif self.blocks.get(control, "").endswith(closing):
+                closing = self.blocks.get(control, "")
+        return closing
 
     @cached_property
     def _open_at_start(self) -> str:

@@ -87,6 +87,8 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
     for name, reply in REPLIES.items():
         yield f"parse what was rendered: {name}", lambda reply=reply: _round_trip(renderer, reply)
         yield f"cut anywhere: {name}", lambda reply=reply: _cuts(renderer, renderer.reply(reply))
+    if type(renderer).prove_reading is not Renderer.prove_reading:
+        yield "calls read back as the template writes them", renderer.prove_reading
     for name, tokens in _odd_replies(renderer):
         yield f"cut anywhere: {name}", lambda tokens=tokens: _cuts(renderer, tokens, is_odd=True)
     for name, messages in _injections(renderer).items():

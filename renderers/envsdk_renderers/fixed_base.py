@@ -22,13 +22,15 @@ from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from .replies.formats import FORMATS, NO_CALLS, PLAIN
+from .grammars.proof import ReadingVerdict
+from .replies.formats import PLAIN
 from .templates.base import Tail
 from .templates.chat_template import FIXED_DATE
 from .templates.conversation import ConversationWriter
 from .templates.history_probe import HistoryProbe
 from .templates.history_proof import refutation
 from .templates.history_rule import HistoryRule
+from .templates.measured_grammar import MeasuredGrammar, shared_grammar
 from .templates.reply import ReplyProbe
 from .templates.reply_reader import ReplyReader
 from .templates.reply_writer import ReplyWriter
@@ -117,6 +119,8 @@ class FixedBase(Renderer):
         self._template = self._turns.template
         self._mask = self._template.mask
         self._writer = Writer(self._mask)
+        options = repr((sorted(names.items()), self._options["template_arguments"]))
+        self._key = (source.text, date, options, *self._mask.names, self._mask.hides_names, *self._ends)
         self._measure()
         super().__init__(loaded, unsafe_content=unsafe_content)
 
@@ -130,7 +134,10 @@ class FixedBase(Renderer):
         self._text_stop, self._call_stop = text_stop, self._probe.call_stop
         stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
         stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
-        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt)
+        self._measured = shared_grammar(
+            (*self._key, *stop_tokens),
+            lambda: MeasuredGrammar(self._template, self._turns, plain, text_stop, stop_tokens),
+        )
         self._reply_reader = ReplyReader(
             self._probe,
             self._mask,
@@ -138,7 +145,10 @@ class FixedBase(Renderer):
             response_template=self._options["response_template"],
             own_template=self._source.response_template,
             known=[*stop_tokens, *blocks],
+            grammar=lambda: self._measured.grammar,
         )
+        grammar = self._measured.grammar if self._reply_reader.is_measured else None
+        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt, grammar)
         vars(self).update(
             stop_tokens=stop_tokens,
             after_turn="",
@@ -198,12 +208,36 @@ class FixedBase(Renderer):
                 raise judgement.error.with_traceback(None)
         if self._options["reply_format"] == "auto":
             self._refuse_unread()
-        if tools and not self._reply_reader.reads_calls:
+        if tools and self._reply_reader.is_measured:
+            self._refuse_unread_calls()
+
+    @property
+    def reading(self) -> ReadingVerdict:
+        """What can be relied on when replies are read by the measured grammar."""
+        return self._measured.verdict
+
+    def prove_reading(self) -> str | None:
+        """See `Renderer.prove_reading`; a reply format that was given by its name is not measured."""
+        if not self._reply_reader.is_measured:
+            return None
+        self._refuse_unread_calls()
+        verdict = self.reading
+        why = f": {verdict.detail} ({verdict.message.to_openai()})" if verdict.message else ""
+        return "; ".join([verdict.status + why, *verdict.differences])
+
+    def _refuse_unread_calls(self) -> None:
+        """Refuse a template if calls that it writes are not read back.
+
+        Raises:
+            TemplateUnsupported: With the smallest reply that shows this.
+        """
+        verdict = self.reading
+        if verdict.status in ("refused", "no calls"):
             raise TemplateUnsupported(
-                "no reply format reads calls as this template writes them, so they would be text; choose reply_format="
-                f"{PLAIN!r} to read them as text, or register a format",
+                "calls as this template writes them do not read back, so they would be text; choose reply_format="
+                f"{PLAIN!r} to read them as text, or register a format: {verdict.detail or 'its calls are not known'}",
                 pair=("call", "tool"),
-                expected=f"one of the formats {', '.join(name for name in FORMATS if name not in NO_CALLS)}",
+                expected=str(verdict.message.to_openai()) if verdict.message else "",
                 rendered=self._probe.rendered,
             )
 
@@ -455,7 +489,8 @@ class FixedBase(Renderer):
     def _emit_unended(self, out: Emission, message: Message) -> Stop:
         """Write a reply without its end, and return how it ends."""
         (hidden,) = self._shown([message])
-        return self._reply_writer.write(out, hidden)
+        (given,) = self._template.dialect.addressed([self._template.dialect.readable(message)])
+        return self._reply_writer.write(out, given, hidden)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""

@@ -240,7 +240,7 @@ LETTERS = {"exact": "=", "keeps": "k", "refused": "r", "not possible": "."}
 def table_of(name: str) -> dict[str, dict[str, Any]]:
     """A letter for each pair, in the order of `FOLLOWING`, and each reason with the pairs that it is about."""
     found = {"without tools": verdicts_of(name, False), "with tools": verdicts_of(name, True)}
-    table = {
+    table: dict[str, Any] = {
         key: {kind: "".join(LETTERS[v.status] for v in verdicts if v.previous == kind) for kind in PREVIOUS}
         for key, verdicts in found.items()
     }
@@ -249,6 +249,8 @@ def table_of(name: str) -> dict[str, dict[str, Any]]:
         for v in verdicts:
             if v.detail:
                 reasons.setdefault(v.detail[:300], []).append(f"{v.previous} -> {v.following} {key}")
+    reading = fixed_base(name).reading
+    table["reading"] = {"status": reading.status, "detail": reading.detail[:200]}
     return {**table, "reasons": {reason: ", ".join(pairs) for reason, pairs in reasons.items()}}
 
 
@@ -284,12 +286,14 @@ def summary(stored: dict[str, Any]) -> str:
         "",
         *(f"- {what}: {good} of {possible} ({good / possible:.0%})" for what, good, possible in shares(stored)),
         "",
-        "| template | " + " | ".join(PREVIOUS) + " |",
-        "|---" * (len(PREVIOUS) + 1) + "|",
+        "Replies with calls read back, of the templates that write calls: {} of {} ({:.0%})".format(*read_back(stored)),
+        "",
+        "| template | " + " | ".join(PREVIOUS) + " | reading |",
+        "|---" * (len(PREVIOUS) + 2) + "|",
     ]
     for name, table in stored.items():
         cells = [f"`{table['without tools'][kind]} {table['with tools'][kind]}`" for kind in PREVIOUS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join([*cells, table["reading"]["status"]]) + " |")
     return "\n".join([*lines, ""])
 
 
@@ -304,7 +308,15 @@ def shares(stored: dict[str, Any]) -> list[tuple[str, int, int]]:
     return [(what, sum(x in "=k" for x in given), sum(x != "." for x in given)) for what, given in letters.items()]
 
 
+def read_back(stored: dict[str, Any]) -> tuple[int, int, float]:
+    """How many templates write calls that read back, and how many write calls."""
+    write = [table for table in stored.values() if set(table["with tools"]["call"]) != {"."}]
+    read = sum(table["reading"]["status"].startswith("reads") for table in write)
+    return read, len(write), read / len(write)
+
+
 def test_most_templates_can_be_used() -> None:
+    assert read_back(stored_tables())[2] >= 0.93
     (_, user_turns, users), _, (_, tool_turns, tools) = shares(stored_tables())
     assert user_turns >= 0.95 * users >= 40
     assert tool_turns >= 0.85 * tools >= 20

@@ -170,9 +170,14 @@ def test_what_an_environment_needs_is_refused_before_it_begins() -> None:
     assert caught.value.expected
     assert caught.value.rendered
     assert caught.value.advice in str(caught.value)
-    with pytest.raises(TemplateUnsupported, match="no reply format reads calls"):
-        fixed_base("gemma4_v5").check_tools(TOOLS)
-    fixed_base("gemma4_v5", reply_format="plain").check_tools(TOOLS)
+    fixed_base("gemma4_v5").check_tools(TOOLS)
+    template = CHATML.replace(
+        "c.function.arguments | tojson", "c.function.arguments | items | map('join', '=') | join(' ')"
+    )
+    options: Any = {"template": template, "stop": "<|im_end|>"}
+    with pytest.raises(TemplateUnsupported, match="call -> tool: calls as this template writes them do not read back"):
+        FixedBase(load_tokenizer("embedded"), **options).check_tools(TOOLS)
+    FixedBase(load_tokenizer("embedded"), **options, reply_format="plain").check_tools(TOOLS)
 
 
 def test_a_refused_turn_emits_nothing_and_reports_what_to_try() -> None:

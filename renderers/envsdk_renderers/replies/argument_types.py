@@ -5,7 +5,7 @@ and only the schema decides. Knows nothing about tokens or tags.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from envsdk.messages import ToolCall, ToolSchema, check_json, with_unique_keys
@@ -69,12 +69,19 @@ class ArgumentTypes:
     Args:
         tools: JSON schemas of the tools.
         words: Values that the family spells differently from JSON.
+        parse: Reads the text of a value, instead of as JSON or one of `words`; it raises a ValueError if it cannot.
     """
 
-    def __init__(self, tools: Sequence[ToolSchema], words: Mapping[str, Any] = JSON_WORDS) -> None:
+    def __init__(
+        self,
+        tools: Sequence[ToolSchema],
+        words: Mapping[str, Any] = JSON_WORDS,
+        parse: Callable[[str], Any] | None = None,
+    ) -> None:
         functions = [cast("Mapping[str, Any]", tool.get("function", tool)) for tool in tools]
         self._parameters = {function["name"]: function.get("parameters") for function in functions}
         self._words = words
+        self._parse = parse or self._parsed
         self._admitted: dict[tuple[str, str], Admitted | None] = {}
 
     def read(self, name: str, texts: Iterable[tuple[str, str]]) -> ToolCall:
@@ -92,7 +99,7 @@ class ArgumentTypes:
         errors: list[str] = []
         for key, text in texts:
             is_twice = key in arguments
-            arguments[key], error = self._value(name, key, text)
+            arguments[key], error = self.value(name, key, text)
             if is_twice:
                 errors.append(f"{name}: the argument {key[:40]!r} comes twice")
             elif error is not None:
@@ -101,7 +108,7 @@ class ArgumentTypes:
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
         return ToolCall(name=name, arguments=arguments, error=error)
 
-    def _value(self, tool: str, key: str, text: str) -> tuple[Any, str | None]:
+    def value(self, tool: str, key: str, text: str) -> tuple[Any, str | None]:
         """Read a value; return an error as well if the schema admits no reading of it."""
         if (tool, key) not in self._admitted:
             self._admitted[tool, key] = _admitted_by(self._parameters.get(tool), key)
@@ -109,7 +116,7 @@ class ArgumentTypes:
         if admitted is None or admitted.kinds == _STRING:
             return text, None
         try:
-            value = self._parsed(text)
+            value = self._parse(text)
         except (ValueError, RecursionError) as error:
             if "string" in admitted.kinds:
                 return text, None

@@ -1,4 +1,4 @@
-"""The formats of replies by name, and the choice of the one that a chat template writes.
+"""The formats of replies by name, for users who choose one instead of the grammar that is measured.
 
 A format reads a reply that is cut at the control tokens of its renderer. `register_format` adds a format.
 """
@@ -28,8 +28,6 @@ CallFinder: TypeAlias = Callable[[str, Callable[[str], str]], tuple[str, str, li
 """Finds calls in a text. Its second argument restores a mark of calls that was hidden because the text only spelled it.
 Returns the text before the calls, the text after them, and the calls; None if there are none."""
 PLAIN = "plain"
-NO_CALLS = frozenset({PLAIN, "verbatim"})
-"""The formats that read no calls."""
 _THINK = ("<think>", "</think>")
 _TAGS = (*_THINK, "<tool_call>", "</tool_call>")
 
@@ -37,11 +35,11 @@ _TAGS = (*_THINK, "<tool_call>", "</tool_call>")
 class ReplyFormat(NamedTuple):
     """A format of replies."""
 
-    fits: Callable[[str], bool]
-    """Returns whether a rendered reply with reasoning, text and a call has this format."""
     read: Reader
     controls: tuple[str, ...] = ()
     """The control tokens that it distinguishes from text, if the vocabulary has them."""
+    fits: Callable[[str], bool] | None = None
+    """Returns whether a rendered reply with a call has this format; None if it is only chosen by its name."""
 
 
 def register_format(name: str, reply_format: ReplyFormat) -> None:
@@ -60,9 +58,10 @@ def get_format(name: str) -> ReplyFormat:
     return FORMATS[name]
 
 
-def choose_format(rendered: str) -> str:
-    """Return the name of the format of a rendered reply with a call."""
-    return next(name for name, reply_format in reversed(FORMATS.items()) if reply_format.fits(rendered))
+def choose_format(rendered: str) -> str | None:
+    """Return the name of the registered format of a rendered reply with a call; None if none fits."""
+    fitting = (name for name, found in reversed(FORMATS.items()) if found.fits is not None and found.fits(rendered))
+    return next(fitting, None)
 
 
 # Readers.
@@ -156,28 +155,13 @@ def _xml_reader(tools: Sequence[ToolSchema]) -> Callable[[str], ToolCall]:
     return partial(xml_calls.read_call, types=ArgumentTypes(tools, PYTHON_WORDS))
 
 
-def _matches(pattern: str) -> Callable[[str], bool]:
-    """Return whether a rendered reply matches the pattern."""
-    compiled = re.compile(pattern, re.DOTALL)
-    return lambda rendered: bool(compiled.search(rendered))
-
-
-_HERMES = r'<tool_call>\s*\{"name": .*"arguments": .*\}\s*</tool_call>'
-_XML = r"<tool_call>\s*<function=\w+>\s*<parameter=\w+>.*</function>\s*</tool_call>"
-_GLM = r"<tool_call>\w+\s*<arg_key>\w+</arg_key>\s*<arg_value>"
-_LLAMA = r'\{"name": "\w+", "parameters": '
-_MISTRAL = re.escape(MISTRAL_MARK)
-_ANY = ""
-
 FORMATS: dict[str, ReplyFormat] = {
-    "verbatim": ReplyFormat(_matches(_ANY), _verbatim),
-    PLAIN: ReplyFormat(_matches(_ANY), _between_tags(_THINK, json_calls.write_object, _json_reader), _THINK),
-    "llama": ReplyFormat(_matches(_LLAMA), _in_text(_llama_calls), (*_THINK, "<|python_tag|>")),
-    "mistral": ReplyFormat(
-        _matches(_MISTRAL), _in_text(_mistral_calls), (*_THINK, MISTRAL_MARK, "[ARGS]", "[CALL_ID]")
-    ),
-    "glm": ReplyFormat(_matches(_GLM), _between_tags(_TAGS, glm_calls.write_call, _glm_reader), _TAGS),
-    "xml": ReplyFormat(_matches(_XML), _between_tags(_TAGS, xml_calls.write_call, _xml_reader), _TAGS),
-    "hermes": ReplyFormat(_matches(_HERMES), _between_tags(_TAGS, json_calls.write_object, _json_reader), _TAGS),
+    "verbatim": ReplyFormat(_verbatim),
+    PLAIN: ReplyFormat(_between_tags(_THINK, json_calls.write_object, _json_reader), _THINK),
+    "llama": ReplyFormat(_in_text(_llama_calls), (*_THINK, "<|python_tag|>")),
+    "mistral": ReplyFormat(_in_text(_mistral_calls), (*_THINK, MISTRAL_MARK, "[ARGS]", "[CALL_ID]")),
+    "glm": ReplyFormat(_between_tags(_TAGS, glm_calls.write_call, _glm_reader), _TAGS),
+    "xml": ReplyFormat(_between_tags(_TAGS, xml_calls.write_call, _xml_reader), _TAGS),
+    "hermes": ReplyFormat(_between_tags(_TAGS, json_calls.write_object, _json_reader), _TAGS),
 }
 """The formats by name. A reply of an unknown format is `plain`: a think block, and everything else is content."""

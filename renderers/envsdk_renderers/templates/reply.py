@@ -1,7 +1,7 @@
 """Measures how a chat template writes an assistant's reply: its opening, reasoning, text, calls and end."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -67,9 +67,22 @@ class ReplyProbe:
     @cached_property
     def opening(self) -> str:
         """The scaffold that opens every reply; never sampled."""
-        return self._opening_of(self._plain)
+        opening = self._before_block(self._plain)
+        head = self._head(self._plain).removesuffix(self._plain.generation_prompt)
+        try:
+            text = self._rendered(self._plain, reply_of(), self._plain.template.text).rpartition(QUESTION)[2]
+        except TemplateFailed:
+            return opening
+        shared = self._mask.shared(head + opening, text)
+        rest = opening[shared - len(head) :] if shared >= len(head) else ""
+        is_block = any(at == 0 for _, at in self._mask.controls(rest))  # which this reply does not have
+        return opening.removesuffix(rest) if is_block else opening
 
     def _opening_of(self, base: Base) -> str:
+        is_same = base.generation_prompt.startswith(self.opening)
+        return self.opening if is_same else self._before_block(base)
+
+    def _before_block(self, base: Base) -> str:
         prompt = base.generation_prompt
         return prompt.split(self.thinking.opening_tag)[0] if self.thinking else prompt
 
@@ -195,8 +208,34 @@ class ReplyProbe:
         if reply.tool_calls:
             self._check_calls(reply)
         base = self._with_tools if reply.tool_calls else self._plain
+        return self._cut(reply, opening, (slot(0), slot(1)), self._rendered(base, reply))
+
+    def probe(self, reply: Message, words: Sequence[str]) -> str:
+        """Return the text of a reply after its opening, which is only measured.
+
+        Args:
+            reply: The reply; not all of its fields may be rendered.
+            words: The words of the reply after the last of which it ends.
+
+        Raises:
+            TemplateUnsupported: If the template opens it differently from the generation prompt.
+            TemplateFailed: If the template refuses it.
+        """
+        base = self._with_tools if reply.tool_calls else self._plain
+        error: TemplateUnsupported | TemplateFailed | None = None
+        for following in _followings(reply):
+            try:
+                text = base.template.text([*base.start, user(), reply, *following], base.tools)
+                return self._cut(reply, self.opening, words, text)[0]
+            except (TemplateUnsupported, TemplateFailed) as failed:
+                error = error or failed
+        raise error or TemplateUnsupported("nothing may follow the reply")
+
+    def _cut(self, reply: Message, opening: str | None, words: Sequence[str], text: str) -> tuple[str, Stop]:
+        """Cut a reply out of a rendering, from its opening to its end."""
+        base = self._with_tools if reply.tool_calls else self._plain
         stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
-        text = self._rendered(base, reply).rpartition(QUESTION)[2]
+        text = text.rpartition(QUESTION)[2]
         head = self._head(base)
         opened = head.removesuffix(base.generation_prompt) + self._opening_of(base)
         if not text.startswith(opened.rstrip()):
@@ -206,7 +245,8 @@ class ReplyProbe:
             head = head.removesuffix(base.generation_prompt) + opening
         start = len(head) if text.startswith(head) else self._mask.shared(head, text)
         names = {stop.written, *stop.sampled}
-        last = max(start, text.rfind(slot(0)), text.rfind(slot(1)))  # reasoning may end as a turn does (Harmony)
+        named = (text.find(call.name) for call in reply.tool_calls)
+        last = max([start, *map(text.rfind, words), *named])  # reasoning may end as a turn does (Harmony)
         end = next((at for name, at in self._mask.controls(text) if at >= last and name in names), len(text))
         if slot(2) in text[start:end]:
             raise TemplateUnsupported("no token ends the reply", rendered=text)
@@ -216,18 +256,19 @@ class ReplyProbe:
         """Return the text between a question and the reply, with the generation prompt."""
         return base.text([user()], generation_prompt=True).rpartition(QUESTION)[2]
 
-    def _rendered(self, base: Base, reply: Message) -> str:
+    def _rendered(self, base: Base, reply: Message, render: Callable[..., str] | None = None) -> str:
         """Render a conversation in which the reply answers the question.
 
         Raises:
             TemplateFailed: If the template refuses it, whatever follows the reply.
         """
+        render = render or base.template.safe_text
         first, *others = _followings(reply)
         for following in others:
             with suppress(TemplateFailed):
-                return base.template.safe_text([*base.start, user(), reply, *first], base.tools)
+                return render([*base.start, user(), reply, *first], base.tools)
             first = following
-        return base.template.safe_text([*base.start, user(), reply, *first], base.tools)
+        return render([*base.start, user(), reply, *first], base.tools)
 
 
 def _followings(reply: Message) -> Iterator[Sequence[Message]]:

@@ -1,6 +1,6 @@
 """Reads the replies of a model with a chat template."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -8,7 +8,9 @@ from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.renderer import Segment, SplitReply
 
-from ..replies.formats import FORMATS, PLAIN, choose_format, get_format
+from ..grammars.grammar import Grammar
+from ..grammars.reading import GrammarReader
+from ..replies.formats import PLAIN, choose_format, get_format
 from ..replies.response_template import ResponseTemplate
 from .mask import Mask
 from .reasoning import ReasoningReader
@@ -16,7 +18,7 @@ from .reply import ReplyProbe
 
 
 class ReplyReader:
-    """Reads replies with a response template of transformers if there is one, else by a format of replies.
+    """Reads replies with a response template of transformers if there is one, else by a format or the measured grammar.
 
     Args:
         probe: How the template writes replies.
@@ -25,6 +27,8 @@ class ReplyReader:
         response_template: The response template that the user gave.
         own_template: The tokenizer's own response template, which `"auto"` uses.
         known: The stop tokens and the tokens that open blocks.
+        grammar: The measured grammar, which `"auto"` uses if there is no response template and no registered format
+            fits.
 
     Raises:
         ConfigError: If `response_template` cannot be used.
@@ -40,17 +44,22 @@ class ReplyReader:
         response_template: Mapping[str, Any] | None,
         own_template: Mapping[str, Any] | None,
         known: Sequence[str],
+        grammar: Callable[[], Grammar],
     ) -> None:
         is_auto = reply_format == "auto"
         self._response_template = ResponseTemplate(response_template) if response_template else None
         if response_template is None and is_auto and own_template:
             with suppress(ConfigError):  # the installed transformers may not read it; then the format is measured
                 self._response_template = ResponseTemplate(own_template)
-        self._format = get_format(choose_format(probe.rendered) if is_auto else reply_format)
-        self.reads_calls = bool(self._response_template) or not is_auto or self._format is not FORMATS[PLAIN]
-        """Whether calls are read, or the user chose a format that reads none."""
+        name = choose_format(probe.rendered) if is_auto else reply_format
+        self._format = get_format(name or PLAIN)
+        is_measured = name is None and self._response_template is None
+        self._grammar_reader = GrammarReader(grammar()) if is_measured else None
+        self.is_measured = is_measured
+        """Whether replies are read by the measured grammar."""
         around_text = (probe.text_opener, probe.text_stop.closing)
-        names = [name for name in self._format.controls if mask.controls(name)]
+        controls = grammar().controls if is_measured else self._format.controls
+        names = [name for name in controls if mask.controls(name)]
         names += [name for text in (*(probe.thinking or ()), *around_text) for name, _ in mask.controls(text)]
         self.structure = tuple(name for name in dict.fromkeys(names) if name not in known)
         """The control tokens, besides `known`, that are distinguished from text."""
@@ -78,6 +87,8 @@ class ReplyReader:
         """
         if self._response_template is not None:
             return self._response_template.read(opening, segments, sampled, stop_tokens)
+        if self._grammar_reader is not None:
+            return self._grammar_reader.read(segments, sampled, tools)
         tagged, errors = self._reasoning_reader.read(segments)
         message = self._format.read(tagged, sampled, tools, controls)
         return message.model_copy(update={"errors": (*message.errors, *errors)}) if errors else message

@@ -6,6 +6,9 @@ from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message
 from envsdk.rendering.emission import Emission
 
+from ..grammars.grammar import Grammar
+from ..grammars.styles import Piece
+from ..grammars.writing import write_after
 from .reply import ReplyProbe
 from .sentinels import slot
 from .stop import Stop
@@ -19,10 +22,12 @@ class ReplyWriter:
         probe: How the template writes replies.
         writer: Writes rendered text.
         generation_prompt: The generation prompt.
+        grammar: The measured grammar; what it does not write is rendered by the template.
     """
 
-    def __init__(self, probe: ReplyProbe, writer: Writer, generation_prompt: str) -> None:
+    def __init__(self, probe: ReplyProbe, writer: Writer, generation_prompt: str, grammar: Grammar | None) -> None:
         self._probe = probe
+        self._grammar = grammar
         self._writer = writer
         self._generation_prompt = generation_prompt
 
@@ -42,12 +47,38 @@ class ReplyWriter:
         """Whether the generation prompt ends with the tag that opens reasoning."""
         return bool(self.tag) and self._generation_prompt.rstrip().endswith(self.tag)
 
-    def write(self, out: Emission, message: Message) -> Stop:
-        """Write a reply, in which control tokens are hidden, without its end; return how it ends.
+    def write(self, out: Emission, message: Message, hidden: Message) -> Stop:
+        """Write a reply without its end; return how it ends.
+
+        Args:
+            out: Where it is written.
+            message: The reply, with ids of its calls.
+            hidden: The same with its control tokens hidden, for the template.
 
         Raises:
             TemplateUnsupported: If the template does not write the reply's text or its calls.
         """
+        try:
+            pieces = None if self._grammar is None else self._pieces(self._grammar, message)
+        except TemplateUnsupported:  # or in a way of its own, such as text as reasoning
+            pieces = None
+        if pieces is None:
+            return self._write_rendered(out, hidden)
+        for piece in pieces:
+            out.scaffold(piece.text) if piece.is_scaffold else out.content(piece.text)
+        return (self._probe.call_stop if message.tool_calls else None) or self._probe.text_stop
+
+    def _pieces(self, grammar: Grammar, message: Message) -> list[Piece]:
+        """Return what is written after the generation prompt, or after the opening if the block is the reply's own."""
+        opens_block = message.reasoning is not None and self.prompt_closes_block
+        return write_after(grammar, message, "" if opens_block else self._prompted)
+
+    @property
+    def _prompted(self) -> str:
+        return self._generation_prompt.removeprefix(self._probe.opening)
+
+    def _write_rendered(self, out: Emission, message: Message) -> Stop:
+        """Write a reply, in which control tokens are hidden, as the template renders it."""
         content = {"content": slot(0)} if message.content else {}
         reasoning = {"reasoning": slot(1)} if message.reasoning else {}
         opens_block = message.reasoning is not None and self.prompt_closes_block

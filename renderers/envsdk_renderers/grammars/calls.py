@@ -1,0 +1,326 @@
+"""Reads the calls of a reply by its grammar. A call that cannot be read has an error, and its text as its arguments."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
+
+from envsdk.errors import RenderError
+from envsdk.messages import ToolCall, ToolSchema
+
+from ..replies.argument_types import ArgumentTypes
+from .grammar import Field, Grammar, Path
+from .patterns import Constant, Patterns, Searches
+from .python_calls import read_python_call
+from .styles import CONTROL, JSON, parse_value, read_value, skip_space
+from .writing import write_call
+
+NOT_CLOSED = "the tool call was not closed"
+_PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
+_MAX_REPORTED = 3
+_WORK = 32
+"""How often the text of a reply may be searched in vain."""
+
+
+class ReadCall(NamedTuple):
+    """A call that was read."""
+
+    call: ToolCall
+    end: int
+    """The position after the call and the constant that follows it."""
+    following: Constant | None
+    """The constant that follows it; None if the call is broken or the reply ended in it."""
+    is_open: bool = False
+    """Whether the reply ended inside the call."""
+
+
+class _Found(NamedTuple):
+    """The fields of a call that was read."""
+
+    call: ToolCall
+    end: int
+    """The position after its last field."""
+    position: int
+    """The position after the constant that follows."""
+    following: Constant | None
+
+
+class Unreadable(ValueError):
+    """A call cannot be read.
+
+    Args:
+        error: What is wrong with it.
+        position: The position from which its end is searched.
+        name: Its name, if that could be read.
+        is_open: Whether the reply ended inside it.
+    """
+
+    def __init__(self, error: str, position: int, name: str = "", *, is_open: bool = False) -> None:
+        super().__init__(error)
+        self.position, self.name, self.is_open = position, name, is_open
+
+
+class CallReader:
+    """Reads the calls of one reply.
+
+    Args:
+        grammar: The grammar.
+        patterns: Its patterns.
+        coded: The reply.
+        tools: JSON schemas of the tools, which specify the types of values that are written without quotes.
+    """
+
+    def __init__(self, grammar: Grammar, patterns: Patterns, coded: str, tools: Sequence[ToolSchema]) -> None:
+        self._grammar = grammar
+        self._coded = coded
+        self._searches = Searches(coded)
+        self._work = _WORK * len(coded)
+        self._patterns = patterns
+        self._types = ArgumentTypes(tools, parse=parse_value)
+        self._style = patterns.coded_style(grammar.style)
+
+    def read(self, start: int) -> ReadCall:
+        """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened."""
+        try:
+            found = self._read_fields(start)
+        except Unreadable as broken:
+            return self._broken(start, broken)
+        except ValidationError as invalid:
+            why = invalid.errors()[0]["msg"].removeprefix("Value error, ")
+            return self._broken(start, Unreadable(f"a tool call is not valid: {why}", start))
+        text = self._patterns.code.plain(self._coded[start : found.end]).strip()
+        call = found.call if text == self._written(found.call) else found.call.model_copy(update={"raw": text})
+        return ReadCall(call, found.position, found.following)
+
+    def _written(self, call: ToolCall) -> str | None:
+        """Return how the template would write a call; None if it cannot write it."""
+        try:
+            return write_call(self._grammar, call)
+        except RenderError:
+            return None
+
+    def broken(self, start: int) -> ReadCall:
+        """Return the call that was opened before `start`, but does not begin as the template's calls do."""
+        return self._broken(start, Unreadable("a tool call does not begin as one", start))
+
+    def _broken(self, start: int, broken: Unreadable) -> ReadCall:
+        closed = self._searches.next(self._patterns.closer, broken.position)
+        opened = self._searches.next(self._patterns.opener, broken.position)
+        opened = None if opened and closed and closed.start() < opened.start() else opened
+        end = opened.start() if opened else closed.start() if closed else len(self._coded)
+        text = self._patterns.code.plain(self._coded[start:end])
+        is_open = bool(CONTROL.search(self._patterns.closer.pattern)) and not (opened or closed)
+        is_cut = not (opened or closed) and (broken.is_open or not text.strip())
+        error = NOT_CLOSED if is_cut else str(broken)
+        call = ToolCall(name=_valid_name(broken.name), arguments=text, error=error, raw=text)
+        return ReadCall(call, closed.end() if closed and not opened else end, None, is_open)
+
+    def _read_fields(self, start: int) -> _Found:
+        first = self._grammar.call[0]
+        if first == "object":
+            return self._read_object(start)
+        if first == "python":
+            return self._read_python(start)
+        return self._read_parts(start)
+
+    # An object.
+
+    def _read_object(self, start: int) -> _Found:
+        value, end = self._value(start, "")
+        grammar, fields = self._grammar, cast("dict[str, Any]", value)
+        if not isinstance(value, dict):
+            raise Unreadable("a tool call is not a JSON object", end)
+        name = _at(fields, grammar.name_path)
+        if not isinstance(name, str) or not name:
+            raise Unreadable("a tool call has no name", end)
+        path = tuple(name if key == "" else key for key in grammar.arguments_path)
+        arguments = _at(fields, path, {})
+        if not isinstance(arguments, (dict, str)):
+            raise Unreadable("a tool call's arguments are not a JSON object", end, name)
+        call_id = None if grammar.id_path is None else _at(fields, grammar.id_path)
+        call = ToolCall(name=name, arguments=cast("Any", arguments), id=call_id if isinstance(call_id, str) else None)
+        return self._close(end, "object", call)
+
+    def _value(self, start: int, name: str) -> tuple[Any, int]:
+        """Read the JSON value, or the one in the template's notation, that begins at `start`."""
+        style = JSON if self._grammar.call[0] == "object" else self._style
+        self._refuse_work(start, name)
+        try:
+            value, end = read_value(self._coded, start, style)
+        except ValueError as error:
+            self._work -= error.pos - start if isinstance(error, json.JSONDecodeError) else len(self._coded) - start
+            is_open = not self._searches.next(self._patterns.closer, start)
+            what = "JSON" if style.is_json else "an object"
+            raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_open) from None
+        return value, end
+
+    def _refuse_work(self, start: int, name: str) -> None:
+        """Refuse to read on after many broken calls, each of which may have been searched to the end of the reply."""
+        if self._work < 0:
+            raise Unreadable("a tool call follows too many broken ones", start, name)
+
+    # A call in Python's syntax.
+
+    def _read_python(self, start: int) -> _Found:
+        named = _PYTHON_NAME.match(self._coded, start)
+        name = named[1] if named else ""
+        self._refuse_work(start, name)
+        control = self._searches.next(CONTROL, start)
+        stop = control.start() if control else len(self._coded)
+        try:
+            name, arguments, end = read_python_call(self._coded, start, stop, self._grammar.unescaped_quote)
+        except ValueError as error:
+            self._work -= stop - start
+            is_open = not self._searches.next(self._patterns.closer, start)
+            raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=is_open) from None
+        return self._close(end, "python", ToolCall(name=name, arguments=arguments))
+
+    # A call of several fields.
+
+    def _read_parts(self, start: int) -> _Found:
+        grammar = self._grammar
+        texts: dict[str, str] = {}
+        position = start
+        for index, field in enumerate(grammar.call):
+            name = texts.get("name", "")
+            if field in ("arguments", "key"):
+                break
+            text, end, position, constant = self._raw(position, field, name)
+            texts[field] = text
+            following = grammar.call[index + 1] if index + 1 < len(grammar.call) else "end"
+            if field == grammar.last_fields[0] and "key" in grammar.call and constant.target != "key":
+                return _Found(self._made(texts, {}, start), end, position, constant)
+            if constant.target != following:
+                raise Unreadable(f"a tool call has no {following} after its {field}", position, texts.get("name", ""))
+        if "key" in grammar.call:
+            return self._read_pairs(start, position, texts)
+        name = self._name(texts, start)
+        value, end = self._value(position, name or "?")
+        if not isinstance(value, dict):
+            raise Unreadable("a tool call's arguments are not a JSON object", end, name)
+        return self._close(end, "arguments", self._made(texts, cast("dict[str, Any]", value), start))
+
+    def _raw(self, start: int, field: Field, name: str) -> tuple[str, int, int, Constant]:
+        """Read a field up to the first constant that may follow it."""
+        pattern, constants = self._patterns.after(field)
+        found, stray = self._next(pattern, start)
+        if found is None or stray:
+            where = stray.start() if stray else start
+            raise Unreadable(f"a tool call has no end of its {field}", where, name, is_open=stray is None)
+        constant = constants[(found.lastindex or 1) - 1]
+        text = constant.strip_before(self._coded[start : found.start()])
+        end = start + len(text)
+        if field != "value" and (not text.strip() or "\n" in text.strip() or self._patterns.opener.search(text)):
+            raise Unreadable(f"a tool call has no {field}", start, name)
+        return text, end, constant.skip_after(self._coded, found.end()), constant
+
+    def _next(self, pattern: re.Pattern[str], start: int) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+        """Return the next match of a pattern, and the control token before it, if there is one."""
+        found, stray = self._searches.next(pattern, start), self._searches.next(CONTROL, start)
+        return found, None if stray and found and stray.start() >= found.start() else stray
+
+    def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _Found:
+        name, pairs = self._name(texts, start), list[tuple[str, str, Any]]()
+        constant: Constant | None = None
+        end = position
+        while constant is None or constant.target == "key":
+            key, position, kind = self._key(position, name)
+            text, end, position, constant = self._raw(position, "value", name)
+            pairs.append((key, text, kind))
+        arguments, errors = self._typed(name, pairs)
+        call = self._made(texts, arguments, start, errors)
+        return _Found(call, end, position, constant)
+
+    def _key(self, start: int, name: str) -> tuple[str, int, Any]:
+        pattern, constants, kinds = self._patterns.before_values
+        found, stray = self._next(pattern, start)
+        if found is None or stray:
+            where = stray.start() if stray else start
+            raise Unreadable(f"{name:.80}: a key has no value", where, name, is_open=stray is None)
+        index = (found.lastindex or 1) - 1
+        key = constants[index].strip_before(self._coded[start : found.start()])
+        if not key or "\n" in key:
+            raise Unreadable(f"{name:.80}: a value has no key", start, name)
+        return key, constants[index].skip_after(self._coded, found.end()), kinds[index]
+
+    def _typed(self, name: str, pairs: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], list[str]]:
+        arguments: dict[str, Any] = {}
+        errors: list[str] = []
+        for key, text, types in pairs:
+            is_twice = key in arguments
+            arguments[key], error = self._typed_value(name, key, text, types)
+            found = self._patterns.swallowed.search(text)
+            if is_twice:
+                errors.append(f"{name}: the argument {key[:40]!r} comes twice")
+            elif found:
+                errors.append(f"{name:.80}: the argument {key[:40]!r} holds {found[0][:40]!r}, a tag of the call")
+            elif error is not None:
+                errors.append(error)
+        return arguments, errors
+
+    def _typed_value(self, name: str, key: str, text: str, types: tuple[str, ...]) -> tuple[Any, str | None]:
+        if types == ("string",):
+            return text, None
+        if "string" in types:
+            return self._types.value(name, key, text)
+        try:
+            return parse_value(text), None
+        except ValueError as error:
+            return text, f"{name:.80}: the argument {key[:40]!r} is {text[:40]!r}, which is not a value ({error})"
+
+    # What all calls have.
+
+    def _name(self, texts: dict[str, str], start: int) -> str:
+        """Return the name of a call, which may be inside its id."""
+        around = self._grammar.name_in_id
+        if around is None:
+            if "echo" in texts and texts["echo"] != texts["name"]:
+                raise Unreadable(f"a tool call has the names {texts['name']!r:.40} and {texts['echo']!r:.40}", start)
+            return texts["name"]
+        before, after = around
+        given = texts["id"]
+        name = given.removeprefix(before).rpartition(after)[0] if after else given.removeprefix(before)
+        if not given.startswith(before) or not name:
+            raise Unreadable(f"the id {given!r:.80} of a tool call does not name a function", start)
+        return name
+
+    def _made(
+        self, texts: dict[str, str], arguments: dict[str, Any], start: int, errors: Sequence[str] = ()
+    ) -> ToolCall:
+        more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
+        error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
+        call_id = None if self._grammar.first_id is not None else texts.get("id")
+        return ToolCall(name=self._name(texts, start), arguments=arguments, id=call_id, error=error)
+
+    def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
+        """Read the constant after a field that shows itself where it ends."""
+        pattern, constants = self._patterns.after(field)
+        found = pattern.match(self._coded, skip_space(self._coded, end))
+        if found is not None:
+            constant = constants[(found.lastindex or 1) - 1]
+            return _Found(call, end, constant.skip_after(self._coded, found.end()), constant)
+        if not self._patterns.is_closed(field):
+            return _Found(call, end, end, None)
+        if not self._coded[end:].strip():
+            raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
+        raise Unreadable("a tool call has text after its arguments", end, call.name)
+
+
+def _at(value: Any, path: Path, missing: Any = None) -> Any:
+    """Return what is at a path of keys; an empty key means the only key itself."""
+    for key in path:
+        if not isinstance(value, dict):
+            return missing
+        fields = cast("dict[str, Any]", value)
+        if key == "":
+            return next(iter(fields)) if len(fields) == 1 else missing
+        if key not in fields:
+            return missing
+        value = fields[key]
+    return value
+
+
+def _valid_name(name: str) -> str:
+    return "" if CONTROL.search(name) else name

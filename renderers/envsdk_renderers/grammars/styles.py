@@ -1,0 +1,365 @@
+"""How a chat template spells values: as JSON, as Python, verbatim, or in a notation of its own.
+
+Knows nothing about templates and tokens. A text that is read is `coded`: its control tokens are single characters.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from envsdk.errors import RenderError
+from envsdk.messages import check_json, with_unique_keys
+
+CONTROL = re.compile("[\ud800-\udfff]")
+"""Matches a control token in a coded text."""
+Escapes: TypeAlias = Literal["json", "ascii", "python", "none"]
+Order: TypeAlias = Literal["given", "sorted", "folded"]
+_DECODER = json.JSONDecoder(object_pairs_hook=with_unique_keys)
+_MAX_DEPTH = 64
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SCALAR = re.compile(r"[^\s,{}\[\]\"']+")
+_SPACE = re.compile(r"\s*")
+
+
+class Piece(NamedTuple):
+    """A part of what is written."""
+
+    text: str
+    is_scaffold: bool
+    """Whether names of control tokens in it are control tokens."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How values are spelled."""
+
+    quotes: tuple[str, str] = ('"', '"')
+    """What is written around a string."""
+    key_quotes: tuple[str, str] = ('"', '"')
+    """What is written around a key of an object."""
+    escapes: Escapes = "json"
+    """How the characters of a string are escaped. `python` also chooses the quotes as `repr` does."""
+    words: tuple[str, str, str] = ("true", "false", "null")
+    comma: str = ", "
+    colon: str = ": "
+    order: Order = "given"
+    """The order of keys: as given, sorted, or sorted without regard to case."""
+    indent: int = 0
+    """The number of spaces by which each level is indented; 0 means that all is in one line."""
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether a string is written as it is, so that nothing shows that it is a string."""
+        return not any(self.quotes) and self.escapes == "none"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether what is written is JSON."""
+        return self.escapes in ("json", "ascii") and self.quotes == self.key_quotes == ('"', '"')
+
+
+JSON = Style()
+PYTHON = Style(escapes="python", words=("True", "False", "None"))
+VERBATIM = Style(quotes=("", ""), escapes="none")
+
+
+# Writing.
+
+
+def write_value(value: Any, style: Style) -> list[Piece]:
+    """Write a value.
+
+    Raises:
+        RenderError: If it is not a value of JSON, or the style cannot spell it.
+    """
+    try:
+        check_json(value)
+    except ValueError as error:
+        raise RenderError(f"a value of a call is not JSON: {error}") from error
+    return list(_written(value, style, 0))
+
+
+def _written(value: Any, style: Style, depth: int) -> Iterator[Piece]:
+    match value:
+        case str():
+            yield from _string(value, style, style.quotes)
+        case None | bool():
+            yield Piece(style.words[2] if value is None else style.words[0 if value else 1], False)
+        case int() | float():
+            yield Piece(json.dumps(value), False)
+        case dict():
+            yield from _container(_items(cast("dict[str, Any]", value), style, depth), "{}", style, depth)
+        case _:
+            items = (list(_written(item, style, depth + 1)) for item in cast("list[Any]", value))
+            yield from _container(items, "[]", style, depth)
+
+
+def _items(value: dict[str, Any], style: Style, depth: int) -> Iterator[list[Piece]]:
+    for key in in_order(value, style.order):
+        yield [
+            *_string(key, style, style.key_quotes),
+            Piece(style.colon, True),
+            *_written(value[key], style, depth + 1),
+        ]
+
+
+def _container(items: Iterator[list[Piece]], brackets: str, style: Style, depth: int) -> Iterator[Piece]:
+    line = "\n" + " " * style.indent * depth if style.indent else ""
+    inner = line + " " * style.indent
+    yield Piece(brackets[0], False)
+    is_first = True
+    for item in items:
+        yield Piece(("" if is_first else style.comma.rstrip() if style.indent else style.comma) + inner, True)
+        yield from item
+        is_first = False
+    yield Piece(("" if is_first else line) + brackets[1], False)
+
+
+def _string(text: str, style: Style, quotes: tuple[str, str]) -> Iterator[Piece]:
+    if style.escapes == "python":
+        yield Piece(repr(text), False)
+        return
+    yield Piece(quotes[0], True)
+    is_escaped = style.escapes in ("json", "ascii")
+    yield Piece(json.dumps(text, ensure_ascii=style.escapes == "ascii")[1:-1] if is_escaped else text, False)
+    yield Piece(quotes[1], True)
+
+
+def in_order(value: dict[str, Any], order: Order) -> list[str]:
+    """Return the keys of an object in the order in which they are written."""
+    if order == "given":
+        return [*value]
+    return sorted(value) if order == "sorted" else sorted(value, key=str.lower)
+
+
+# Reading.
+
+
+def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
+    """Read the value that begins at `start`, after whitespace.
+
+    Returns:
+        The value and the position after it.
+
+    Raises:
+        ValueError: If there is none, it is nested too deeply, or a key comes twice.
+    """
+    start = skip_space(coded, start)
+    if style.is_json:
+        try:
+            value, end = _DECODER.raw_decode(coded, start)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+    elif style.escapes == "python":
+        end = end_of_brackets(coded, start)
+        value = python_value(coded[start:end])
+    else:
+        value, end = _read_notation(coded, start, style)
+    quotes = "".join((*style.quotes, *style.key_quotes))
+    if any(found[0] not in quotes for found in CONTROL.finditer(coded, start, end)):
+        raise ValueError("a control token is inside it")
+    check_json(value)
+    return value, end
+
+
+def parse_value(text: str) -> Any:
+    """Return the value that a whole text spells, as JSON or else as Python; numbers and words are the same in both.
+
+    Raises:
+        ValueError: If it is neither; the reason is why it is not JSON.
+    """
+    word = text.strip()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        if word[:1] not in ("{", "["):
+            raise
+        try:
+            value = python_value(word)
+        except ValueError as error:
+            raise ValueError(f"it is neither JSON nor Python: {error}") from None
+    check_json(value)
+    return value
+
+
+def skip_space(text: str, start: int) -> int:
+    """Return the position after the whitespace at `start`."""
+    return _SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess] - it also matches ""
+
+
+_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^'"()\[\]{}]++|(.)""", re.DOTALL)
+
+
+def end_of_brackets(text: str, start: int, stop: int | None = None) -> int:
+    """Return the position after the bracket that closes the first one before `stop`, in Python's syntax.
+
+    Raises:
+        ValueError: If it is not closed.
+    """
+    depth = 0
+    for found in _BRACKETS.finditer(text, start, len(text) if stop is None else stop):
+        mark = found[1]
+        if mark is None:
+            continue
+        if mark in "'\"":
+            raise ValueError("a string is not closed")
+        depth += 1 if mark in "([{" else -1
+        if depth <= 0:
+            return found.end()
+    raise ValueError("a bracket is not closed")
+
+
+def python_value(text: str) -> Any:
+    """Return the value of a Python literal, in which JSON's words are allowed; nothing is evaluated.
+
+    Raises:
+        ValueError: If it is not a literal.
+    """
+    return literal(python_expression(text))
+
+
+def python_expression(text: str) -> ast.expr:
+    """Return the syntax tree of an expression.
+
+    Raises:
+        ValueError: If it is not an expression.
+    """
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"it is not Python: {getattr(error, 'msg', None) or error}") from None
+
+
+def literal(node: ast.expr, depth: int = 0) -> Any:
+    """Return the value of a syntax tree of a literal.
+
+    Raises:
+        ValueError: If it is not a literal of a JSON value, or nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError("it is nested too deeply")
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.List(elts=items):
+            return [literal(item, depth + 1) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return with_unique_keys(
+                [(_key(key, depth), literal(value, depth + 1)) for key, value in zip(keys, values, strict=True)]
+            )
+        case _:
+            raise ValueError(f"{ast.unparse(node)[:40]!r} is not a literal")
+
+
+def _key(node: ast.expr | None, depth: int) -> str:
+    key = None if node is None else literal(node, depth + 1)
+    if not isinstance(key, str):
+        raise ValueError(f"the key {key!r:.40} is not a string")
+    return key
+
+
+# A notation of its own: objects and lists in the usual brackets, with measured quotes.
+
+
+def _read_notation(coded: str, start: int, style: Style) -> tuple[Any, int]:
+    """Read a value iteratively, in time linear in its length."""
+    stack: list[tuple[dict[str, Any] | list[Any], str]] = []
+    position = start
+    comma, colon = style.comma.strip(), style.colon.strip()
+    while True:
+        value, position, is_open = _next_value(coded, position, style)
+        if is_open:
+            stack.append((value, ""))
+            if len(stack) > _MAX_DEPTH:
+                raise ValueError("it is nested too deeply")
+            closed = skip_space(coded, position)
+            if coded[closed : closed + 1] != _closer(value):
+                stack[-1], position = _with_key(stack[-1], coded, position, style, colon)
+                continue
+            value, position = stack.pop()[0], closed + 1
+        while stack:
+            container, key = stack[-1]
+            _put(container, key, value)
+            position = skip_space(coded, position)
+            if coded.startswith(_closer(container), position):
+                value, position = stack.pop()[0], position + 1
+                continue
+            if not coded.startswith(comma, position):
+                raise ValueError(f"expected {comma!r} or {_closer(container)!r} at position {position}")
+            stack[-1], position = _with_key(stack[-1], coded, position + len(comma), style, colon)
+            break
+        else:
+            return value, position
+
+
+def _next_value(coded: str, start: int, style: Style) -> tuple[Any, int, bool]:
+    """Read a scalar or the opening bracket of a container; return whether it is the latter."""
+    start = skip_space(coded, start)
+    if coded[start : start + 1] in ("{", "["):
+        return {} if coded[start] == "{" else [], start + 1, True
+    if coded.startswith(style.quotes[0], start) and style.quotes[0]:
+        text, end = _quoted(coded, start, style.quotes)
+        return text, end, False
+    word = _SCALAR.match(coded, start)
+    if word is None:
+        raise ValueError(f"there is no value at position {start}")
+    if word[0] in _WORDS:
+        return _WORDS[word[0]], word.end(), False
+    if not _NUMBER.fullmatch(word[0]):
+        raise ValueError(f"{word[0]!r:.40} is not a value")
+    return json.loads(word[0]), word.end(), False
+
+
+def _quoted(coded: str, start: int, quotes: tuple[str, str]) -> tuple[str, int]:
+    begin = start + len(quotes[0])
+    end = coded.find(quotes[1], begin)
+    if end < 0:
+        raise ValueError("a string is not closed")
+    return coded[begin:end], end + len(quotes[1])
+
+
+def _with_key(
+    entry: tuple[dict[str, Any] | list[Any], str], coded: str, start: int, style: Style, colon: str
+) -> tuple[tuple[dict[str, Any] | list[Any], str], int]:
+    """Read the key of an object's next item; a list has none."""
+    container, _ = entry
+    if isinstance(container, list):
+        return entry, start
+    start = skip_space(coded, start)
+    if style.key_quotes[0]:
+        if not coded.startswith(style.key_quotes[0], start):
+            raise ValueError(f"there is no key at position {start}")
+        key, end = _quoted(coded, start, style.key_quotes)
+    else:
+        found = _SCALAR.match(coded, start)
+        key = found[0].partition(colon)[0] if found else ""
+        end = start + len(key)
+    end = skip_space(coded, end)
+    if not key or not coded.startswith(colon, end):
+        raise ValueError(f"there is no key at position {start}")
+    if key in container:
+        raise ValueError("a key comes twice")
+    return (container, key), end + len(colon)
+
+
+def _closer(container: dict[str, Any] | list[Any]) -> str:
+    return "}" if isinstance(container, dict) else "]"
+
+
+def _put(container: dict[str, Any] | list[Any], key: str, value: Any) -> None:
+    if isinstance(container, dict):
+        container[key] = value
+    else:
+        container.append(value)

@@ -1,0 +1,225 @@
+"""Writes a reply by its grammar."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from envsdk.errors import RenderError, TemplateUnsupported
+from envsdk.messages import Message, ToolCall
+
+from .grammar import Field, Grammar
+from .python_calls import read_python_call
+from .styles import PYTHON, Piece, Style, in_order, write_value
+
+
+class WrittenField(NamedTuple):
+    """A field with what is written for it."""
+
+    field: Field
+    pieces: list[Piece]
+    before: str = ""
+    """For a value: the constant between the key and it."""
+
+
+def write_reply(grammar: Grammar, message: Message) -> list[Piece]:
+    """Return what is written for a message, from the opening of the reply to its end, without its stop token.
+
+    Reasoning that the template does not write is dropped, as the template does.
+
+    Raises:
+        TemplateUnsupported: If the template does not write the text, the calls, or one of them next to the other.
+        RenderError: If arguments cannot be written by name.
+    """
+    pieces: list[Piece] = []
+    previous: Field = "start"
+    for item in [*_fields(grammar, message), WrittenField("end", [])]:
+        constant = grammar.written.get((previous, item.field))
+        if item.field == "value":
+            constant = item.before
+        if constant is None:
+            raise TemplateUnsupported(_missing(previous, item.field, message))
+        pieces += [Piece(constant, True), *item.pieces]
+        previous = item.field
+    return pieces
+
+
+def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece]:
+    """Return what is written for a message after a generation prompt that begins the reply.
+
+    Args:
+        grammar: The grammar.
+        message: The message.
+        prompted: The part of the generation prompt after the opening of a reply, such as a tag that opens reasoning. If
+            it opens reasoning and the message has none, the reply begins with the end of an empty block.
+
+    Raises:
+        TemplateUnsupported: See `write_reply`.
+        RenderError: See `write_reply`.
+    """
+    opener, mark = grammar.written.get(("start", "reasoning"), ""), prompted.strip()
+    pieces = write_reply(grammar, message)
+    if mark and message.reasoning is None and opener.strip() == mark and not pieces[0].text.startswith(prompted):
+        pieces = write_reply(grammar, message.with_reasoning(""))
+    first = pieces[0].text
+    if not mark or not _begins(pieces, mark):
+        return pieces
+    rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
+    return [Piece(rest, True), *pieces[1:]]
+
+
+def _begins(pieces: list[Piece], mark: str) -> bool:
+    return pieces[0].text.lstrip().startswith(mark)
+
+
+def write_call(grammar: Grammar, call: ToolCall) -> str:
+    """Return the text of a call, from its first field to its last one; its id is its own.
+
+    Raises:
+        TemplateUnsupported: If the template does not write it.
+        RenderError: If arguments cannot be written by name.
+    """
+    text, previous = "", ""
+    for item in _call(grammar, call, 0):
+        constant = item.before if item.field == "value" else grammar.written.get((cast("Field", previous), item.field))
+        if previous and constant is None:
+            raise TemplateUnsupported(f"the template writes no {item.field} after a {previous}")
+        text += (constant or "" if previous else "") + "".join(piece.text for piece in item.pieces)
+        previous = item.field
+    return text.strip()
+
+
+def _missing(source: Field, target: Field, message: Message) -> str:
+    count = len(message.tool_calls)
+    if "text" in (source, target) and count:
+        return f"the text, or not all of {count} calls next to a text are rendered"
+    if count:
+        return f"not all of {count} calls are rendered: the template writes no {target} after a {source}"
+    return f"the template writes no {target} after a {source}"
+
+
+def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
+    calls = [field for index, call in enumerate(message.tool_calls) for field in _call(grammar, call, index)]
+    text = [WrittenField("text", [Piece(message.content, False)])] if message.content or not calls else []
+    fields = [*calls, *text] if _text_is_last(grammar, calls, bool(text)) else [*text, *calls]
+    first: Field = fields[0].field
+    if message.reasoning is not None and ("reasoning", first) in grammar.written:
+        yield WrittenField("reasoning", [Piece(message.reasoning, False)])
+    yield from fields
+
+
+def _text_is_last(grammar: Grammar, calls: list[WrittenField], has_text: bool) -> bool:
+    if not calls or not has_text:
+        return False
+    return (calls[-1].field, "text") in grammar.written and ("text", calls[0].field) not in grammar.written
+
+
+def _call(grammar: Grammar, call: ToolCall, index: int) -> Iterator[WrittenField]:
+    if not grammar.call:
+        raise TemplateUnsupported("the reply is not rendered: tool calls are not supported")
+    for field in grammar.call:
+        if field == "key":
+            yield from _pairs(grammar, call)
+            return
+        yield WrittenField(field, list(_call_field(grammar, field, call, index)))
+
+
+def _call_field(grammar: Grammar, field: str, call: ToolCall, index: int) -> Iterator[Piece]:
+    match field:
+        case "name" | "echo":
+            yield Piece(call.name, False)
+        case "id":
+            yield Piece(_id(grammar, call, index), False)
+        case "arguments":
+            yield from _arguments(grammar, call)
+        case "object":
+            for number, part in enumerate(grammar.layout):
+                if number % 2:
+                    yield from _member(grammar, part, call, index)
+                else:
+                    yield Piece(part, True)
+        case _:
+            yield from _python_call(grammar, call)
+
+
+def _python_call(grammar: Grammar, call: ToolCall) -> list[Piece]:
+    """Write a call in Python's syntax: as the template does, if that reads back, else as proper Python."""
+    pieces = _keyword_call(grammar, call, {})
+    quote = grammar.unescaped_quote
+    if quote:
+        text = "".join(piece.text for piece in pieces)
+        try:
+            _, arguments, end = read_python_call(text, 0, len(text), quote)
+        except ValueError:
+            arguments, end = None, 0
+        if arguments != call.arguments or end != len(text):
+            return _keyword_call(grammar, call, {"string": PYTHON})
+    return pieces
+
+
+def _keyword_call(grammar: Grammar, call: ToolCall, styles: Mapping[str, Style]) -> list[Piece]:
+    pieces = [Piece(call.name + "(", False)]
+    for number, (key, value) in enumerate(_by_name(grammar, call)):
+        pieces.append(Piece(f"{', ' if number else ''}{key}=", False))
+        style = styles.get(type_of(value))
+        pieces += _value(grammar, value)[1] if style is None else write_value(value, style)
+    return [*pieces, Piece(")", False)]
+
+
+def _member(grammar: Grammar, field: str, call: ToolCall, index: int) -> Iterator[Piece]:
+    """Write a field of an object; names and ids are in its quotes."""
+    if field == "arguments":
+        yield from _arguments(grammar, call)
+    else:
+        text = call.name if field == "name" else _id(grammar, call, index)
+        yield Piece(json.dumps(text, ensure_ascii=False)[1:-1], False)
+
+
+def _id(grammar: Grammar, call: ToolCall, index: int) -> str:
+    return call.id or "" if grammar.first_id is None else str(index + grammar.first_id)
+
+
+def _arguments(grammar: Grammar, call: ToolCall) -> list[Piece]:
+    """Write the arguments; a text is written as it is."""
+    if isinstance(call.arguments, str):
+        return [Piece(call.arguments, False)]
+    return write_value(call.arguments, grammar.style)
+
+
+def _pairs(grammar: Grammar, call: ToolCall) -> Iterator[WrittenField]:
+    for key, value in _by_name(grammar, call):
+        before, pieces = _value(grammar, value)
+        yield WrittenField("key", [Piece(key, False)])
+        yield WrittenField("value", pieces, before)
+
+
+def _by_name(grammar: Grammar, call: ToolCall) -> list[tuple[str, Any]]:
+    if isinstance(call.arguments, str):
+        raise RenderError(
+            f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them by "
+            "name, so give a dict"
+        )
+    return [(key, call.arguments[key]) for key in in_order(call.arguments, grammar.style.order)]
+
+
+def _value(grammar: Grammar, value: Any) -> tuple[str, list[Piece]]:
+    """Return the constant before a value, and what is written for it."""
+    kind = type_of(value)
+    values = next((values for values in grammar.values if kind in values.types), None)
+    if values is None:
+        raise TemplateUnsupported(f"a value of the type {kind} is not rendered")
+    return values.before, write_value(value, values.style)
+
+
+def type_of(value: Any) -> str:
+    """Return the JSON type of a value, as schemas name it; an integer is a `number`."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case _:
+            return "array" if isinstance(value, list) else "object"

@@ -1,0 +1,89 @@
+"""The measured reply grammar of a bound chat template, with its proof."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from envsdk.errors import RenderError
+from envsdk.messages import ToolSchema
+
+from ..grammars.grammar import Grammar
+from ..grammars.measuring import Renderings, Thought, measure
+from ..grammars.probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
+from ..grammars.proof import ReadingVerdict, prove
+from .base import Base, remember
+from .bound_template import BoundTemplate
+from .reply import ReplyProbe
+from .stop import Stop
+from .turns import TemplateTurns
+
+_MANY = 64
+
+
+class MeasuredGrammar:
+    """The reply grammar of one template, and what can be relied on when replies are read by it.
+
+    Args:
+        template: The template.
+        turns: Measures its turns.
+        plain: The fixed base without tools.
+        text_stop: How a turn with text ends.
+        stops: The tokens that end a reply; no constant of the grammar contains one.
+    """
+
+    def __init__(
+        self, template: BoundTemplate, turns: TemplateTurns, plain: Base, text_stop: Stop, stops: Sequence[str]
+    ) -> None:
+        self._template = template
+        self._turns = turns
+        self._plain = plain
+        self._text_stop = text_stop
+        self._stops = stops
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        """The grammar; it has no calls if the template writes none, or none that can be measured."""
+        probe = self._probe
+        thought = Thought(*probe.thinking) if probe.thinking else None
+        return measure(self._renderings, thought, self._stops)
+
+    @cached_property
+    def verdict(self) -> ReadingVerdict:
+        """What can be relied on."""
+        return prove(self.grammar, self._renderings)
+
+    @property
+    def _renderings(self) -> Renderings:
+        return Renderings(self._probe.probe, self._template.dialect.addressed, self._template.mask)
+
+    @cached_property
+    def _probe(self) -> ReplyProbe:
+        """The probe with tools of several types, or with simple ones if the template refuses those."""
+        return next(filter(_writes_calls, map(self._probe_with, (TOOLS, SIMPLE_TOOLS))), self._probe_with(TOOLS))
+
+    def _probe_with(self, tools: Sequence[ToolSchema]) -> ReplyProbe:
+        return ReplyProbe(self._plain, self._turns.base((), tools), self._text_stop)
+
+
+_SHARED: dict[tuple[object, ...], MeasuredGrammar] = {}
+
+
+def shared_grammar(key: tuple[object, ...], make: Callable[[], MeasuredGrammar]) -> MeasuredGrammar:
+    """Return the grammar that was measured for a key in this process, or else measure it.
+
+    Args:
+        key: Everything that a rendering of the probes depends on.
+        make: Makes the grammar.
+    """
+    found = _SHARED.get(key)
+    if found is None:
+        found = make()
+        remember(_SHARED, key, found, at_most=_MANY)
+    return found
+
+
+def _writes_calls(probe: ReplyProbe) -> bool:
+    try:
+        probe.probe(reply(calls=(call_of(0, two_arguments(0)),)), ())
+    except RenderError:
+        return False
+    return True

@@ -1,0 +1,341 @@
+"""Reply grammars made by hand: one writer and one reader for all of them, and any reply is read."""
+
+import json
+import pickle
+import time
+from typing import Any
+
+import pytest
+from envsdk_renderers.grammars.grammar import Edge, Field, Grammar, Values
+from envsdk_renderers.grammars.proof import segments_of
+from envsdk_renderers.grammars.reading import GrammarReader
+from envsdk_renderers.grammars.styles import JSON, PYTHON, VERBATIM, Style, read_value, write_value
+from envsdk_renderers.grammars.writing import write_reply
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk import Message, ToolCall
+from envsdk.errors import RenderError, TemplateUnsupported
+from envsdk.rendering.renderer import Segment, SplitReply
+
+ENDED = SplitReply([], True, "")
+THINK = (Edge("start", "reasoning", "<think>\n"), Edge("reasoning", "text", "\n</think>\n\n"))
+TEXT = (Edge("start", "text", ""), Edge("text", "end", ""))
+
+
+def around(first: Field, last: Field, opener: str, closer: str, between: str = "\n") -> tuple[Edge, ...]:
+    """The edges of calls that each have an opener and a closer."""
+    return (
+        Edge("start", first, opener),
+        Edge("text", first, "\n" + opener),
+        Edge("reasoning", first, "\n</think>\n\n" + opener),
+        Edge(last, first, closer + between + opener),
+        Edge(last, "end", closer),
+    )
+
+
+OBJECT = Grammar(
+    (*TEXT, *THINK, *around("object", "object", "<tool_call>\n", "\n</tool_call>")),
+    call=("object",),
+    controls=("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    layout=('{"name": "', "name", '", "arguments": ', "arguments", "}"),
+    name_path=("name",),
+    arguments_path=("arguments",),
+)
+BARE = Grammar(
+    (*TEXT, Edge("start", "object", ""), Edge("object", "end", "")),
+    call=("object",),
+    layout=('{"name": "', "name", '", "parameters": ', "arguments", "}"),
+    name_path=("name",),
+    arguments_path=("parameters",),
+)
+PARTS = Grammar(
+    (
+        *(*TEXT, *THINK, *around("name", "arguments", "[CALL]", "", "")),
+        *(Edge("name", "id", "[ID]"), Edge("id", "arguments", "[ARGS]")),
+    ),
+    call=("name", "id", "arguments"),
+    controls=("[CALL]", "[ID]", "[ARGS]"),
+)
+XML = Grammar(
+    (
+        *(*TEXT, *THINK, *around("name", "value", "<call>\n<f=", "\n</p>\n</f>\n</call>")),
+        *(Edge("name", "key", ">\n<p="), Edge("value", "key", "\n</p>\n<p=")),
+        *(Edge("name", "end", ">\n</f>\n</call>"), Edge("name", "name", ">\n</f>\n</call>\n<call>\n<f=")),
+    ),
+    call=("name", "key", "value"),
+    values=(
+        Values(("string",), ">\n", VERBATIM),
+        *(Values((kind,), ">\n", JSON) for kind in ("number", "boolean", "null", "array", "object")),
+    ),
+)
+CALLED = Grammar(
+    (*TEXT, *around("python", "python", "<|calls|>[", "]<|end_calls|>"), Edge("python", "python", ", ")),
+    call=("python",),
+    controls=("<|calls|>", "<|end_calls|>"),
+    values=tuple(Values((kind,), "", PYTHON) for kind in ("string", "number", "boolean", "null", "array", "object")),
+)
+QUOTED = Style(quotes=("<|q|>", "<|q|>"), key_quotes=("", ""), escapes="none", comma=",", colon=":", order="folded")
+NOTATION = Grammar(
+    (*TEXT, *around("name", "arguments", "<|call>call:", "<call|>", ""), Edge("name", "arguments", "")),
+    call=("name", "arguments"),
+    controls=("<|call>", "<call|>", "<|q|>"),
+    style=QUOTED,
+)
+GRAMMARS = {"object": OBJECT, "bare": BARE, "parts": PARTS, "xml": XML, "python": CALLED, "notation": NOTATION}
+VALUES: dict[str, Any] = {"s": 'a "b" <c>\n', "n": -1.5, "b": True, "u": None, "l": ["x", 1], "o": {"k": {"a": []}}}
+TOOLS = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "properties": {
+                    key: {"type": kind}
+                    for key, kind in zip(
+                        VALUES, ("string", "number", "boolean", "null", "array", "object"), strict=True
+                    )
+                }
+            },
+        },
+    }
+    for name in ("f", "g")
+)
+
+
+def said(text: str = "", reasoning: str | None = None, *calls: ToolCall) -> Message:
+    return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
+
+
+def call(name: str = "f", **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments)
+
+
+def written(grammar: Grammar, message: Message) -> list[Segment]:
+    return segments_of(write_reply(grammar, message), grammar.controls)
+
+
+def read(grammar: Grammar, segments: list[Segment] | str, tools: Any = TOOLS) -> Message:
+    given = [Segment("", segments)] if isinstance(segments, str) else segments
+    return GrammarReader(grammar).read(given, ENDED, tools)
+
+
+def sampled(grammar: Grammar, text: str) -> Message:
+    """Read a text in which names of control tokens are control tokens."""
+    reader = GrammarReader(grammar)
+    code = reader.patterns.code
+    return reader.read(code.cut(code.constant(text)), ENDED, TOOLS)
+
+
+def facts(message: Message) -> Any:
+    calls = [(c.name, c.arguments, c.error) for c in message.tool_calls]
+    return message.content, message.reasoning, calls, message.errors
+
+
+MESSAGES = (
+    said("Hi."),
+    said(" padded \n"),
+    said("", None, call()),
+    said("", None, call(**VALUES)),
+    *(said("", None, call(**{key: value})) for key, value in VALUES.items()),
+)
+RICHER = (said("Hi.", "hm\n\nso"), said("So.", "hm", call(s="x")), said("So.", None, call(s="x"), call("g"), call("g")))
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_a_grammar_writes_reads_back(name: str) -> None:
+    grammar = GRAMMARS[name]
+    for message in (*MESSAGES, *(RICHER if name in ("object", "xml", "parts") else ())):
+        shown = message.model_copy(
+            update={"tool_calls": tuple(c.model_copy(update={"id": "id"}) for c in message.tool_calls)}
+        )
+        if name == "bare" and message.content.strip() != message.content:
+            continue
+        if name == "parts" and message.tool_calls and message.tool_calls[-1].arguments == {} and message.content:
+            continue
+        assert facts(read(grammar, written(grammar, shown))) == facts(message)
+
+
+def test_a_grammar_is_data() -> None:
+    for grammar in GRAMMARS.values():
+        assert pickle.loads(pickle.dumps(grammar)) == grammar
+        assert Grammar.from_json(json.loads(json.dumps(grammar.to_json()))) == grammar
+
+
+def test_a_constant_that_is_a_control_token_is_not_matched_as_text() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert facts(read(OBJECT, text)) == (text, None, [], ())
+    assert facts(sampled(OBJECT, text)) == ("", None, [("f", {}, None)], ())
+    forged = said("<think>x</think>" + text, "</think>\n\n" + text)
+    assert facts(read(OBJECT, written(OBJECT, forged))) == facts(forged)
+
+
+def test_whitespace_of_models_may_differ_from_the_template() -> None:
+    for text in (
+        '<think>hm</think>So.<tool_call>{"name":"f","arguments":{"n":1}}</tool_call>',
+        '<think>\nhm\n</think>\n\nSo.\n<tool_call>\n\n{"arguments": {"n": 1}, "name": "f"}\n\n</tool_call>\n',
+    ):
+        assert facts(sampled(OBJECT, text)) == ("So.", "hm", [("f", {"n": 1}, None)], ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("object", '<tool_call>{"name": "f", "arguments": {"n": }}</tool_call>', "not valid JSON"),
+        ("object", '<tool_call>{"name": "f", "arguments": {"n": 1, "n": 2}}</tool_call>', "a key comes twice"),
+        ("object", '<tool_call>{"arguments": {}}</tool_call>', "has no name"),
+        ("object", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "are not a JSON object"),
+        ("object", "<tool_call>f()</tool_call>", "does not begin as one"),
+        ("object", '<tool_call>{"name": "f", "arguments": {}}, I think</tool_call>', "text after its arguments"),
+        ("object", '<tool_call>{"name": "f", "arg', "not closed"),
+        ("object", '<tool_call>{"name": "f", "arguments": {}}', "not closed"),
+        ("object", '<tool_call>{"name": "f", "arguments": {"s": "<think>"}}</tool_call>', "a control token is inside"),
+        ("bare", '{"name": "f", "parameters": {"n": ', "not closed"),
+        ("parts", "[CALL]f[ARGS]{}", "no end of its name"),
+        ("xml", "<call>\n<f=f>\n<p=n>\none\n</p>\n</f>\n</call>", "not JSON"),
+        ("xml", "<call>\n<f=f>\n<p=s>\n1\n<p=n>\n2\n</p>\n</f>\n</call>", "a tag of the call"),
+        ("xml", "<call>\n<f=f>\n<p=s>\n1\n</p>\n<p=s>\n2\n</p>\n</f>\n</call>", "comes twice"),
+        ("python", "<|calls|>[f(1)]<|end_calls|>", "arguments without a name"),
+        ("python", "<|calls|>[f(n=g())]<|end_calls|>", "is not a literal"),
+        ("python", "<|calls|>[f(n=1, n=2)]<|end_calls|>", "comes twice"),
+        ("python", "<|calls|>[f(s='it's')]<|end_calls|>", "call in Python"),
+        ("notation", "<|call>call:f{s:x}<call|>", "not a value"),
+        ("notation", "<|call>call:f{s:<|q|>x}<call|>", "a string is not closed"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_reported(name: str, text: str, error: str) -> None:
+    message = sampled(GRAMMARS[name], text)
+    assert len(message.tool_calls) == 1
+    assert error in (message.tool_calls[0].error or "")
+    assert message.errors == (message.tool_calls[0].error,)
+
+
+def test_calls_around_a_broken_one_are_read() -> None:
+    good = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
+    for broken in ("<tool_call>{</tool_call>", '<tool_call>{"name": "f"', '<tool_call>{"a": "</tool_call>'):
+        calls = sampled(OBJECT, f"{good}\n{broken}\n{good}").tool_calls
+        assert [bool(c.error) for c in calls] == [False, True, False]
+
+
+def test_a_name_does_not_contain_another_call() -> None:
+    message = sampled(XML, "<call>\n<f=a <call>\n<f=f>\n</f>\n</call>")
+    assert [(c.name, c.error) for c in message.tool_calls] == [("", "a tool call has no name"), ("f", None)]
+
+
+def test_text_between_and_after_calls_is_reported() -> None:
+    good = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
+    message = sampled(OBJECT, f"A.{good}B.{good}C.")
+    assert (message.content, len(message.tool_calls)) == ("A.\nB.\nC.", 2)
+    assert message.errors == ("there is text after a tool call",)
+
+
+def test_an_answer_in_json_is_text_where_nothing_marks_calls() -> None:
+    for text in ('{"city": "Paris"}', '{"a', "{}", "[1]"):
+        assert facts(read(BARE, text)) == (text, None, [], ())
+
+
+def test_an_unknown_tool_is_read_with_texts_as_its_values() -> None:
+    message = sampled(XML, "<call>\n<f=h>\n<p=n>\n1\n</p>\n</f>\n</call>")
+    assert facts(message) == ("", None, [("h", {"n": "1"}, None)], ())
+
+
+def test_what_the_template_does_not_write_is_not_written() -> None:
+    with pytest.raises(TemplateUnsupported, match="the text, or not all of 1 calls next to a text"):
+        write_reply(BARE, said("So.", None, call()))
+    with pytest.raises(TemplateUnsupported, match="not all of 2 calls"):
+        write_reply(BARE, said("", None, call(), call()))
+    with pytest.raises(RenderError, match="are a text"):
+        write_reply(XML, said("", None, ToolCall(name="f", arguments="{")))
+
+
+# Any reply.
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "[CALL]",
+            "[ID]",
+            "[ARGS]",
+            "<|calls|>[",
+            "]<|end_calls|>",
+        ),
+        *("<call>\n<f=", ">\n<p=", ">\n", "\n</p>\n</f>\n</call>", "\n</p>\n<p=", "<|call>call:", "<call|>", "<|q|>"),
+        *('{"name": "f", "arguments": {', "}}", "{", "}", '"', "'", "(", ")", "[", "]", ",", ":", "f", "f(", "=", "1"),
+        *(" ", "\n", "\\", "é", "text"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=25).map("".join), st.sampled_from(sorted(GRAMMARS)), st.booleans())
+def test_any_reply_is_read(text: str, name: str, is_ended: bool) -> None:
+    reader = GrammarReader(GRAMMARS[name])
+    code = reader.patterns.code
+    message = reader.read(code.cut(code.constant(text)), SplitReply([], is_ended, ""), TOOLS)
+    assert is_ended or message.errors
+    assert all(c.error is None or c.error in message.errors for c in message.tool_calls)
+
+
+@given(st.integers(0, 400), st.sampled_from(["object", "xml", "parts", "python", "notation"]))
+def test_a_cut_reply_has_no_other_calls(cut: int, name: str) -> None:
+    grammar = GRAMMARS[name]
+    calls = [call(s="one", n=1).model_copy(update={"id": "a"}), call("g", s="two").model_copy(update={"id": "b"})]
+    reader = GrammarReader(grammar)
+    coded = reader.patterns.code.segments(written(grammar, said("", None, *calls)))
+    message = reader.read(reader.patterns.code.cut(coded[:cut]), SplitReply([], False, ""), TOOLS)
+    good = [(c.name, c.arguments) for c in message.tool_calls if not c.error]
+    assert good == [(c.name, c.arguments) for c in calls][: len(good)]
+
+
+HOSTILE = {
+    "calls": ("object", '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>\n'),
+    "openers": ("object", "<tool_call>"),
+    "open objects": ("object", '<tool_call>{"'),
+    "brackets": ("object", "<tool_call>" + "[" * 20),
+    "thoughts": ("object", "<think></think>"),
+    "spaces": ("object", " \n"),
+    "spaces before a closer": ("xml", "</p>" + " " * 50),
+    "keys": ("xml", "<call>\n<f=f>\n<p=a>\n1\n</p>\n"),
+    "parameters": ("xml", "\n</p>\n<p=a>\n1"),
+    "python calls": ("python", "<|calls|>[f(n=1), f(n=2)]<|end_calls|>"),
+    "open python calls": ("python", "<|calls|>[f(n='"),
+    "open quotes": ("notation", "<|call>call:f{s:<|q|>"),
+    "objects": ("bare", '{"name": "f", "parameters": {}}'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_reading_takes_linear_time(name: str) -> None:
+    grammar, unit = HOSTILE[name]
+    reader = GrammarReader(GRAMMARS[grammar])
+    code = reader.patterns.code
+    times: list[float] = []
+    for count in (1_000, 10_000):
+        segments = code.cut(code.constant(unit * count))
+        begun = time.process_time()
+        reader.read(segments, ENDED, TOOLS)
+        times.append(time.process_time() - begun)
+    assert times[1] < max(30 * times[0], 1.5)
+
+
+# Styles.
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), JSON_VALUES, max_size=3), st.sampled_from([JSON, PYTHON, Style(indent=2)]))
+def test_a_value_reads_back_in_its_style(value: Any, style: Style) -> None:
+    text = "".join(piece.text for piece in write_value(value, style))
+    found, end = read_value(text + " rest", 0, style)
+    assert (repr(_sorted(found)), end) == (repr(_sorted(value)), len(text))
+
+
+def _sorted(value: Any) -> Any:
+    return {k: _sorted(value[k]) for k in sorted(value)} if isinstance(value, dict) else value

@@ -1,0 +1,128 @@
+"""Reply grammars measured from real templates: what is written with real tokens reads back, or with an error."""
+
+import json
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.grammars.grammar import Grammar
+from envsdk_renderers.grammars.probes import KEYS, TOOLS, call_of, reply
+from template_conversations import TEXTS, every_template, fixed_base, templates, user
+
+from envsdk import Message
+from envsdk.errors import RenderError, TemplateUnsupported
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "string": TEXTS,
+    "second": TEXTS,
+    "number": (0, -3, 2.5, 10**12),
+    "boolean": (True, False),
+    "array": ([], ["a", {"b": None}], [1, [2]]),
+    "object": ({}, {"a": {"b": ["</x>", '"']}}),
+}
+
+
+def random_reply(rng: Random) -> Message:
+    calls = [
+        call_of(index, {KEYS[kind]: rng.choice(VALUES[kind]) for kind in rng.sample(sorted(VALUES), rng.randint(0, 3))})
+        for index in range(rng.randint(0, 3))
+    ]
+    text = rng.choice(TEXTS) if not calls or rng.random() < 0.3 else ""
+    return reply(text, rng.choice(TEXTS) or "r" if rng.random() < 0.3 else None, tuple(calls))
+
+
+def facts(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in message.tool_calls]
+
+
+def prompt_tail(renderer: FixedBase) -> Any:
+    prompt = renderer.render([user()], generation_prompt=True)
+    return prompt.tokens[prompt.starts[-1] :]
+
+
+@pytest.mark.parametrize("name", every_template())
+def test_a_reply_reads_back_or_has_an_error(name: str, is_full: bool) -> None:
+    renderer, rng, right = fixed_base(name), Random(name), 0
+    tail = prompt_tail(renderer)
+    for _ in range(60 if is_full else 15):
+        message = random_reply(rng)
+        try:
+            tokens = renderer.reply(message)
+        except RenderError:
+            continue  # the template does not write it
+        read = renderer.parse(tokens, prompt_tail=tail, tools=TOOLS)
+        assert read.errors or facts(read) == facts(message)
+        assert read.errors or message.tool_calls or read.content == message.content
+        right += not read.errors
+        cut = tokens[: rng.randint(0, len(tokens))]
+        good = [call for call in renderer.parse(cut, prompt_tail=tail, tools=TOOLS).tool_calls if not call.error]
+        assert read.errors or facts(message)[: len(good)] == facts(read.model_copy(update={"tool_calls": tuple(good)}))
+    assert right >= 2
+
+
+FORMS = {
+    "qwen3": ("object",),
+    "deepseekv3": ("name", "arguments"),
+    "gemma4_v5": ("name", "arguments"),
+    "glm4moe": ("name", "key", "value"),
+    "qwen3_6": ("name", "key", "value"),
+    "lfm2_v2": ("python",),
+    "muse_glimmer": ("name", "echo", "key", "value"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_form_of_calls_is_measured(name: str) -> None:
+    grammar = fixed_base(name)._measured.grammar
+    assert grammar.call == FORMS[name]
+    assert Grammar.from_json(json.loads(json.dumps(grammar.to_json()))) == grammar
+
+
+def test_calls_read_back_with_types_or_with_the_types_of_schemas() -> None:
+    assert {name: fixed_base(name).reading.status for name in ("qwen3", "gemma4_v5", "glm4moe", "phi3")} == {
+        "qwen3": "reads",
+        "gemma4_v5": "reads",
+        "glm4moe": "reads without types",
+        "phi3": "no calls",
+    }
+
+
+def test_renderers_of_one_template_share_their_measurements() -> None:
+    fixed_base.cache_clear()
+    assert fixed_base("qwen3")._measured is not fixed_base("qwen2_5")._measured
+    first = fixed_base("qwen3")
+    fixed_base.cache_clear()
+    assert fixed_base("qwen3")._measured is first._measured
+    assert fixed_base("qwen3", template_arguments=None)._measured is first._measured
+
+
+def test_reasoning_in_any_tags_is_no_content() -> None:
+    for name in [name for name in ("gemma4_v5", "muse_glimmer", "gptoss", "glm4moe") if name in templates()]:
+        renderer = fixed_base(name)
+        read = renderer.parse(renderer.reply(reply("So.", "hm")), prompt_tail=prompt_tail(renderer))
+        assert (read.content, read.reasoning, read.errors) == ("So.", "hm", ())
+
+
+def test_a_template_without_calls_refuses_tools_with_the_reason() -> None:
+    with pytest.raises(TemplateUnsupported):
+        fixed_base("phi3").check_tools(TOOLS)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma4_v5", "glm4moe", "lfm2_v2", "deepseekv3"])
+def test_any_tokens_are_read(name: str, is_full: bool) -> None:
+    renderer, rng = fixed_base(name), np.random.default_rng(0)
+    grammar = renderer._measured.grammar
+    pieces = [renderer.reply(random_reply(Random(7))), *(_encoded(renderer, edge.constant) for edge in grammar.edges)]
+    for _ in range(2000 if is_full else 100):
+        parts = [pieces[index] for index in rng.integers(0, len(pieces), rng.integers(0, 12))]
+        tokens = np.concatenate([*parts, rng.integers(0, renderer.tokenizer.vocab_size, 3)]).astype(np.int32)
+        read = renderer.parse(rng.permutation(tokens) if rng.random() < 0.3 else tokens, tools=TOOLS)
+        assert read.errors or not read.tool_calls or all(call.error is None for call in read.tool_calls)
+
+
+def _encoded(renderer: FixedBase, text: str) -> Any:
+    out = renderer.emission()
+    out.scaffold(text)
+    return out.tokens()[0]
