@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envsdk_environments.calculator import Calculator
+from envsdk_environments.corpus_search import CorpusSearch
+from envsdk_environments.retail_desk import RetailDesk
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.grammars.grammar import Grammar
 from envsdk_renderers.grammars.probes import KEYS, TOOLS, call_of, reply
 from template_conversations import TEXTS, every_template, fixed_base, templates, user
 
+import envsdk
 from envsdk import Message
 from envsdk.errors import RenderError, TemplateUnsupported
 
@@ -60,6 +64,20 @@ def test_a_reply_reads_back_or_has_an_error(name: str, is_full: bool) -> None:
         good = [call for call in renderer.parse(cut, prompt_tail=tail, tools=TOOLS).tool_calls if not call.error]
         assert read.errors or facts(message)[: len(good)] == facts(read.model_copy(update={"tool_calls": tuple(good)}))
     assert right >= 2
+
+
+@pytest.mark.parametrize("name", every_template())
+def test_the_reference_policy_earns_all_on_every_template_with_tools(name: str, is_full: bool) -> None:
+    renderer = fixed_base(name)
+    try:
+        renderer.check_tools(TOOLS)
+    except TemplateUnsupported:
+        pytest.skip("it refuses tools")
+    for make in (Calculator, RetailDesk, CorpusSearch) if is_full else (Calculator,):
+        for history in ("keep", "strip"):
+            trajectory = envsdk.rollout(make(renderer=renderer, history=history), "reference", seed=0)
+            assert trajectory.reward == 1.0
+            assert not any(step.metrics["tool_errors"] for step in trajectory.steps)
 
 
 FORMS = {

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from envsdk.errors import RenderError
-from envsdk.messages import Message, ToolCall
+from envsdk.messages import Message
 
 from ..templates.mask import Mask, has_stem
 from .grammar import CALL_FIELDS, Edge, Field, Grammar, Values
@@ -28,6 +28,8 @@ from .probes import (
     word,
 )
 from .styles import JSON, PYTHON, VERBATIM, Style, write_value
+
+_VALUE_STYLES = (JSON, replace(JSON, comma=",", colon=":"), replace(JSON, escapes="ascii"), PYTHON)
 
 
 class Renderings(NamedTuple):
@@ -216,8 +218,8 @@ class _Measured:
             return None
         found = [Values(("string",), before, self._string_style)]
         for kind, value in TYPED.items():
-            message, text = self._text(typed(kind, value))
-            values = None if text is None else _typed_values(text, kind, value, after, before, message.tool_calls[0])
+            _, text = self._text(typed(kind, value))
+            values = None if text is None else _typed_values(text, kind, value, after)
             found += [values] if values else []
         return tuple(found)
 
@@ -279,26 +281,17 @@ def _edges(text: str, spans: Sequence[Span]) -> Iterator[Edge]:
         position, source = span.end, span.field
 
 
-def _typed_values(text: str, kind: str, value: Any, after: str, before: str, call: ToolCall) -> Values | None:
-    """Return how a value between two strings is written; None if it is dropped, or written in no known way."""
-    at = text.find(KEYS[kind]) + len(KEYS[kind])
-    if at < len(KEYS[kind]):
-        return None
-    rest = text[at:]
-    for style in (replace(JSON), replace(JSON, comma=",", colon=":"), replace(JSON, escapes="ascii"), PYTHON):
+def _typed_values(text: str, kind: str, value: Any, after: str) -> Values | None:
+    """Return how a value is written that `after` follows; None if it is dropped, or written in no known way."""
+    _, found, rest = text.partition(KEYS[kind])
+    for style in _VALUE_STYLES if found else ():
         written = _text_of(value, style)
-        place = rest.find(written)
-        while place >= 0:
-            if rest[place + len(written) :].startswith(after.rstrip()[: len(after)]) or _ends(
-                rest, place + len(written), after
-            ):
-                return Values((kind,), rest[:place], style)
-            place = rest.find(written, place + 1)
+        at = rest.find(written)
+        while at >= 0:
+            if rest.startswith(after, at + len(written)):
+                return Values((kind,), rest[:at], style)
+            at = rest.find(written, at + 1)
     return None
-
-
-def _ends(text: str, position: int, after: str) -> bool:
-    return text.startswith(after.strip(), position)
 
 
 def _text_of(value: Any, style: Style) -> str:

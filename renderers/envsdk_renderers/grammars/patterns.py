@@ -5,7 +5,7 @@ surrogate pair, since replies are decoded from UTF-8. So text that spells a cont
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -116,8 +116,8 @@ class Patterns:
         self.grammar = grammar
         self.code = Code(grammar.controls)
         self.constants = [constant_of(edge, self.code) for edge in grammar.edges]
-        self.closer = _any(self._call_tokens(is_closer=True))
-        self.opener = _any(self._call_tokens(is_closer=False))
+        self.closer = _any(self._closers)
+        self.opener = _any(self._openers)
         self._alternatives: dict[Field, tuple[re.Pattern[str], list[Constant]]] = {}
 
     def after(self, source: Field) -> tuple[re.Pattern[str], list[Constant]]:
@@ -270,19 +270,19 @@ class Patterns:
         names |= {re.split('"', self.grammar.layout[0])[1]} if '"' in self.grammar.layout[0] else set[str]()
         return r'\{\s*+"(?:' + "|".join(map(re.escape, sorted(names))) + r')"\s*+:'
 
-    def _call_tokens(self, *, is_closer: bool) -> set[str]:
-        """Return the tag that closes a call, or the one that opens it, for each constant that does."""
-        found: set[str] = set()
+    @property
+    def _closers(self) -> Iterator[str]:
+        """The tags that close calls at the end of a reply."""
         for constant in self.constants:
-            source, target = constant.edge.source, constant.target
-            if is_closer and source in self.grammar.last_fields and target == "end":
-                tokens = tags(constant.core)[-1:]
-            elif not is_closer and source in ("start", "text") and target in self.grammar.call[:1]:
-                tokens = [token for token in tags(constant.core)[:1] if is_mark(token)]
-            else:
-                continue
-            found.update(tokens)
-        return found
+            if constant.edge.source in self.grammar.last_fields and constant.target == "end":
+                yield from tags(constant.core)[-1:]
+
+    @property
+    def _openers(self) -> Iterator[str]:
+        """The tags that open calls at the start of a reply or after a text."""
+        for constant in self.constants:
+            if constant.edge.source in ("start", "text") and constant.target in self.grammar.call[:1]:
+                yield from filter(is_mark, tags(constant.core)[:1])
 
     @cached_property
     def swallowed(self) -> re.Pattern[str]:
@@ -331,4 +331,4 @@ def is_mark(core: str) -> bool:
 
 
 def _any(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+    return re.compile("|".join(map(re.escape, sorted({*texts}, key=len, reverse=True))) or "(?!)")
