@@ -37,6 +37,7 @@ MAKERS: Mapping[str, Callable[[], Renderer]] = {
     "role_colon": lambda: RoleColon(vocabulary("qwen3")),
     "harmony": lambda: Harmony(real_models.gpt_oss_tokenizer()),
     **{name: family.renderer for name, family in FAMILIES.items() if "direct" not in name},
+    "fixed_base, measured": lambda: FixedBase(real_models.qwen3_folder()),
     **{f"fixed_base, {name}": (lambda name=name: of_format(name)) for name in FORMATS},
 }
 """Every registered renderer, and each reply format of `fixed_base`."""
