@@ -14,7 +14,7 @@ from ..replies.argument_types import ArgumentTypes
 from .grammar import Field, Grammar, Path
 from .patterns import Constant, Patterns, Searches
 from .python_calls import read_python_call
-from .styles import CONTROL, JSON, parse_value, read_value, skip_space
+from .styles import CONTROL, JSON, UNTERMINATED, parse_value, read_value, skip_space
 from .writing import write_call
 
 NOT_CLOSED = "the tool call was not closed"
@@ -150,7 +150,8 @@ class CallReader:
         try:
             value, end = read_value(self._coded, start, style)
         except ValueError as error:
-            self._work -= error.pos - start if isinstance(error, json.JSONDecodeError) else len(self._coded) - start
+            is_local = isinstance(error, json.JSONDecodeError) and not error.msg.startswith(UNTERMINATED)
+            self._work -= error.pos if is_local else len(self._coded) - start
             is_open = not self._searches.next(self._patterns.closer, start)
             what = "JSON" if style.is_json else "an object"
             raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_open) from None

@@ -18,6 +18,10 @@ CONTROL = re.compile("[\ud800-\udfff]")
 Escapes: TypeAlias = Literal["json", "ascii", "python", "none"]
 Order: TypeAlias = Literal["given", "sorted", "folded"]
 _DECODER = json.JSONDecoder(object_pairs_hook=with_unique_keys)
+_WINDOW = 1024
+_LONGEST_WORD = 16  # characters: `-Infinity`, or an escaped surrogate pair
+UNTERMINATED = "Unterminated string"
+"""How the decoder's error begins for a string without an end, which was searched up to the end of the text."""
 _MAX_DEPTH = 64
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -151,7 +155,7 @@ def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
     start = skip_space(coded, start)
     if style.is_json:
         try:
-            value, end = _DECODER.raw_decode(coded, start)
+            value, end = _decoded(coded, start)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
     elif style.escapes == "python":
@@ -164,6 +168,25 @@ def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
         raise ValueError("a control token is inside it")
     check_json(value)
     return value, end
+
+
+def _decoded(coded: str, start: int) -> tuple[Any, int]:
+    """Read the JSON value that begins at `start`.
+
+    An error of Python's decoder counts the lines of all text before it. So the value is read in a window, which grows
+    until the value ends in it, or an error is not that of its end.
+    """
+    size = _WINDOW
+    while True:
+        window, is_rest = coded[start : start + size], start + size >= len(coded)
+        try:
+            value, end = _DECODER.raw_decode(window)
+            if is_rest or end < len(window):  # else a number may go on
+                return value, start + end
+        except json.JSONDecodeError as error:
+            if is_rest or not (error.msg.startswith(UNTERMINATED) or error.pos + _LONGEST_WORD > len(window)):
+                raise
+        size *= 4
 
 
 def parse_value(text: str) -> Any:
