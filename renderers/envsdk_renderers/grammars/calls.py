@@ -150,8 +150,7 @@ class CallReader:
         try:
             value, end = read_value(self._coded, start, style)
         except ValueError as error:
-            is_local = isinstance(error, json.JSONDecodeError) and not error.msg.startswith(UNTERMINATED)
-            self._work -= error.pos if is_local else len(self._coded) - start
+            self._work -= _searched(error, len(self._coded) - start)
             is_open = not self._searches.next(self._patterns.closer, start)
             what = "JSON" if style.is_json else "an object"
             raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_open) from None
@@ -325,3 +324,10 @@ def _at(value: Any, path: Path, missing: Any = None) -> Any:
 
 def _valid_name(name: str) -> str:
     return "" if CONTROL.search(name) else name
+
+
+def _searched(error: ValueError, rest: int) -> int:
+    """Return how many characters were searched for a value until an error."""
+    if isinstance(error, json.JSONDecodeError) and not error.msg.startswith(UNTERMINATED):
+        return error.pos
+    return rest
