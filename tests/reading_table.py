@@ -11,15 +11,14 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.grammars.probes import KEYS, TOOLS, call_of, reply
-from template_conversations import ENDS, NAMES, SHAPE, TEXTS, templates
+from envsdk_renderers.grammars.probes import TOOLS
+from template_conversations import ENDS, NAMES, SHAPE, random_reply, templates
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import EnvsdkError
@@ -89,7 +88,8 @@ def wrong_reply(renderer: FixedBase, rng: Random) -> str:
     """Return a reply that reads back as another message without an error; empty if none of many does."""
     prompt = renderer.render([Message(role="user", content="u")], generation_prompt=True)
     tail = prompt.tokens[prompt.starts[-1] :]
-    for message in random_replies(rng, 25):
+    for _ in range(25):
+        message = random_reply(rng, fewest_calls=1)
         try:
             tokens = renderer.reply(message)
         except EnvsdkError:
@@ -104,27 +104,6 @@ def wrong_reply(renderer: FixedBase, rng: Random) -> str:
         if [c.arguments for c in good] != [c.arguments for c in message.tool_calls][: len(good)]:
             return f"cut, {renderer.tokenizer.decode(cut)!r} has other calls"
     return ""
-
-
-def random_replies(rng: Random, count: int) -> Iterator[Message]:
-    """Yield replies with random texts and arguments."""
-    kinds: dict[str, tuple[Any, ...]] = {
-        "string": TEXTS,
-        "second": TEXTS,
-        "number": (0, -3, 2.5, 10**12),
-        "boolean": (True, False),
-        "array": ([], ["a", {"b": None}], [1, [2]]),
-        "object": ({}, {"a": {"b": ["</x>", '"']}}),
-    }
-    for _ in range(count):
-        calls = [
-            call_of(
-                index, {KEYS[kind]: rng.choice(kinds[kind]) for kind in rng.sample(sorted(kinds), rng.randint(0, 3))}
-            )
-            for index in range(rng.randint(1, 3))
-        ]
-        text = rng.choice(TEXTS) if rng.random() < 0.3 else ""
-        yield reply(text, rng.choice(TEXTS) or "r" if rng.random() < 0.3 else None, tuple(calls))
 
 
 def main(folders: list[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import real_models
 import tokenizers
 from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.grammars.probes import KEYS, call_of, reply
 
 from envsdk import Message, ToolCall, load_tokenizer
 from envsdk.rendering.renderer import EmittedDelta
@@ -23,6 +24,15 @@ TEXTS = (
     *("Hello there.", "a", "12", " padded ", "\nline\n\nline\n", "x = 1\n    y\n", "你好，世界", "😀 é", "user"),
     *('{"a": [1, "b"]}', "<b>&amp;'\"", "- one\n- two", "\\n", "yes", "tool", "{{ x }}", "", "  ", "None"),
 )
+VALUES: dict[str, tuple[Any, ...]] = {
+    "string": TEXTS,
+    "second": TEXTS,
+    "number": (0, -3, 2.5, 10**12),
+    "boolean": (True, False),
+    "array": ([], ["a", {"b": None}], [1, [2]]),
+    "object": ({}, {"a": {"b": ["</x>", '"']}}),
+}
+"""Values of arguments, by their kind as `KEYS` names it."""
 TOOLS = tuple(
     {
         "type": "function",
@@ -194,3 +204,13 @@ def emitted(renderer: FixedBase, messages: list[Message], tools: Any = (), rng: 
         rendered = renderer.extension(reply, messages[at + 1 : end], **given)
         turns.append(EmittedDelta(at, rendered.tokens[rendered.starts[0] :], given["generation_prompt"]))
     return turns
+
+
+def random_reply(rng: Random, fewest_calls: int = 0) -> Message:
+    """A reply with random texts and arguments, and at most three calls of the tools of the probes."""
+    calls = [
+        call_of(index, {KEYS[kind]: rng.choice(VALUES[kind]) for kind in rng.sample(sorted(VALUES), rng.randint(0, 3))})
+        for index in range(rng.randint(fewest_calls, 3))
+    ]
+    text = rng.choice(TEXTS) if not calls or rng.random() < 0.3 else ""
+    return reply(text, rng.choice(TEXTS) or "r" if rng.random() < 0.3 else None, tuple(calls))

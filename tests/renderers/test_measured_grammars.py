@@ -11,30 +11,12 @@ from envsdk_environments.corpus_search import CorpusSearch
 from envsdk_environments.retail_desk import RetailDesk
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.grammars.grammar import Grammar
-from envsdk_renderers.grammars.probes import KEYS, TOOLS, call_of, reply
-from template_conversations import TEXTS, every_template, fixed_base, templates, user
+from envsdk_renderers.grammars.probes import TOOLS, reply
+from template_conversations import every_template, fixed_base, random_reply, templates, user
 
 import envsdk
 from envsdk import Message
 from envsdk.errors import RenderError, TemplateUnsupported
-
-VALUES: dict[str, tuple[Any, ...]] = {
-    "string": TEXTS,
-    "second": TEXTS,
-    "number": (0, -3, 2.5, 10**12),
-    "boolean": (True, False),
-    "array": ([], ["a", {"b": None}], [1, [2]]),
-    "object": ({}, {"a": {"b": ["</x>", '"']}}),
-}
-
-
-def random_reply(rng: Random) -> Message:
-    calls = [
-        call_of(index, {KEYS[kind]: rng.choice(VALUES[kind]) for kind in rng.sample(sorted(VALUES), rng.randint(0, 3))})
-        for index in range(rng.randint(0, 3))
-    ]
-    text = rng.choice(TEXTS) if not calls or rng.random() < 0.3 else ""
-    return reply(text, rng.choice(TEXTS) or "r" if rng.random() < 0.3 else None, tuple(calls))
 
 
 def facts(message: Message) -> list[tuple[str, str]]:
