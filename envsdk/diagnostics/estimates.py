@@ -40,7 +40,7 @@ class Sizes:
         observation: Each later observation: a tool's result, or what a user says.
         reasoning: The reasoning of each reply; 0 for a model that does not think.
         answer: The rest of each reply.
-        query_every: A user's query comes every so many steps, and a tool's result at the others. Templates strip
+        query_every: A user's query comes every N steps, and a tool's result at the others. Templates strip
             reasoning at queries. None: the first query is the only one.
     """
 
@@ -127,7 +127,7 @@ class HistoryCost:
     Attributes:
         history: The history policy, as `history=` takes it on the command line.
         steps: Numbers of steps, ascending.
-        costs: The cost of an episode of so many steps, in the order of `steps`.
+        costs: The cost of an episode for each number of steps, in the order of `steps`.
         ended: The stop reason, if the episode ended before its last step (a budget may be too small); else None.
     """
 
@@ -355,7 +355,7 @@ class _Sized(Env):
         return self.sizes.query_every != 1 and "tool" in self.renderer.roles
 
     def _text(self, count: int) -> str:
-        """Return a text of about so many tokens, which differs from those of other steps."""
+        """Return a text of about `count` tokens, which differs from those of other steps."""
         number = str(self.answered)
         encode = self.renderer.tokenizer.encode
         return number + " a" * max(0, count - len(encode(number))) if count else ""
