@@ -501,15 +501,7 @@ class Episode:
         context, delta, start = tried
         extends = name in agent.contexts and delta.break_ is None
         observation = Observation(delta.tokens, delta.keep, extends, name, start or name)
-        info = {
-            "stop_token_ids": context.renderer.stop_token_ids,
-            "stop": (*context.renderer.stop_strings, *turn.stop),
-            "max_tokens": agent.foreseen_max_tokens(turn, context),
-            "sampling": dict(turn.sampling),
-            "context": name,
-            "role": context.role,
-        }
-        return observation, info, context.prompt()
+        return observation, _for_policy(context, turn, agent.foreseen_max_tokens(turn, context)), context.prompt()
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
         """Return what a turn would make of its context, as `_opened` does; None if a summary comes first."""
@@ -686,14 +678,13 @@ class Episode:
 
     def _info(self, agent: Agent, break_: Break | None, *, closed_reply: bool) -> dict[str, Any]:
         turn, context = agent.turn, agent.current
-        renderer = agent.env.renderer if context is None else context.renderer
+        if context is None:
+            asked = {"stop_token_ids": agent.env.renderer.stop_token_ids, "stop": (), "max_tokens": None}
+            asked |= {"sampling": dict(turn.sampling), "context": agent.name, "role": agent.role}
+        else:
+            asked = _for_policy(context, turn, agent.max_tokens())
         info = {
-            "stop_token_ids": renderer.stop_token_ids,
-            "stop": () if context is None else agent.stops(),
-            "max_tokens": None if context is None else agent.max_tokens(),
-            "sampling": dict(turn.sampling),
-            "context": (context or agent).name,
-            "role": (context or agent).role,
+            **asked,
             "truncated_reply": closed_reply,
             "rewards": dict(turn.rewards),
             "metrics": dict(turn.metrics),
@@ -724,6 +715,18 @@ def _observed(
         edit=turn.edit,
         summary=summary,
     )
+
+
+def _for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str, Any]:
+    """Return the part of a step's `info` that the policy gets."""
+    return {
+        "stop_token_ids": context.renderer.stop_token_ids,
+        "stop": (*context.renderer.stop_strings, *turn.stop),
+        "max_tokens": max_tokens,
+        "sampling": dict(turn.sampling),
+        "context": context.name,
+        "role": context.role,
+    }
 
 
 def _outcome(agent: Agent, turn: Turn) -> _StepOutcome:
