@@ -12,7 +12,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench hooks docs docs-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -80,8 +80,11 @@ docs: $(DOCS) $(CORE)
 
 # Puts the site into a folder of versions, for a web server: make docs-version VERSION=0.3 SITE=../site
 docs-version: DOCS_OPTIONS := --versions
-docs-version: docs
+docs-version: has-version docs
 	PYTHONPATH=scripts $(BIN)/python -m documentation.versions $(VERSION) $(SITE)
+
+has-version:
+	@test -n "$(VERSION)" -a -n "$(SITE)" || { echo "docs-version needs both: make docs-version VERSION=0.3 SITE=FOLDER"; exit 1; }
 
 # Writes docs/drawings/ from real episodes, and from tables of the documents.
 drawings: $(CORE)

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--template", type=Path, metavar="FILE", help="the model's chat template, if not its own")
     parser.add_argument("--warm-up-steps", type=int, default=0)
+    parser.add_argument("--warm-up-rate", type=float, default=REAL["warm_up_rate"])
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--tasks", type=int, default=4, help="how many tasks an update has")
     parser.add_argument("--group", type=int, default=4, help="how many episodes a task has")
@@ -51,12 +52,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/trained"))
     options = parser.parse_args()
     sys.path.insert(0, str(Path.cwd()))  # Python has put the folder of this file there
-    template = {"name": "fixed_base", "template": options.template.read_text()} if options.template else {"name": "auto"}
+    template = (
+        {"name": "fixed_base", "template": options.template.read_text()} if options.template else {"name": "auto"}
+    )
     renderer = get_renderer(tokenizer=options.model, **template)
     make_env = partial(find_class(options.env), renderer=renderer)
     model = load_model(options.model)
     if options.warm_up_steps:
-        steps = {**REAL, "warm_up_steps": options.warm_up_steps}
+        steps = {**REAL, "warm_up_steps": options.warm_up_steps, "warm_up_rate": options.warm_up_rate}
         print(f"warmed up to {warm_up(model, 0, Task(make_env, **steps)):.3f} nats per token", flush=True)
     policy = TransformersPolicy(model, renderer.tokenizer, max_tokens=options.max_tokens, policy_version=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate, betas=BETAS)

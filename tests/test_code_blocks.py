@@ -208,7 +208,7 @@ def check_command(words: list[str], block: Block) -> None:
         files = [other.code for other in BLOCKS if other.page == block.page and FILE.match(other.code)]
         if any(code.startswith(f"# {arguments[0]}\n") for code in files):
             return
-        source = (CHECKOUT / arguments[0]).read_text(encoding="utf-8")
+        source = (CHECKOUT / arguments[0].removeprefix("CLONE/")).read_text(encoding="utf-8")
         assert all(word.partition("=")[0] in source for word in arguments if word.startswith("--")), block.where
     elif program.endswith("python") and arguments[:2] == ["-m", "pytest"]:
         assert (CHECKOUT / arguments[2]).is_file(), block.where
