@@ -14,6 +14,7 @@ each update for `envsdk view`, and the trained model.
 # pyright: basic, reportMissingImports=false
 
 import argparse
+import shutil
 import sys
 import time
 from collections import Counter
@@ -81,10 +82,13 @@ def main() -> None:
         done = update(model, optimizer, chosen)
         policy.refresh()  # the weights are new, and so is the policy's version
         print(f"k1 {done.k1:.1e} nats per token, {time.monotonic() - began:.0f} s", flush=True)
-    model.save_pretrained(options.out / "model")
-    for file in (*options.model.glob("*token*"), *options.model.glob("chat_template*")):
-        (options.out / "model" / file.name).write_bytes(file.read_bytes())
-    print(f"wrote {options.out / 'model'}")
+    model.save_pretrained(trained := options.out / "model")
+    for file in options.model.iterdir():  # the tokenizer
+        if file.is_file() and not (trained / file.name).exists() and "safetensors" not in file.name:
+            shutil.copy(file, trained)
+    if options.template:
+        shutil.copy(options.template, trained / "chat_template.jinja")  # what serves the model renders as here
+    print(f"wrote {trained}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def test_the_command_of_the_page_trains_the_agent_of_the_page(tmp_path: Path):
     tokenizer = played.make_env().renderer.tokenizer
     played.make_model(tokenizer.vocab_size).save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
-    options = ["--template", EXAMPLES / "tools.jinja", "--warm-up-steps", "200", "--warm-up-rate", "5e-3"]
+    options = ["--template", EXAMPLES / "tools.jinja", "--warm-up-steps", "60", "--warm-up-rate", "5e-3"]
     small = ["--updates", "2", "--tasks", "2", "--group", "4", "--out", tmp_path / "out"]
     command = [sys.executable, EXAMPLES / "train_program.py", "orders:Orders", "--model", tmp_path / "model"]
     run = subprocess.run([*command, *options, *small], capture_output=True, text=True, cwd=tmp_path)
@@ -32,4 +32,6 @@ def test_the_command_of_the_page_trains_the_agent_of_the_page(tmp_path: Path):
     assert len(found) == 2, run.stdout
     assert all(abs(float(k1)) < 1e-5 for _, k1 in found)
     assert (tmp_path / "out" / "update-1" / "run.json").is_file()
-    assert (tmp_path / "out" / "model" / "tokenizer.json").is_file()
+    trained = tmp_path / "out" / "model"
+    assert {file.name for file in (tmp_path / "model").iterdir()} <= {file.name for file in trained.iterdir()}
+    assert (trained / "chat_template.jinja").read_text() == (EXAMPLES / "tools.jinja").read_text()
