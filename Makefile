@@ -6,6 +6,7 @@ CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
+GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
 DOCS := .venvs/docs/.installed
 
@@ -73,7 +74,7 @@ bench: $(TEST)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
 
 # The documentation site, in .cache/docs/site. A broken link or anchor, or any other warning, is an error.
-docs: $(DOCS) $(CORE)
+docs: $(DOCS) $(GATEWAY)
 	PYTHONPATH=scripts $(BIN)/python -m documentation $(DOCS_OPTIONS)
 	.venvs/docs/bin/zensical build --config-file .cache/docs/zensical.toml --strict
 	PYTHONPATH=scripts $(BIN)/python -m documentation.built
@@ -108,6 +109,11 @@ $(CORE): pyproject.toml | .venv/pyvenv.cfg
 $(TEST): tests/requirements-data.txt $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+# The reference describes what the gateway reads and stores.
+$(GATEWAY): $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway]'
 	touch $@
 
 $(LINT): $(TEST)
