@@ -6,13 +6,14 @@ CORE := .venv/.installed
 TEST := .venv/.installed-test
 LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
+GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
 DOCS := .venvs/docs/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench hooks docs docs-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -73,15 +74,18 @@ bench: $(TEST)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
 
 # The documentation site, in .cache/docs/site. A broken link or anchor, or any other warning, is an error.
-docs: $(DOCS) $(CORE)
+docs: $(DOCS) $(GATEWAY)
 	PYTHONPATH=scripts $(BIN)/python -m documentation $(DOCS_OPTIONS)
 	.venvs/docs/bin/zensical build --config-file .cache/docs/zensical.toml --strict
 	PYTHONPATH=scripts $(BIN)/python -m documentation.built
 
 # Puts the site into a folder of versions, for a web server: make docs-version VERSION=0.3 SITE=../site
 docs-version: DOCS_OPTIONS := --versions
-docs-version: docs
+docs-version: has-version docs
 	PYTHONPATH=scripts $(BIN)/python -m documentation.versions $(VERSION) $(SITE)
+
+has-version:
+	@test -n "$(VERSION)" -a -n "$(SITE)" || { echo "docs-version needs both: make docs-version VERSION=0.3 SITE=FOLDER"; exit 1; }
 
 # Writes docs/drawings/ from real episodes, and from tables of the documents.
 drawings: $(CORE)
@@ -105,6 +109,11 @@ $(CORE): pyproject.toml | .venv/pyvenv.cfg
 $(TEST): tests/requirements-data.txt $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+# The reference describes what the gateway reads and stores.
+$(GATEWAY): $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway]'
 	touch $@
 
 $(LINT): $(TEST)

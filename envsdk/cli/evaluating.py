@@ -26,6 +26,8 @@ from .output import print_error, print_table, print_text
 
 SUITE = f"A suite (TOML or YAML), the folder of a stored run or evaluation, or an environment. {ENVIRONMENT}"
 
+NOT_SCORED = "The reward of an episode that was not scored, such as 0 for a leaderboard; by default, it is left out."
+
 
 def eval_(
     what: Annotated[str, typer.Argument(metavar="SUITE", help=SUITE)],
@@ -39,6 +41,7 @@ def eval_(
     samples: Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 64,
     success: Annotated[float | None, typer.Option(help="The reward of a success.")] = None,
+    not_scored: Annotated[float | None, typer.Option(help=NOT_SCORED)] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the evaluation; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the folder.")] = False,
     compare: Annotated[Path | None, typer.Option(help="The folder of another evaluation, or of a run.")] = None,
@@ -54,9 +57,10 @@ def eval_(
     stored = Path(what)
     if stored.is_dir():
         function = None if reward is None else _function(reward)
-        evaluation = scored(stored, function, success=success)
+        evaluation = scored(stored, function, success=success, not_scored=not_scored)
         if compare is not None:
-            evaluation = compared(evaluation, dict(runs_of(stored)), compare)
+            runs = dict(runs_of(stored))
+            evaluation = compared(evaluation, runs, compare, reward=function, not_scored=not_scored)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             evaluation.write(out)
@@ -66,6 +70,8 @@ def eval_(
         raise ConfigError(f"--reward scores a stored run again, but {what!r} is not the folder of one")
     if stored.suffix in (".toml", ".yaml", ".yml"):
         suite = Suite.read(stored)
+        if not_scored is not None:
+            suite = suite.model_copy(update={"not_scored": not_scored})
     else:
         options = policy_options(model, policy_option or ())
         environment = Environment(id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success)
@@ -73,7 +79,13 @@ def eval_(
         name = model or policy
         rollouts = {"max_concurrency": concurrency}
         suite = Suite(
-            name=what, environments=[environment], models={name: one}, seeds=seeds, samples=samples, rollouts=rollouts
+            name=what,
+            environments=[environment],
+            models={name: one},
+            seeds=seeds,
+            samples=samples,
+            not_scored=not_scored,
+            rollouts=rollouts,
         )
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:

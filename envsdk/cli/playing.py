@@ -198,7 +198,7 @@ def _show_outcome(reward: float, info: dict[str, Any], *, is_cut: bool) -> None:
 
 def _show_end(trajectory: Trajectory) -> None:
     breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
-    earned = f"reward {trajectory.reward:g} in {len(trajectory.steps)} steps"
+    earned = f"{trajectory.reward_text} in {len(trajectory.steps)} steps"
     print_text(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
     for name, log in trajectory.contexts.items():
         if log.reward is not None:

@@ -256,7 +256,7 @@ def _summary(trajectory: Trajectory) -> dict[str, Any]:
         "status": trajectory.status,
         "stop_reason": trajectory.stop_reason,
         "error_kind": trajectory.error_kind,
-        "reward": trajectory.reward,
+        "reward": trajectory.scored_reward,
         "steps": len(trajectory.steps),
         "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
         "contexts": {name: log.role for name, log in trajectory.contexts.items()},

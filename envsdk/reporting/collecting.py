@@ -34,6 +34,7 @@ class Collector:
         self._lengths = defaultdict[str, list[float]](list)
         self._rewards, self._metrics = defaultdict[str, list[float]](list), defaultdict[str, float](float)
         self._scored: list[tuple[float, EpisodeRow]] = []
+        self._not_scored = Counter[str]()
         self._failures: dict[tuple[str, str], list[EpisodeRow]] = {}
         self._costs: dict[str, Cost] = {}
         self._damaged: list[tuple[int, str]] = []
@@ -55,6 +56,8 @@ class Collector:
             self._metrics[name] += value
         history, own = history_of(trajectory), cost(trajectory)
         self._costs[history] = self._costs[history] + own if history in self._costs else own
+        if row.not_scored:
+            self._not_scored[row.not_scored] += 1
         is_failed = row.status == "error"
         self.values.add(task_of(trajectory), {"failed": float(is_failed)})
         if is_failed:
@@ -69,7 +72,7 @@ class Collector:
         for name, value in lengths.items():
             self._lengths[name].append(value)
         self.values.add(task_of(trajectory), {name: lengths[name] for name in _LENGTHS[:3]})
-        if not is_scored(trajectory):
+        if not row.is_scored:
             return
         self._scored.append((row.reward, row))
         named = {name: value for name, value in row.rewards.items() if name != "reward"}
@@ -102,6 +105,7 @@ class Collector:
             episodes=self._statuses.total(),
             failed=self._statuses["error"],
             not_scored=self._statuses.total() - self._statuses["error"] - len(self._scored),
+            not_scored_because=_by_count(self._not_scored),
             statuses=_by_count(self._statuses),
             stop_reasons=_by_count(self._stop_reasons),
             mean_reward=mean_reward(self.values),
@@ -156,11 +160,6 @@ class Collector:
             command=self._links.command(self._run, row.line, row.id),
             url=self._links.url(self._run, row.line),
         )
-
-
-def is_scored(trajectory: Trajectory) -> bool:
-    """Return whether an episode that did not fail was scored; see `Trajectory.is_scored`."""
-    return bool(trajectory.contexts) and trajectory.is_scored(next(iter(trajectory.contexts)))
 
 
 def history_of(trajectory: Trajectory) -> str:

@@ -208,7 +208,8 @@ class RunFigures:
         policy_versions: The versions of the weights that sampled it, in order.
         episodes: How many episodes could be read, failed ones included.
         failed: How many of them failed.
-        not_scored: How many ended without a reward in any step. They are not in the rewards: they did not earn 0.
+        not_scored: How many did not fail and were not scored. They are not in the rewards: they did not earn 0.
+        not_scored_because: How many episodes have each reason of `Trajectory.not_scored_because`, failed ones included.
         statuses: How many episodes have each status.
         stop_reasons: How many ended for each reason, the most frequent first.
         mean_reward: The mean reward of scored episodes with its interval; None if none was scored.
@@ -244,6 +245,7 @@ class RunFigures:
     episodes: int
     failed: int
     not_scored: int
+    not_scored_because: Mapping[str, int]
     statuses: Mapping[str, int]
     stop_reasons: Mapping[str, int]
     mean_reward: MeanReward | None

@@ -96,6 +96,9 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
             f"the mean reward is over {_counted(run.mean_reward.tasks, 'task')} with "
             f"{_counted(run.mean_reward.episodes, 'scored episode')}."
         )
+        if run.not_scored_because:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in run.not_scored_because.items())
+            yield f"scored {run.mean_reward.episodes:,} of {_counted(run.episodes, 'episode')}; not scored: {reasons}."
         if run.mean_reward.low is not None and run.mean_reward.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
     if run.damaged:

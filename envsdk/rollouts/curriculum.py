@@ -93,10 +93,15 @@ class TaskSampler:
         return [self.tasks[place] for place in drawn]
 
     def update(self, trajectories: Iterable[Trajectory]) -> None:
-        """Count episodes. Those that failed, and those of other tasks, are left out."""
+        """Count episodes.
+
+        Those that failed, and those of other tasks, are left out; and without `is_success` those that were not scored.
+        """
         for trajectory in trajectories:
             place = self._places.get(self._task_of(trajectory))
             if place is None or trajectory.status == "error":
+                continue
+            if self._is_success is _is_rewarded and trajectory.scored_reward is None:
                 continue
             self._episodes[place] = self._episodes[place] * self._decay + 1
             self._successes[place] = self._successes[place] * self._decay + bool(self._is_success(trajectory))

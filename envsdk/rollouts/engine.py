@@ -194,6 +194,8 @@ class Rollouts:
         done = self.statistics
         facts = {
             "episodes": f"{done.resumed + done.episodes:,} of {done.total:,}",
+            "scored": f"{done.scored:,} of {done.episodes:,}" if done.not_scored else None,
+            "not scored": named(done.not_scored),
             "mean reward": f"{done.mean_reward:.4g}" if done.scored else None,
             "rewards": named({name: total / done.scored for name, total in done.named_rewards.items()}),
             "steps": f"{done.steps:,}",

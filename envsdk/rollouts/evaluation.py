@@ -75,6 +75,8 @@ class Suite(_Part):
         models: The models by name.
         seeds: How many tasks of each environment.
         samples: How many episodes of each task.
+        not_scored: The reward that an episode counts with if it was not scored, such as 0.0 for a leaderboard. By
+            default, it is left out.
         rollouts: Further arguments of `Rollouts`, such as `max_concurrency` and `policy_timeout_s`.
     """
 
@@ -83,6 +85,7 @@ class Suite(_Part):
     models: dict[str, Model] = Field(min_length=1)
     seeds: int = Field(default=32, ge=1)
     samples: int = Field(default=1, ge=1)
+    not_scored: float | None = Field(default=None, allow_inf_nan=False)
     rollouts: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
@@ -161,7 +164,7 @@ class Evaluation:
     def details(self) -> Iterator[str]:
         """Yield a line for each result with what the table has no room for."""
         for one in self.results:
-            yield on_one_line(f"{one.env}, {one.model}: {_details(one.score)}")
+            yield on_one_line(f"{one.env}, {one.model}: {_details(one)}")
 
     def table(self) -> "Table":
         """Return a table for a terminal."""
@@ -188,13 +191,13 @@ class Evaluation:
         most = max((max(one.score.pass_at, default=1) for one in self.results), default=1)
         has_comparison = any(one.comparison is not None for one in self.results)
         has_price = any(one.price is not None for one in self.results)
-        heads = ["environment", "model", "episodes", "failed", "reward", "pass@1"]
+        heads = ["environment", "model", "episodes", "not scored", "reward", "pass@1"]
         heads += [f"pass@{most}", f"pass^{most}"] if most > 1 else []
         heads += ["steps", "tokens", "time"] + ["price"] * has_price + ["difference"] * has_comparison
         rows: list[list[str]] = []
         for one in self.results:
             score = one.score
-            row = [one.env, one.model, str(score.episodes), str(sum(score.failed.values()))]
+            row = [one.env, one.model, str(score.episodes), str(sum(score.not_scored.values()))]
             row += [f"{score.reward:.3f} ± {score.reward_error:.3f}", f"{score.success:.3f}"]
             if most > 1:
                 row += [_number(score.pass_at.get(most)), _number(score.pass_all.get(most))]
@@ -237,7 +240,7 @@ def evaluate(
             runs[result.env, result.model] = run
     evaluation = Evaluation(suite.name, tuple(results))
     if against is not None:
-        evaluation = compared(evaluation, runs, against)
+        evaluation = compared(evaluation, runs, against, not_scored=suite.not_scored)
     evaluation.write(out)
     return evaluation
 
@@ -275,7 +278,7 @@ def _evaluated(
     rollouts.run()
     assert rollouts.folder is not None
     run = StoredRun(rollouts.folder.path)
-    score = Score.of(run.trajectories(), success_reward=success)
+    score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
     usage: Any = getattr(policy, "usage", None)
     price = getattr(usage, "price", 0.0)
     return Result(label, name, score, rollouts.statistics.elapsed_s, price or None), run
@@ -305,7 +308,11 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
 
 
 def scored(
-    folder: Path, reward: Callable[[Trajectory], Any] | None = None, *, success: float | None = None
+    folder: Path,
+    reward: Callable[[Trajectory], Any] | None = None,
+    *,
+    success: float | None = None,
+    not_scored: float | None = None,
 ) -> Evaluation:
     """Score stored runs again, without sampling.
 
@@ -314,24 +321,38 @@ def scored(
         reward: A function of an episode that returns its reward, its named rewards, or None; see `rescored`. None
             keeps the stored rewards.
         success: The reward of a success; 1 by default.
+        not_scored: The reward that an episode counts with if it was not scored; None leaves it out.
 
     Raises:
         RunFolderError: If there is no run, or it is damaged.
         ConfigError: If the function returns something else.
     """
-    results: list[Result] = []
-    for (env, model), run in runs_of(folder):
-        trajectories = run.trajectories()
-        if reward is not None:
-            trajectories = (rescored(one, reward) for one in trajectories)
-        results.append(Result(env, model, Score.of(trajectories, success_reward=1.0 if success is None else success)))
+    success = 1.0 if success is None else success
+    results = [
+        Result(env, model, Score.of(_episodes(run, reward), success_reward=success, not_scored=not_scored))
+        for (env, model), run in runs_of(folder)
+    ]
     return Evaluation(folder.name, tuple(results))
 
 
-def compared(evaluation: Evaluation, runs: Mapping[tuple[str, str], StoredRun], against: Path) -> Evaluation:
+def compared(
+    evaluation: Evaluation,
+    runs: Mapping[tuple[str, str], StoredRun],
+    against: Path,
+    *,
+    reward: Callable[[Trajectory], Any] | None = None,
+    not_scored: float | None = None,
+) -> Evaluation:
     """Return an evaluation with comparisons to another one, or to a run.
 
     A result is compared with that of the same environment and model; else with the only one of the environment.
+
+    Args:
+        evaluation: The evaluation.
+        runs: Its runs by environment and model.
+        against: The folder of the other evaluation, or of a run.
+        reward: A function that scores the episodes of both again; see `rescored`. None keeps the stored rewards.
+        not_scored: The reward that an episode counts with if it was not scored; None leaves it out.
 
     Raises:
         ConfigError: If no result has a counterpart.
@@ -346,12 +367,19 @@ def compared(evaluation: Evaluation, runs: Mapping[tuple[str, str], StoredRun], 
             key = next(iter(others))
         comparison = None
         if key is not None:
-            comparison = compare(runs[one.env, one.model].trajectories(), others[key].trajectories())
+            pair = _episodes(runs[one.env, one.model], reward), _episodes(others[key], reward)
+            comparison = compare(*pair, not_scored=not_scored)
         results.append(replace(one, comparison=comparison))
     if all(one.comparison is None for one in results):
         names = ", ".join(f"{env} with {model}" for env, model in others)
         raise ConfigError(f"{str(against)!r} has nothing to compare with: it has {names}")
     return Evaluation(evaluation.name, tuple(results))
+
+
+def _episodes(run: StoredRun, reward: Callable[[Trajectory], Any] | None) -> Iterator[Trajectory]:
+    """Yield the episodes of a run, with other rewards if there is a function."""
+    for trajectory in run.trajectories():
+        yield trajectory if reward is None else rescored(trajectory, reward)
 
 
 def _parsed_yaml(yaml: Any, text: str) -> Any:
@@ -376,17 +404,28 @@ def _compared(comparison: Comparison | None) -> str:
     return f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}], p {comparison.p_value:.3f}"
 
 
-def _details(score: Score) -> str:
+def _details(result: Result) -> str:
+    score, comparison = result.score, result.comparison
     parts = [
+        _scored(score),
         f"ended {_counts(score.stop_reasons)}",
         f"breaks {_counts(score.breaks) or 'none'}",
         f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
     ]
     if score.rewards:
         parts.append("rewards " + ", ".join(f"{name} {value:.3f}" for name, value in score.rewards.items()))
-    if score.failed:
-        parts.append(f"failed {_counts(score.failed)}")
+    if comparison is not None:
+        left_out = f", {comparison.left_out} left out" if comparison.left_out else ""
+        parts.append(f"compared over {comparison.tasks} tasks that both runs scored{left_out}")
     return "; ".join(parts)
+
+
+def _scored(score: Score) -> str:
+    """Return how many episodes were scored, and why the others were not: `scored 47 of 50, not scored 3 deadline`."""
+    if not score.not_scored:
+        return f"scored {score.scored} of {score.episodes}"
+    counted = "" if score.not_scored_reward is None else f", counted as {score.not_scored_reward:g}"
+    return f"scored {score.scored} of {score.episodes}, not scored {_counts(score.not_scored)}{counted}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

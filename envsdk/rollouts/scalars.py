@@ -54,22 +54,28 @@ def scalars(statistics: Statistics) -> dict[str, float]:
         "rollouts/elapsed_s": statistics.elapsed_s,
         "rollouts/steps": play.steps,
         "rollouts/sampled_tokens": play.sampled_tokens,
+        "rollouts/scored": statistics.scored,
         "rollouts/reward_mean": statistics.mean_reward,
         "rollouts/stale": statistics.stale,
         "rollouts/abandoned": play.abandoned,
         "rollouts/lag_p50_s": play.lag.percentile(50),
         "rollouts/lag_p99_s": play.lag.percentile(99),
         "rollouts/lag_max_s": play.lag.largest_s,
+        **_named("rollouts/not_scored", {_snake(name): n for name, n in statistics.not_scored.items()}),
         **_named("rollouts/failures", statistics.failures),
         **_named("rollouts/errors", statistics.errors),
         **_named("rollouts/retries", play.retries),
         **_named("rollouts/waiting", play.waiting_s, n_waited),
         **_named("rewards", statistics.named_rewards, statistics.scored),
-        **_named("metrics", statistics.metrics, statistics.scored),
+        **_named("metrics", statistics.metrics, statistics.completed),
         **_named("stop_reasons", statistics.stop_reasons),
         **_named("breaks", statistics.breaks),
     }
     return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _snake(text: str) -> str:
+    return text.replace(" ", "_")
 
 
 def _named(group: str, numbers: Mapping[str, float], divisor: float = 1) -> dict[str, float]:

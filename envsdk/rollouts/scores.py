@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model achieved in an environment. Episodes that failed are counted, and not scored.
+    """What a model achieved in an environment.
+
+    An episode that was not scored is in no mean, because it did not earn 0; see `Trajectory.not_scored_because`.
 
     Attributes:
         episodes: How many episodes there are.
+        scored: How many of them were scored.
+        not_scored: How many were not, by reason: the two add up to `episodes`.
+        not_scored_reward: The reward that they count with; None if they are left out.
         failed: How many of them failed, by whose error it was.
-        tasks: How many tasks have an episode that was scored.
+        tasks: How many tasks have an episode that counts.
         reward: The mean over tasks of the mean reward of their episodes; NaN if none was scored.
         reward_error: The standard error of `reward`, over tasks: episodes of one task are not independent. NaN for
             fewer than two tasks.
@@ -30,17 +35,20 @@ class Score:
         success_reward: The reward of a success.
         pass_at: For each k the probability that at least one of k episodes of a task is a success: the unbiased
             estimate from all n episodes of the task, 1 - C(n - c, k) / C(n, k) for c successes (Chen et al. 2021), as
-            the mean over the tasks with at least k scored episodes.
+            the mean over the tasks with at least k episodes that count.
         pass_all: For each k the probability that all of k episodes are (pass^k): C(c, k) / C(n, k).
         rewards: The mean of each named reward, over the episodes that have it.
         stop_reasons: How many episodes ended for each reason.
         breaks: How many breaks there are of each reason.
-        steps: The mean number of steps of an episode, and likewise for the next two.
+        steps: The mean number of steps of an episode that did not fail, and likewise for the next two.
         observed_tokens: Its observed tokens.
         sampled_tokens: Its sampled tokens.
     """
 
     episodes: int
+    scored: int
+    not_scored: dict[str, int]
+    not_scored_reward: float | None
     failed: dict[str, int]
     tasks: int
     reward: float
@@ -57,23 +65,36 @@ class Score:
     sampled_tokens: float
 
     @classmethod
-    def of(cls, trajectories: Iterable[Trajectory], *, success_reward: float = 1.0) -> "Score":
+    def of(
+        cls, trajectories: Iterable[Trajectory], *, success_reward: float = 1.0, not_scored: float | None = None
+    ) -> "Score":
         """Score episodes. Those with the same `group_id` have the same task.
 
+        Args:
+            trajectories: The episodes.
+            success_reward: The reward of a success.
+            not_scored: The reward that an episode counts with if it was not scored: 0.0 where a leaderboard counts it
+                as a failure of the model. None leaves it out.
+
         Raises:
-            ConfigError: If there is no episode.
+            ConfigError: If there is no episode, or `not_scored` is not a finite number.
         """
+        _check_not_scored(not_scored)
         failed, reasons, breaks = Counter[str](), Counter[str](), Counter[str]()
+        unscored = Counter[str]()
         rewards, named = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         lengths: list[tuple[int, int, int]] = []
         count = 0
         for trajectory in trajectories:
             count += 1
             reasons[trajectory.stop_reason] += 1
+            if because := trajectory.not_scored_because:
+                unscored[because] += 1
+            if (reward := _reward_of(trajectory, not_scored)) is not None:
+                rewards[task_of(trajectory)].append(reward)
             if trajectory.status == "error":
                 failed[trajectory.error_kind or "unknown"] += 1
                 continue
-            rewards[task_of(trajectory)].append(trajectory.reward)
             breaks.update(break_.reason for break_ in trajectory.breaks)
             lengths.append((len(trajectory.steps), trajectory.observed_tokens, trajectory.sampled_tokens))
             for name, value in _named_rewards(trajectory).items():
@@ -85,6 +106,9 @@ class Score:
         steps, observed, sampled = np.mean(lengths, axis=0).tolist() if lengths else (math.nan,) * 3
         return cls(
             episodes=count,
+            scored=count - unscored.total(),
+            not_scored=dict(unscored.most_common()),
+            not_scored_reward=not_scored,
             failed=dict(sorted(failed.items())),
             tasks=len(means),
             reward=float(means.mean()) if len(means) else math.nan,
@@ -111,7 +135,8 @@ class Comparison:
     """The difference between two runs over the same tasks.
 
     Attributes:
-        tasks: How many tasks both have scored.
+        tasks: How many tasks are compared: those of which both runs have an episode that counts.
+        left_out: How many tasks are left out, because only one of the runs has such an episode.
         difference: The mean over these tasks of the first run's mean reward minus the second's.
         low: The lower end of its 95 % interval, from a paired bootstrap over tasks.
         high: The upper end.
@@ -119,6 +144,7 @@ class Comparison:
     """
 
     tasks: int
+    left_out: int
     difference: float
     low: float
     high: float
@@ -130,7 +156,12 @@ class Comparison:
 
 
 def compare(
-    first: Iterable[Trajectory], second: Iterable[Trajectory], *, resamples: int = 10_000, seed: int = 0
+    first: Iterable[Trajectory],
+    second: Iterable[Trajectory],
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+    not_scored: float | None = None,
 ) -> Comparison:
     """Compare the rewards of two runs by a paired bootstrap: tasks are drawn with replacement, with both results.
 
@@ -139,11 +170,14 @@ def compare(
         second: Those of another, over the same tasks. Tasks are matched by `group_id`.
         resamples: How many times to draw.
         seed: The seed of the draws.
+        not_scored: The reward that an episode counts with if it was not scored. None leaves it out, and with it a task
+            of which a run has no other episode.
 
     Raises:
-        ConfigError: If fewer than two tasks are in both.
+        ConfigError: If fewer than two tasks are in both, or `not_scored` is not a finite number.
     """
-    one, other = _task_means(first), _task_means(second)
+    _check_not_scored(not_scored)
+    one, other = _task_means(first, not_scored), _task_means(second, not_scored)
     common = sorted(one.keys() & other.keys())  # the same draws, in whatever order the episodes ended
     if len(common) < 2:
         raise ConfigError(
@@ -153,7 +187,8 @@ def compare(
     differences = np.array([one[task] - other[task] for task in common])
     drawn = bootstrap_means(differences, resamples, np.random.default_rng(seed))
     low, high = interval_of(drawn)
-    return Comparison(len(common), float(differences.mean()), low, high, p_value_of(drawn))
+    left_out = len(one.keys() ^ other.keys())
+    return Comparison(len(common), left_out, float(differences.mean()), low, high, p_value_of(drawn))
 
 
 def bootstrap_means(values: "NDArray[np.float64]", resamples: int, rng: np.random.Generator) -> "NDArray[np.float64]":
@@ -233,11 +268,26 @@ def _named_rewards(trajectory: Trajectory) -> dict[str, float]:
     return named
 
 
-def _task_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+def _check_not_scored(not_scored: Any) -> None:
+    is_number = isinstance(not_scored, (int, float)) and not isinstance(not_scored, bool) and math.isfinite(not_scored)
+    if not_scored is not None and not is_number:
+        raise ConfigError(
+            f"not_scored is {not_scored!r:.80}; expected the reward of an episode that was not scored, such as 0.0, or "
+            "None to leave it out"
+        )
+
+
+def _reward_of(trajectory: Trajectory, not_scored: float | None) -> float | None:
+    """Return the reward that an episode counts with; None if it does not count."""
+    reward = trajectory.scored_reward
+    return not_scored if reward is None else reward
+
+
+def _task_means(trajectories: Iterable[Trajectory], not_scored: float | None) -> dict[str, float]:
     rewards = defaultdict[str, list[float]](list)
     for trajectory in trajectories:
-        if trajectory.status != "error":
-            rewards[task_of(trajectory)].append(trajectory.reward)
+        if (reward := _reward_of(trajectory, not_scored)) is not None:
+            rewards[task_of(trajectory)].append(reward)
     return {task: float(np.mean(values)) for task, values in rewards.items()}
 
 

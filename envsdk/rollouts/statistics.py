@@ -92,9 +92,10 @@ class Statistics:
         episodes: How many ended since the run began, failed and stale ones included.
         steps: Their steps.
         sampled_tokens: Their sampled tokens.
-        rewards: The sum of the rewards of those that did not fail.
-        scored: How many did not fail.
-        named_rewards: The sum of each named reward of those that did not fail. They add up to `rewards`.
+        scored: How many of them were scored; see `Trajectory.not_scored_because`.
+        not_scored: How many were not, by reason.
+        rewards: The sum of the rewards of those that were scored.
+        named_rewards: The sum of each named reward of those that were scored. They add up to `rewards`.
         metrics: The sum of each metric over the steps of those that did not fail.
         breaks: How many breaks were declared, by reason.
         failures: How many failed, by `Trajectory.error_kind`.
@@ -111,8 +112,9 @@ class Statistics:
     episodes: int = 0
     steps: int = 0
     sampled_tokens: int = 0
-    rewards: float = 0.0
     scored: int = 0
+    not_scored: Counter[str] = field(default_factory=Counter[str])
+    rewards: float = 0.0
     named_rewards: dict[str, float] = field(default_factory=dict[str, float])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     breaks: Counter[str] = field(default_factory=Counter[str])
@@ -136,8 +138,13 @@ class Statistics:
 
     @property
     def mean_reward(self) -> float:
-        """The mean reward of the episodes that did not fail; NaN if there is none."""
+        """The mean reward of the episodes that were scored; NaN if there is none."""
         return self.rewards / self.scored if self.scored else math.nan
+
+    @property
+    def completed(self) -> int:
+        """How many episodes did not fail."""
+        return self.episodes - self.failures.total()
 
     def add(self, trajectory: Trajectory) -> None:
         """Count an episode that ended."""
@@ -150,11 +157,15 @@ class Statistics:
             self.failures[trajectory.error_kind or "environment"] += 1
             self.errors[(trajectory.error or "").partition(":")[0]] += 1
         else:
+            for step in trajectory.steps:
+                _add(self.metrics, step.metrics)
+        if because := trajectory.not_scored_because:
+            self.not_scored[because] += 1
+        else:
             self.scored += 1
             self.rewards += trajectory.reward
             for step in trajectory.steps:
                 _add(self.named_rewards, step.rewards)
-                _add(self.metrics, step.metrics)
 
 
 def _add(sums: dict[str, float], numbers: Mapping[str, float]) -> None:

@@ -128,13 +128,14 @@ def group_metrics(trajectories: Iterable[Trajectory], rows: int) -> dict[str, An
     """
     trajectories = list(trajectories)
     completed = [trajectory for trajectory in trajectories if trajectory.status != "error"]
-    rewards, count = [trajectory.reward for trajectory in completed], len(completed)
+    rewards = [reward for trajectory in completed if (reward := trajectory.scored_reward) is not None]
+    count = len(completed)
     failed_agents = sum(log.error is not None for t in completed for log in t.contexts.values())
     metrics: dict[str, Any] = {
         "rollout/episodes_total": float(len(trajectories)),
         "rollout/failed_total": float(len(trajectories) - count),
         "rollout/failed_agents_total": float(failed_agents),
-        "reward": (float(sum(rewards)), count),
+        "reward": (float(sum(rewards)), len(rewards)),
         "rollout/rows": (rows, count),
         "rollout/steps": (sum(len(trajectory.steps) for trajectory in completed), count),
         "rollout/breaks": (sum(len(trajectory.breaks) for trajectory in completed), count),

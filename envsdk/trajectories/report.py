@@ -20,7 +20,8 @@ class Report:
     Attributes:
         episodes: How many episodes there are.
         failed: How many of them failed.
-        mean_reward: The mean over the episodes that did not fail; 0.0 if all failed.
+        scored: How many of them were scored; see `Trajectory.not_scored_because`.
+        mean_reward: The mean over the episodes that were scored; None if there is none.
         steps: How many steps they have.
         breaks: The number of breaks by reason.
         stop_reasons: The number of episodes by stop reason.
@@ -34,7 +35,8 @@ class Report:
 
     episodes: int
     failed: int
-    mean_reward: float
+    scored: int
+    mean_reward: float | None
     steps: int
     breaks: dict[str, int]
     stop_reasons: dict[str, int]
@@ -49,6 +51,7 @@ class Report:
     def of(cls, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> "Report":
         """Add up the figures of trajectories and their samples."""
         sound = [t for t in trajectories if t.status != "error"]
+        rewards = [reward for t in trajectories if (reward := t.scored_reward) is not None]
         metrics: Counter[str] = Counter()
         for trajectory in trajectories:
             for step in trajectory.steps:
@@ -56,7 +59,8 @@ class Report:
         return cls(
             episodes=len(trajectories),
             failed=len(trajectories) - len(sound),
-            mean_reward=sum(t.reward for t in sound) / len(sound) if sound else 0.0,
+            scored=len(rewards),
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
             steps=sum(len(t.steps) for t in trajectories),
             breaks=dict(Counter(break_.reason for t in trajectories for break_ in t.breaks)),
             stop_reasons=dict(Counter(t.stop_reason for t in trajectories)),
@@ -71,6 +75,8 @@ class Report:
 
 def summary(report: Report) -> Iterator[str]:
     """Yield lines with what the table has no room for: how episodes ended, and the metrics."""
+    if report.scored < report.episodes:
+        yield f"scored {report.scored} of {report.episodes}: the mean reward is of these"
     yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(report.stop_reasons.items()))
     metrics = dict(report.metrics)
     calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
@@ -119,7 +125,7 @@ def _cells(report: Report) -> list[str]:
     tokens = (report.observed_tokens, report.sample_tokens, report.tree_tokens)
     return [
         f"{report.episodes}{failed}",
-        f"{report.mean_reward:.3f}",
+        "–" if report.mean_reward is None else f"{report.mean_reward:.3f}",
         str(report.steps),
         "\n".join(f"{count} {_wrapped(reason)}" for reason, count in sorted(report.breaks.items())) or "none",
         str(report.samples),

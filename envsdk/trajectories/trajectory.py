@@ -17,6 +17,7 @@ from .checks import check_break, check_log, check_parts
 from .records import build, dump, fragment, load
 from .replay import Prompt, SampleSize, prompts, replay, sample_sizes, tree_size
 from .samples import Sample, loss_weights
+from .scoring import is_judged, why_not_scored
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
 from .steps import ContextLog, KnownStopReason, Origin, Step
 from .stored import Json, JsonObject, Stored, StoredBreak, pack, record_of
@@ -81,7 +82,7 @@ class Trajectory(Stored):
 
     def __repr__(self) -> str:
         # It is short, since asyncio prints what a task returned when its event loop ends.
-        return f"<Trajectory {self.id!r}: {self.status}, {len(self.steps)} steps, reward {self.reward:g}>"
+        return f"<Trajectory {self.id!r}: {self.status}, {len(self.steps)} steps, {self.reward_text}>"
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks, with the conversation."""
@@ -92,7 +93,7 @@ class Trajectory(Stored):
         ]
         facts = {
             "status": f"{self.status} ({self.stop_reason})",
-            "reward": f"{self.reward:g}",
+            "reward": self.reward_text.removeprefix("reward "),
             "steps": len(self.steps),
             "contexts": len(self.contexts) if len(self.contexts) > 1 else None,
             "observed": f"{self.observed_tokens:,} tokens",
@@ -121,8 +122,35 @@ class Trajectory(Stored):
 
     @property
     def reward(self) -> float:
-        """The sum of the steps' rewards."""
+        """The sum of the steps' rewards; 0.0 if the episode was not scored. See `scored_reward`."""
         return math.fsum(step.reward or 0.0 for step in self.steps)
+
+    @property
+    def scored_reward(self) -> float | None:
+        """The reward, or None if the episode was not scored. Means and comparisons are of this number."""
+        return None if self.not_scored_because else self.reward
+
+    @property
+    def not_scored_because(self) -> str:
+        """Why the episode was not scored; empty if it was.
+
+        An episode that failed was not scored: `deadline`, `environment error`, `policy error`, `infrastructure error`,
+        or `error` if it was not recorded whose error it was. Neither was one that ended without a reward in any turn
+        (`no reward`), or that was interrupted before it had one (`aborted`, `idle`, `shutdown`).
+        """
+        return why_not_scored(
+            status=self.status,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            error_kind=self.error_kind,
+            has_reward=self._has_reward(next(iter(self.contexts), "")),
+        )
+
+    @property
+    def reward_text(self) -> str:
+        """The reward as text: `reward 0.5`, or `not scored (deadline)`."""
+        because = self.not_scored_because
+        return f"not scored ({because})" if because else f"reward {self.reward:g}"
 
     @property
     def breaks(self) -> list[Break]:
@@ -167,10 +195,12 @@ class Trajectory(Stored):
         """Return whether a context was scored.
 
         An episode that terminated without a reward in any turn was not scored: its reward of 0.0 means nothing. One
-        that was truncated counts as scored.
+        that was truncated counts as scored, unless it was interrupted from outside (`aborted`, `idle`, `shutdown`).
         """
-        is_judged = self.status != "terminated" or any(step.reward is not None for step in self.steps)
-        return is_judged or self._own_reward(context) is not None
+        return is_judged(self.status, self.stop_reason, has_reward=self._has_reward(context))
+
+    def _has_reward(self, context: str) -> bool:
+        return any(step.reward is not None for step in self.steps) or self._own_reward(context) is not None
 
     def _own_reward(self, context: str) -> float | None:
         name: str | None = context

@@ -31,7 +31,8 @@ def episode(trajectory: Trajectory) -> dict[str, Any]:
     firsts = _first_steps(trajectory)
     return {
         **{name: getattr(trajectory, name) for name in _FIELDS},
-        "reward": trajectory.reward,
+        "reward": trajectory.scored_reward,
+        "not_scored": trajectory.not_scored_because,
         "is_trainable": trajectory.is_trainable,
         "observed_tokens": trajectory.observed_tokens,
         "sampled_tokens": trajectory.sampled_tokens,

@@ -25,7 +25,7 @@ _Texts: TypeAlias = Callable[[EpisodeRow], Iterable[str]]
 
 NUMBERS: Mapping[str, _Number] = {
     "line": lambda row: row.line,
-    "reward": lambda row: row.reward,
+    "reward": lambda row: row.reward if row.is_scored else None,
     "seed": lambda row: row.seed,
     "steps": lambda row: row.steps,
     "breaks": lambda row: sum(row.breaks.values()),

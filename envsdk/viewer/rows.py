@@ -14,6 +14,7 @@ import orjson
 
 from ..errors import InvalidRecord
 from ..trajectories.records import check_version
+from ..trajectories.scoring import why_not_scored
 from ..trajectories.trajectory import Trajectory
 
 _MAX_TASK_CHARS = 200
@@ -36,9 +37,10 @@ class EpisodeRow:
         stop_reason: Why the episode ended.
         error: What failed, or None.
         error_kind: Whose error it was, or None.
-        reward: The sum of the steps' rewards.
+        reward: The sum of the steps' rewards. Without `is_scored`, it means nothing.
         rewards: The sum of each named reward over all steps.
-        is_scored: Whether any step was scored; without one, `reward` is 0.0 and means nothing.
+        is_scored: Whether the episode was scored; see `Trajectory.not_scored_because`.
+        not_scored: Why it was not; empty if it was.
         steps: The number of steps.
         breaks: The number of breaks by reason.
         roles: The roles of its contexts, each once.
@@ -66,6 +68,7 @@ class EpisodeRow:
     reward: float = 0.0
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     is_scored: bool = False
+    not_scored: str = ""
     steps: int = 0
     breaks: Mapping[str, int] = field(default_factory=dict[str, int])
     roles: tuple[str, ...] = ()
@@ -127,6 +130,14 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
     breaks = [step["break_"] for step in steps if step["break_"] is not None]
     breaks += [] if fields["final_break"] is None else [fields["final_break"]]
     versions = {part["policy_version"] for step in steps for part in step["parts"]} - {None}
+    not_scored = why_not_scored(
+        status=fields["status"],
+        stop_reason=fields["stop_reason"],
+        error=fields["error"],
+        error_kind=fields["error_kind"],
+        has_reward=any(step["reward"] is not None for step in steps)
+        or next((log["reward"] is not None for log in contexts.values()), False),
+    )
     return EpisodeRow(
         line=number,
         status=fields["status"],
@@ -140,7 +151,8 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         error_kind=fields["error_kind"],
         reward=math.fsum(step["reward"] or 0.0 for step in steps),
         rewards=_sums([step["rewards"] for step in steps]),
-        is_scored=any(step["reward"] is not None for step in steps),
+        is_scored=not not_scored,
+        not_scored=not_scored,
         steps=len(steps),
         breaks=dict(Counter(break_["reason"] for break_ in breaks)),
         roles=tuple(dict.fromkeys(log["role"] for log in contexts.values())),

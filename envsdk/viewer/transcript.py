@@ -92,7 +92,7 @@ def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -
 
 def _head(trajectory: Trajectory) -> Entry:
     end = trajectory.error or trajectory.stop_reason
-    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), reward {trajectory.reward:g}")
+    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
     renderer = _renderer_of(trajectory)
     return Entry("episode", "", (heading,), parts=(Part("note", renderer),) if renderer else ())
 

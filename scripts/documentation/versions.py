@@ -15,7 +15,12 @@ REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url=latest/"><
 
 
 def add_version(version: str, folder: Path, site: Path = OUTPUT / "site") -> None:
-    """Add a version, or replace it."""
+    """Add a version, or replace it.
+
+    Raises:
+        ValueError: If the version is not made of numbers.
+    """
+    order(version)
     folder.mkdir(parents=True, exist_ok=True)
     known = folder / "versions.json"
     versions = names(known)
@@ -40,8 +45,15 @@ def entry(version: str, newest: str) -> dict[str, object]:
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, such as 0.3 or 0.3.1."""
-    return tuple(int(part) for part in version.split("."))
+    """Return the numbers of a version, such as 0.3 or 0.3.1.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    parts = version.split(".")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ValueError(f"the version is {version!r}; expected numbers with dots between them, such as 0.3 or 0.3.1")
+    return tuple(map(int, parts))
 
 
 def _replace(site: Path, folder: Path) -> None:

@@ -35,6 +35,7 @@ def test_the_mean_reward_is_over_tasks_and_leaves_out_what_was_not_scored(tmp_pa
     assert run.reward is not None
     assert (run.reward.count, run.reward.mean, run.reward.counts) == (4, 0.75, (1, 3))
     assert (run.episodes, run.failed, run.not_scored) == (6, 1, 1)
+    assert run.not_scored_because == {"environment error": 1, "no reward": 1}
 
 
 def test_named_rewards_have_the_mean_over_the_episodes_that_have_them(tmp_path: Path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk.rollouts import Rollouts
-from envsdk.rollouts.evaluation import Evaluation, Suite, evaluate, runs_of, scored
+from envsdk.rollouts.evaluation import Evaluation, Suite, compared, evaluate, runs_of, scored
 from envsdk.rollouts.run_folder import RunFolder
 from envsdk.rollouts.scores import Score, compare, rescored
+from envsdk.trajectories.scoring import DEADLINE, NO_REWARD
 
 
 class Lucky(Env):
@@ -33,14 +35,21 @@ class Lucky(Env):
         return Turn("Done.", reward={"won": float(won), "style": 0.5}, terminated=True)
 
 
-def episodes(rewards: list[list[float | None]]) -> list[Trajectory]:
-    """Episodes with given rewards, by task; None for a failed one."""
+def episodes(rewards: "Sequence[Sequence[float | str | None]]") -> list[Trajectory]:
+    """Episodes with given rewards, by task; None for a failed one, and a reason for one that was not scored."""
     base = envsdk.rollout("envsdk/MathChat-v0", "reference", seed=0)
     made = []
     for task, own in enumerate(rewards):
         for number, reward in enumerate(own):
             one = replace(base, id=f"t{task}#{number}", group_id=f"t{task}")
-            if reward is None:
+            if reward == DEADLINE:
+                one = replace(one, status="error", stop_reason="error", error="DeadlineExceeded: the verifier")
+                one.error_kind = "environment"
+            elif reward == NO_REWARD:
+                one = rescored(one, lambda _: None)
+            elif isinstance(reward, str):
+                one = replace(rescored(one, lambda _: None), status="truncated", stop_reason=reward)
+            elif reward is None:
                 one = replace(one, status="error", stop_reason="error", error="Oops: no", error_kind="environment")
             else:
                 one = rescored(one, lambda _, reward=reward: reward)
@@ -86,6 +95,89 @@ def test_a_run_of_failures_has_no_mean_and_no_zero() -> None:
     assert score.failed == {"environment": 3}
     with pytest.raises(errors.ConfigError, match="no episode"):
         Score.of([])
+
+
+REWARDS = st.sampled_from([0.0, 0.25, 1.0, -1.0])
+NOT_SCORED = st.sampled_from([None, DEADLINE, NO_REWARD, "idle", "shutdown", "aborted"])
+OUTCOMES = st.lists(st.lists(REWARDS | NOT_SCORED, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def is_reward(value: float | str | None) -> bool:
+    return isinstance(value, float)
+
+
+@given(OUTCOMES)
+def test_an_episode_that_was_not_scored_changes_no_mean(outcomes: list[list[float | str | None]]) -> None:
+    scored = [[value for value in task if is_reward(value)] for task in outcomes]
+    count = sum(map(len, scored))
+    score = Score.of(episodes(outcomes), success_reward=0.5)
+    assert score.scored == count
+    assert score.scored + sum(score.not_scored.values()) == score.episodes == sum(map(len, outcomes))
+    if not count:
+        assert math.isnan(score.reward) and math.isnan(score.success) and not score.pass_at
+        return
+    alone = Score.of(episodes(scored), success_reward=0.5)
+    for name in ("tasks", "reward", "success", "pass_at", "pass_all", "rewards"):
+        assert getattr(score, name) == pytest.approx(getattr(alone, name)), name
+    assert score.reward_error == pytest.approx(alone.reward_error, nan_ok=True)
+
+
+@given(OUTCOMES, st.sampled_from([0.0, -1.0]))
+def test_an_option_counts_what_was_not_scored_with_a_number(
+    outcomes: list[list[float | str | None]], number: float
+) -> None:
+    filled = [[value if is_reward(value) else number for value in task] for task in outcomes]
+    score, alone = Score.of(episodes(outcomes), not_scored=number), Score.of(episodes(filled))
+    for name in ("tasks", "reward", "success", "pass_at", "pass_all"):
+        assert getattr(score, name) == pytest.approx(getattr(alone, name)), name
+    assert score.scored == sum(map(is_reward, itertools.chain(*outcomes)))
+    assert score.not_scored_reward == number
+
+
+@given(st.lists(st.tuples(REWARDS | NOT_SCORED, REWARDS | NOT_SCORED), min_size=2, max_size=6))
+def test_a_comparison_pairs_the_tasks_that_both_runs_scored(
+    pairs: list[tuple[float | str | None, float | str | None]],
+) -> None:
+    first, second = (episodes([[pair[number]] for pair in pairs]) for number in range(2))
+    both = [(one, other) for one, other in pairs if isinstance(one, float) and isinstance(other, float)]
+    if len(both) < 2:
+        with pytest.raises(errors.ConfigError, match=f"{len(both)} scored tasks in common"):
+            compare(first, second, resamples=50)
+    else:
+        found = compare(first, second, resamples=50)
+        assert (found.tasks, found.left_out) == (
+            len(both),
+            sum(isinstance(one, float) != isinstance(other, float) for one, other in pairs),
+        )
+        assert found.difference == pytest.approx(np.mean([one - other for one, other in both]))
+    assert compare(first, second, resamples=50, not_scored=0.0).tasks == len(pairs)
+
+
+def test_the_reasons_why_episodes_were_not_scored_are_counted() -> None:
+    made = episodes([[1.0, None, DEADLINE], [NO_REWARD, "idle", None]])
+    score = Score.of(made)
+    assert score.not_scored == {"environment error": 2, "deadline": 1, "no reward": 1, "idle": 1}
+    assert [one.scored_reward for one in made] == [1.0, None, None, None, None, None]
+    assert [one.reward_text for one in made[:3]] == [
+        "reward 1",
+        "not scored (environment error)",
+        "not scored (deadline)",
+    ]
+    assert "not scored (deadline)" in repr(made[2])
+
+
+def test_an_episode_that_reached_a_limit_without_a_reward_earned_nothing() -> None:
+    (one,) = episodes([["max_steps"]])
+    assert (one.scored_reward, one.not_scored_because) == (0.0, "")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, "0"])
+def test_what_counts_for_an_episode_that_was_not_scored_is_a_number(value: Any) -> None:
+    made = episodes([[1.0], [0.0]])
+    with pytest.raises(errors.ConfigError, match="not_scored is"):
+        Score.of(made, not_scored=value)
+    with pytest.raises(errors.ConfigError, match="not_scored is"):
+        compare(made, made, not_scored=value)
 
 
 def test_a_comparison_is_paired_over_tasks() -> None:
@@ -240,3 +332,22 @@ def test_named_rewards_and_failures_are_reported(tmp_path: Path) -> None:
     assert result.score.episodes == len(list(RunFolder.open(tmp_path).trajectories())) == 12
     better = scored(tmp_path, lambda trajectory: 2.0, success=2.0)
     assert better.results[0].score.success == 1.0
+    markdown = scored(tmp_path).to_markdown()
+    assert "scored 11 of 12, not scored 1 environment error" in markdown
+    counted = scored(tmp_path, not_scored=0.0)
+    assert counted.results[0].score.reward < result.score.reward
+    assert "not scored 1 environment error, counted as 0" in counted.to_markdown()
+
+
+def test_a_comparison_with_another_reward_scores_both_runs_again(tmp_path: Path) -> None:
+    for name, policy in (("one", "reference"), ("other", "null")):
+        Rollouts("envsdk/MathChat-v0", policy, seeds=range(4), group_size=1, out=tmp_path / name).run()
+    runs = dict(runs_of(tmp_path / "one"))
+
+    def same(_: Trajectory) -> float:
+        return 0.5
+
+    again = compared(scored(tmp_path / "one", same), runs, tmp_path / "other", reward=same)
+    assert again.results[0].comparison is not None
+    assert (again.results[0].comparison.difference, again.results[0].comparison.tasks) == (0.0, 4)
+    assert "compared over 4 tasks that both runs scored" in again.to_markdown()

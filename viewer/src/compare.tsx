@@ -128,8 +128,8 @@ function Head({ column, first }: { column: Column; first: Column }) {
   const { episode, run, line } = column;
   const breaks: Record<string, number> = {};
   for (const step of episode.steps) if (step.break) breaks[step.break.reason] = (breaks[step.break.reason] ?? 0) + 1;
-  const than = (value: number, other: number) =>
-    column === first || value === other ? null : <span class="faint"> {value > other ? "+" : "−"}{short(Math.abs(value - other))}</span>;
+  const than = (value: number | null, other: number | null) =>
+    column === first || value === other || value === null || other === null ? null : <span class="faint"> {value > other ? "+" : "−"}{short(Math.abs(value - other))}</span>;
   return (
     <div class="compare-head">
       <h2>
@@ -137,7 +137,7 @@ function Head({ column, first }: { column: Column; first: Column }) {
       </h2>
       {store.runs.length > 1 && <p class="faint">{visible(store.runs[run]?.info.name ?? "")}</p>}
       <p>
-        <Status row={episode} /> <Reward value={episode.reward} /> {than(episode.reward, first.episode.reward)}
+        <Status row={episode} /> <Reward value={episode.reward} because={episode.not_scored} /> {than(episode.reward, first.episode.reward)}
       </p>
       <p>
         {plural(episode.steps.length, "step")}

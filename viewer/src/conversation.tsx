@@ -101,7 +101,7 @@ function EndMark({ episode, context }: Shown) {
           <span>
             {visible(reason).replaceAll("_", " ")}
             {context.reward !== null && ` · own reward ${short(context.reward)}`}
-            {isFirst && ` · reward ${short(episode.reward)}`}
+            {isFirst && (episode.reward === null ? ` · not scored (${episode.not_scored})` : ` · reward ${short(episode.reward)}`)}
           </span>
         </p>
       )}

@@ -128,7 +128,7 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
           <h1>{visible(episode.id)}</h1>
           <Status row={episode} />
           <span class="head-reward">
-            reward <b>{decimal(episode.reward)}</b>
+            {episode.reward === null ? `not scored (${episode.not_scored})` : <>reward <b>{decimal(episode.reward)}</b></>}
           </span>
           <span class="faint wide-only">
             {plural(episode.steps.length, "step")} · {number(episode.observed_tokens + episode.sampled_tokens)} tokens

@@ -9,7 +9,7 @@ type OfTexts = (row: Row) => string[];
 
 export const NUMBERS: Record<string, OfNumber> = {
   line: (row) => row.line,
-  reward: (row) => row.reward,
+  reward: (row) => (row.is_scored ? row.reward : null),
   seed: (row) => row.seed,
   steps: (row) => row.steps,
   breaks: (row) => sum(row.breaks),

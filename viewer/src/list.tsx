@@ -51,8 +51,8 @@ export function Breaks({ breaks }: { breaks: Record<string, number> }) {
   );
 }
 
-export function Reward({ value, low = 0, high = 1 }: { value: number | null; low?: number; high?: number }) {
-  if (value === null) return <span class="faint">–</span>;
+export function Reward({ value, low = 0, high = 1, because = "" }: { value: number | null; low?: number; high?: number; because?: string }) {
+  if (value === null) return <span class="faint" title={because && `not scored: ${visible(because)}`}>–</span>;
   const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 1;
   return (
     <span class="reward">
@@ -105,7 +105,7 @@ function columnsOf(rows: Row[], run: number): Column[] {
     },
     {
       ...{ name: "reward", title: "Reward", width: "104px", least: 104, drop: 0, value: scored },
-      cell: (row) => (isRead(row) ? <Reward value={scored(row)} low={low} high={high} /> : null),
+      cell: (row) => (isRead(row) ? <Reward value={scored(row)} low={low} high={high} because={row.not_scored} /> : null),
     },
     ...[...names].slice(0, 4).map((name): Column => {
       const value = (row: Row) => row.rewards[name] ?? null;
@@ -249,6 +249,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
             <>
               <span class="dot" />
               mean reward <b>{decimal(mean(rewards))}</b>
+              {rewards.length < chosen.length && <span class="faint"> of {number(rewards.length)} scored</span>}
             </>
           )}
           {failed > 0 && (

@@ -30,6 +30,7 @@ export interface Row {
   reward: number;
   rewards: Record<string, number>;
   is_scored: boolean;
+  not_scored: string; // why; empty if it was
   steps: number;
   breaks: Record<string, number>;
   roles: string[];
@@ -151,7 +152,8 @@ export interface Episode {
   renderer: Record<string, unknown>;
   history: Record<string, unknown>;
   tokenizer: string;
-  reward: number;
+  reward: number | null; // null if the episode was not scored
+  not_scored: string;
   is_trainable: boolean;
   observed_tokens: number;
   sampled_tokens: number;

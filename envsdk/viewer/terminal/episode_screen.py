@@ -177,7 +177,7 @@ class EpisodeScreen(ViewerScreen):
 def _title(shown: Mapping[str, Any], number: int, count: int) -> Text:
     facts = (
         f"{shown['status']} ({shown['stop_reason']})",
-        f"reward {shown['reward']:g}",
+        f"not scored ({shown['not_scored']})" if shown["reward"] is None else f"reward {shown['reward']:g}",
         f"{len(shown['steps'])} steps",
         f"{shown['observed_tokens'] + shown['sampled_tokens']:,} tokens",
         f"{number} of {count}",
