@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError, ImageError, RenderError
+from ..errors import ConfigError, RenderError
 from ..images import Image, PlacedImage
 from ..packages import load
 from .tokenizers import Tokenizer
@@ -20,6 +20,8 @@ from .tokenizers import Tokenizer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_GRID_TOKEN = "<|image_pad|>"
+"""What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
 _MAX_REMEMBERED = 64  # images whose arrays are kept
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 _IS_PLACEHOLDER = ("mm_token_type_ids", "token_type_ids")
@@ -44,7 +46,9 @@ class Vision:
     """The processor of a vision model, applied to one image at a time.
 
     Args:
-        processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub.
+        processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
+            families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
+            needs no torch; it is used where the rest of the processor cannot be loaded.
         tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
 
     Raises:
@@ -56,11 +60,12 @@ class Vision:
         self.given = processor
         self._tokenizer = tokenizer
         self.processor: Any = _loaded(processor)
-        name: Any = getattr(self.processor, "image_token", None)
-        if not isinstance(name, str) or not hasattr(self.processor, "image_processor"):
+        self._is_grid = hasattr(self.processor, "merge_size")  # an image processor alone
+        name: Any = _GRID_TOKEN if self._is_grid else getattr(self.processor, "image_token", None)
+        if not isinstance(name, str):
             raise ConfigError(
-                f"the processor {type(self.processor).__name__} takes no images: it has no image_processor and no "
-                "image_token. Give the processor of a vision model, as AutoProcessor loads it"
+                f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
+                "processor of a vision model, as AutoProcessor loads it"
             )
         self.placeholder: str = name
         """The token that a chat template writes for an image."""
@@ -112,28 +117,33 @@ class Vision:
         ]
 
     def _process(self, image: Image) -> ProcessedImage:
-        try:
-            made: Any = self.processor(
-                text=[self.placeholder],
-                images=[[image.pixels]],
-                return_tensors="np",
-                return_mm_token_type_ids=True,
-                add_special_tokens=False,
-            )
-        except ImageError:
-            raise
-        except Exception as error:  # of any type: processors raise what they like
-            raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
-        ids = np.asarray(made["input_ids"], dtype=np.int32)[0]
-        kinds = next((np.asarray(made[name])[0] for name in _IS_PLACEHOLDER if name in made), None)
+        """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
+        pixels = image.pixels
+        if self._is_grid:
+            arrays = self._called(image, images=[pixels])
+            count = int(np.prod(arrays["image_grid_thw"])) // int(self.processor.merge_size) ** 2
+            token = np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
+            return ProcessedImage(self.placeholder * count, count, token, arrays)
+        made = self._called(
+            image, text=[self.placeholder], images=[[pixels]], return_mm_token_type_ids=True, add_special_tokens=False
+        )
+        ids = made["input_ids"][0].astype(np.int32)
+        kinds = next((made[name][0] for name in _IS_PLACEHOLDER if name in made), None)
         if kinds is None or not (kinds == 1).any():
             raise RenderError(
                 f"the processor {type(self.processor).__name__} does not mark the placeholders of images: install "
                 "transformers 5.20 or newer, whose processors return mm_token_type_ids"
             )
         placeholders = ids[kinds == 1]
-        arrays = {name: np.asarray(value) for name, value in made.items() if name not in _OF_TEXT}
+        arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
         return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
+
+    def _called(self, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
+        try:
+            made: Any = self.processor(**arguments, return_tensors="np")
+        except Exception as error:  # of any type: processors raise what they like
+            raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
+        return {name: np.asarray(value) for name, value in made.items()}
 
 
 def find_processor(tokenizer: Tokenizer) -> str | None:
@@ -148,9 +158,26 @@ def _loaded(processor: Any) -> Any:
     load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
     import transformers
 
+    failed: Exception | None = None
     try:
-        return transformers.AutoProcessor.from_pretrained(str(processor))
-    except Exception as error:  # of any type: a missing file, a network error, a class that is not known
-        raise ConfigError(
-            f"the processor {str(processor)!r} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+        loaded: Any = transformers.AutoProcessor.from_pretrained(str(processor))
+        if hasattr(loaded, "image_token"):
+            return loaded
+    except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
+        failed = error
+    images = _images_alone(str(processor))
+    if images is None:
+        why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
+        raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
+    return images
+
+
+def _images_alone(source: str) -> Any:
+    """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
+    import transformers
+
+    try:
+        loaded: Any = transformers.AutoImageProcessor.from_pretrained(source)
+    except Exception:  # the error of the whole processor is reported
+        return None
+    return loaded if hasattr(loaded, "merge_size") else None

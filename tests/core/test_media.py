@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import real_models
 from vision_models import picture, processed_ids, qwen_processor, vision_renderer
 
 import envsdk
@@ -176,6 +177,17 @@ def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():
         envsdk.get_renderer("qwen3", "embedded").render(
             [Message(role="system", content="x"), Message(role="user", content=[picture(1)])]
         )
+
+
+def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_path):
+    for file in real_models.qwen3_folder().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(real_models.template("qwen3_vl"))
+    images = {**qwen_processor("qwen3_vl").image_processor.to_dict(), "image_processor_type": "Qwen2VLImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
+    message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
+    assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
 
 
 def test_content_that_spells_a_placeholder_is_text():
