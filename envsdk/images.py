@@ -33,6 +33,7 @@ ImageSource: TypeAlias = Union["Image", bytes, bytearray, memoryview, Path, str,
 _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
 """The formats and modes of files whose bytes are kept."""
+_PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
 _COMPRESSION = 1  # of PNG: the fastest that is not none
 _MAX_REMEMBERED = 8
 _decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read last, by hash
@@ -263,6 +264,8 @@ def _opened(data: bytes, what: str) -> Any:
     pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
     try:
         opened = pillow.open(io.BytesIO(data))
+        if opened.format in _PROGRAMS:
+            raise ImageError(f"{what} is {opened.format}, which is a program: convert it to PNG before you give it")
         _check_size(opened.width, opened.height, what)
         opened.load()
     except ImageError:
