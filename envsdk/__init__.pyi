@@ -28,9 +28,13 @@ from .episodes.turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak
 from .exporting import ExportedTemplate as ExportedTemplate
 from .exporting import export_template as export_template
+from .images import Image as Image
+from .images import PlacedImage as PlacedImage
 from .limits import Limits as Limits
 from .limits import StopReason as StopReason
+from .messages import ImagePart as ImagePart
 from .messages import Message as Message
+from .messages import TextPart as TextPart
 from .messages import ToolCall as ToolCall
 from .registry import get_renderer as get_renderer
 from .registry import list_envs as list_envs

@@ -69,6 +69,10 @@ class TemplateUnsupported(RenderError):
         super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
 
 
+class ImageError(EnvsdkError, ValueError):
+    """An image cannot be read: it is damaged, too large, animated, or at a URL that is not fetched."""
+
+
 class ExportRefused(EnvsdkError, ValueError):
     """No chat template renders as a renderer does, so none was exported.
 

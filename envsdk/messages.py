@@ -9,7 +9,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from .images import Image, ImageSource
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]
@@ -127,9 +138,73 @@ class TextPart(_Frozen):
     type: Literal["text"] = "text"
     text: Text
 
+    def to_openai(self) -> dict[str, Any]:
+        """Return the part in the OpenAI form."""
+        return {"type": "text", "text": self.text}
 
-ContentPart: TypeAlias = TextPart
+
+class ImagePart(BaseModel):
+    """An image part of a message's content: `ImagePart(data="plot.png")`.
+
+    Attributes:
+        type: Always `"image"`.
+        data: The image: its bytes as PNG or JPEG, hash and size. It is given as the bytes of a file in a format that
+            Pillow reads, a path, an image of Pillow, or an array of uint8 with the shape (height, width, 3).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    type: Literal["image"] = "image"
+    data: Image
+
+    def __init__(self, data: ImageSource, type: Literal["image"] = "image") -> None:
+        read = data if isinstance(data, Mapping) else Image.read(data)  # which raises its own error
+        super().__init__(data=read, type=type)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Image:
+        """Accept an image, or the reference to one in a record."""
+        return Image.from_reference(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else data
+
+    @field_serializer("data")
+    def _refer(self, data: Image) -> dict[str, Any]:
+        return data.reference()
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the part in the OpenAI form, with the image as a `data:` URL."""
+        return {"type": "image_url", "image_url": {"url": self.data.url}}
+
+
+ContentPart: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 """The kinds of content parts. A part of another kind is refused, never dropped."""
+
+
+def read_part(part: Any) -> ContentPart:
+    """Return a content part, which may be given in the OpenAI form.
+
+    Raises:
+        ImageError: If an image cannot be read, or is at a URL that is not a `data:` URL.
+        pydantic.ValidationError: If it is a part of another kind.
+    """
+    if isinstance(part, (TextPart, ImagePart)):
+        return part
+    fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+    match fields.get("type"):
+        case "image_url" if isinstance(url := _url_of(fields.get("image_url")), str):
+            return ImagePart(Image.from_url(url))
+        case "image":
+            return ImagePart.model_validate(part)
+        case _:
+            return TextPart.model_validate(part)
+
+
+def _url_of(given: Any) -> Any:
+    return cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
+
+
+def _text_of(parts: Sequence[ContentPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 class ToolCall(_Frozen):
@@ -200,7 +275,7 @@ class Message(_Frozen):
 
     Attributes:
         role: The author of the message: `system`, `developer`, `user`, `assistant` or `tool`.
-        content: The text. It may be given as a list of typed parts, which `parts` then holds.
+        content: The text. It may be given as a list of typed parts, which `parts` then holds: texts and images.
         reasoning: The model's thinking. None means that there is no think block; an empty string is an empty block.
         tool_calls: The tool calls of an assistant message, in order.
         tool_call_id: In a tool message, the id of the call that it answers.
@@ -232,8 +307,8 @@ class Message(_Frozen):
         if content is None:
             return {name: value for name, value in fields.items() if name != "content"}
         if isinstance(content, (list, tuple)) and fields.get("parts") is None:
-            parts = [TextPart.model_validate(part) for part in cast("Sequence[Any]", content)]
-            return {**fields, "content": "".join(part.text for part in parts), "parts": parts}
+            parts = [read_part(part) for part in cast("Sequence[Any]", content)]
+            return {**fields, "content": _text_of(parts), "parts": parts}
         return fields
 
     @model_validator(mode="after")
@@ -242,8 +317,10 @@ class Message(_Frozen):
             raise ValueError(
                 f"a {self.role} message has reasoning or tool calls, which only an assistant message may have"
             )
-        if self.parts is not None and "".join(part.text for part in self.parts) != self.content:
+        if self.parts is not None and _text_of(self.parts) != self.content:
             raise ValueError("content and parts have different texts: give only one of them")
+        if self.role == "assistant" and self.images:
+            raise ValueError("an assistant message has an image; the model samples only text")
         return self
 
     @field_validator("tool_calls", mode="before")
@@ -252,6 +329,11 @@ class Message(_Frozen):
         if not isinstance(calls, (list, tuple)):
             return calls
         return tuple(_read_call(call) for call in cast("Sequence[Any]", calls))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the content, in order."""
+        return () if self.parts is None else tuple(part.data for part in self.parts if isinstance(part, ImagePart))
 
     @property
     def new_text(self) -> str:
@@ -307,7 +389,7 @@ class Message(_Frozen):
 
     def to_openai(self) -> dict[str, Any]:
         """Return the message in the OpenAI chat format, without the fields that are not set."""
-        content: Any = self.content if self.parts is None else [part.model_dump() for part in self.parts]
+        content: Any = self.content if self.parts is None else [part.to_openai() for part in self.parts]
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning

@@ -79,7 +79,7 @@ class ObservationSpace(Space[Observation]):
         """Return whether `x` is a well-formed observation."""
         if not isinstance(x, Observation):
             return False
-        tokens, keep, extends, context, base = x
+        tokens, keep, extends, context, base, media = x
         return (
             isinstance(tokens, np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
             and tokens.dtype == np.int32
@@ -90,6 +90,8 @@ class ObservationSpace(Space[Observation]):
             and isinstance(extends, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
             and isinstance(context, str)  # pyright: ignore[reportUnnecessaryIsInstance]
             and isinstance(base, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and isinstance(media, tuple)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and all(0 <= placed.start < placed.stop <= len(tokens) for placed in media)
         )
 
     def __eq__(self, other: object) -> bool:

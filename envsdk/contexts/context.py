@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 import numpy as np
 
 from ..errors import ContextFull, UndeclaredBreak, encodable
+from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
 from ..rendering.reading import ReplyEvent, ReplyReader
@@ -36,6 +37,7 @@ class Delta(NamedTuple):
         break_: The rewrite that it is, or None.
         closed_reply: Whether the reply had to be closed, because its turn did not end.
         full: Why no further reply fits into the context, or None. Without room there is no generation prompt.
+        media: The images in the new tokens, in order, with their positions in them.
     """
 
     tokens: "NDArray[np.int32]"
@@ -43,6 +45,7 @@ class Delta(NamedTuple):
     break_: Break | None = None
     closed_reply: bool = False
     full: StopReason | None = None
+    media: tuple[PlacedImage, ...] = ()
 
 
 class Context:
@@ -77,6 +80,8 @@ class Context:
         """The messages as the environment has them now: its edits change them, the history policy does not."""
         self.log_tokens = GrowableArray(np.int32)
         self.log_logprobs = GrowableArray(np.float32)
+        self.log_media: list[PlacedImage] = []
+        """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
         """What each token of the log belongs to, if that is recorded."""
         self._view = View(renderer)
@@ -97,6 +102,10 @@ class Context:
         """Return the whole context: int32, shape (n,), a copy."""
         return self._view.tokens.copy()
 
+    def media(self) -> tuple[PlacedImage, ...]:
+        """Return the images of the whole context, in order, with their positions in it."""
+        return () if self.renderer.vision is None else tuple(self._view.placed_images())
+
     @property
     def view(self) -> Sequence[Message]:
         """The messages that the model sees."""
@@ -116,6 +125,7 @@ class Context:
         other = copy.copy(self)
         other.messages, other.conversation = list(self.messages), list(self.conversation)
         other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
+        other.log_media = []
         other._view, other._state = self._view.copy(), copy.deepcopy(self._state)
         return other
 
@@ -424,11 +434,13 @@ class Context:
         if full is not None:
             view.drop_generation_prompt()
         tokens = view.tokens.copy(delta.keep)
+        media = tuple(placed.moved(-delta.keep) for placed in view.placed_images(delta.keep))
+        self.log_media.extend(placed.moved(len(self.log_tokens)) for placed in media)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
         if self.roles is not None:
             self.roles.observe(view, delta.keep)
-        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full)
+        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full, media)
 
 
 class ReadOnly(Sequence[Message]):

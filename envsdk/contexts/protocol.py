@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
+from ..images import PlacedImage
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -28,6 +30,7 @@ class Observation(NamedTuple):
         extends: Whether the context only grew: `keep` is its whole length, it is not new, and no return came between.
         context: The name of the context whose prompt this is.
         base: The name of the context that the prompt starts from; mostly the context itself.
+        media: The images in the new tokens, in order, each with its range in `tokens`.
     """
 
     tokens: "NDArray[np.int32]"
@@ -35,6 +38,7 @@ class Observation(NamedTuple):
     extends: bool
     context: str
     base: str
+    media: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ reasoning, the rest is copied if the cut falls on a token boundary. Only what re
 """
 
 import operator
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..images import Image, PlacedImage
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import EmittedDelta, Rendered, Renderer
 from .arrays import GrowableArray
@@ -160,7 +162,7 @@ class View:
         """
         offset = self.starts[first] if first else 0
         old, new = self.tokens.copy(offset, self.end), rendered.tokens
-        keep, same = self._shared(old, new)
+        keep, same = self._shared(old, new, self._first_other_image(self.messages[first:], messages, old, new))
         if keep == len(old) and same == len(new):
             self.messages[first:] = messages
             return len(self.tokens)
@@ -181,8 +183,47 @@ class View:
         self.body = self.end + asks
         return keep
 
-    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]") -> tuple[int, int]:
-        """Return how many tokens of each have the same text at the start, cut where a control token begins."""
+    def _first_other_image(
+        self,
+        before: Sequence[Message],
+        after: Sequence[Message],
+        old: "NDArray[np.int32]",
+        new: "NDArray[np.int32]",
+    ) -> tuple[int, int]:
+        """Return where the first image that differs begins in each of two sequences of tokens, or their ends.
+
+        The placeholders of different images may be the same tokens.
+        """
+        images = [[image for message in messages for image in message.images] for messages in (before, after)]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*images, strict=False)))
+        placed = [self._places(tokens, own) for tokens, own in zip((old, new), images, strict=True)]
+        starts = [own[same].start if same < len(own) else None for own in placed]
+        return len(old) if starts[0] is None else starts[0], len(new) if starts[1] is None else starts[1]
+
+    def _places(self, tokens: "NDArray[np.int32]", images: Sequence[Image]) -> list[PlacedImage]:
+        vision = self.renderer.vision if images else None
+        return [] if vision is None else vision.places(tokens, images)
+
+    def placed_images(self, keep: int = 0) -> list[PlacedImage]:
+        """Return the images whose tokens come after the first `keep`, with their positions in the view."""
+        first = max(bisect_right(self.starts, keep) - 1, 0)
+        found: list[PlacedImage] = []
+        for index in range(first, len(self.messages)):
+            message, start = self.messages[index], self.starts[index]
+            if message.parts is not None and message.images:
+                tokens = self.tokens.view[start : start + self.count(index)]
+                found += [placed.moved(start) for placed in self._places(tokens, message.images)]
+        return [placed for placed in found if placed.stop > keep]
+
+    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens of each have the same text at the start, cut where a control token begins.
+
+        Args:
+            old: Tokens, shape (n,).
+            new: Tokens, shape (m,).
+            at_most: The largest results.
+        """
+        old, new = old[: at_most[0]], new[: at_most[1]]
         old_text, old_offsets = self._offsets(old)
         new_text, new_offsets = self._offsets(new)
         shorter = min(len(old_text), len(new_text))
@@ -235,7 +276,9 @@ class View:
         return start
 
     def _size(self, message: Message) -> int:
-        return len(self.renderer.tokenizer.encode(message.content + (message.reasoning or "")))
+        vision = self.renderer.vision if message.images else None
+        placeholders = sum(vision.count(image) for image in message.images) if vision is not None else 0
+        return placeholders + len(self.renderer.tokenizer.encode(message.content + (message.reasoning or "")))
 
     def _add(self, message: Message, start: int, body: int = -1) -> None:
         self.messages.append(message)

@@ -487,7 +487,7 @@ class Episode:
             return None
         context, delta, start = tried
         extends = name in agent.contexts and delta.break_ is None
-        observation = Observation(delta.tokens, delta.keep, extends, name, start or name)
+        observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
         return observation, for_policy(context, turn, agent.foreseen_max_tokens(turn, context)), context.prompt()
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
@@ -545,7 +545,7 @@ class Episode:
         info = info_of(agent, break_, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
-        observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name)
+        observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name, delta.media)
         terminated = reason == StopReason.TERMINATED
         agent.emitted = StepResult(observation, self._reward, terminated, bool(reason) and not terminated, info)
         return agent.emitted

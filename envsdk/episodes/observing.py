@@ -7,7 +7,7 @@ from ..contexts.protocol import Break
 from .agent import Agent, Phase
 from .turn import Turn
 
-_FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role")
+_FOR_THE_POLICY = ("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role", "media")
 _ABOUT_THE_STEP = ("rewards", "metrics", "truncated_reply", "break", "stop_reason")
 RESERVED_INFO = frozenset((*_FOR_THE_POLICY, *_ABOUT_THE_STEP))
 """The keys of a step's `info` that an author's `Turn(info=)` may not have."""
@@ -30,7 +30,8 @@ def observed(
 
 
 def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str, Any]:
-    """Return the part of a step's `info` that the policy gets."""
+    """Return the part of a step's `info` that the policy gets; `media` is there if the prompt has images."""
+    media = context.media()
     return {
         "stop_token_ids": context.renderer.stop_token_ids,
         "stop": (*context.renderer.stop_strings, *turn.stop),
@@ -38,6 +39,7 @@ def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str
         "sampling": dict(turn.sampling),
         "context": context.name,
         "role": context.role,
+        **({"media": media} if media else {}),
     }
 
 

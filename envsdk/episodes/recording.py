@@ -102,6 +102,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
                 roles=_roles(context, length),
+                media=[placed for placed in context.log_media if placed.stop <= length],
             )
     return logs
 

@@ -17,6 +17,7 @@ from ..errors import ConfigError, unknown_name, what_is_invalid
 from ..specifications import specification
 from .budget import DROPPED_RESULT as DROPPED_RESULT
 from .budget import Budget as Budget
+from .images import DROPPED_IMAGE as DROPPED_IMAGE
 from .summarize import Summarize as Summarize
 from .thinking import Compact as Compact
 from .thinking import Keep as Keep

@@ -1,5 +1,6 @@
 """A token budget: old messages are dropped only when the prompt would exceed it."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -8,8 +9,9 @@ from pydantic import Field
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..errors import ContextFull
 from ..messages import Message
+from .images import names_of, without_images
 
-Stage: TypeAlias = Literal["thinking", "tool_results", "oldest"]
+Stage: TypeAlias = Literal["thinking", "tool_results", "oldest", "images"]
 DROPPED_RESULT = "[This result was dropped to save space.]"
 
 
@@ -20,8 +22,10 @@ class Budget(HistoryPolicy):
         max_tokens: The longest prompt, in tokens.
         target: The fraction of `max_tokens` that a rewrite aims at, above 0 and at most 1.
         order: What is dropped, in this order, the oldest first: `thinking` (reasoning), `tool_results` (their content,
-            which a notice replaces), `oldest` (replies together with the messages that answer them). The first turn
-            stays, and so do the last reply and the messages that answer it.
+            which a notice replaces), `oldest` (replies together with the messages that answer them), `images` (a notice
+            replaces each). The first turn stays, except its images, and so do the last reply and the messages that
+            answer it.
+        keep_images: How many of the last images `images` leaves.
     """
 
     name: ClassVar[str] = "budget"
@@ -29,6 +33,7 @@ class Budget(HistoryPolicy):
     max_tokens: int = Field(ge=1)
     target: float = Field(default=0.5, gt=0, le=1)
     order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
+    keep_images: int = Field(default=0, ge=0)
 
     @property
     def full_beyond(self) -> int:
@@ -39,7 +44,7 @@ class Budget(HistoryPolicy):
         """Drop the oldest parts, stage by stage, until the target is reached."""
         if history.length <= self.max_tokens:
             return None
-        draft = _Draft(history, goal=int(self.target * self.max_tokens))
+        draft = _Draft(history, goal=int(self.target * self.max_tokens), keep_images=self.keep_images)
         for stage in self.order:
             draft.drop(stage)
         if draft.length > self.max_tokens:
@@ -53,10 +58,11 @@ class Budget(HistoryPolicy):
 class _Draft:
     """A view from which parts are dropped until it is short enough."""
 
-    def __init__(self, history: History, goal: int) -> None:
+    def __init__(self, history: History, goal: int, keep_images: int) -> None:
         self.length = history.length
         self._history = history
         self._goal = goal
+        self._keep_images = keep_images
         self._messages: list[Message | None] = list(history.messages)
         self._tokens: dict[int, int] = {}  # of the messages that were replaced
 
@@ -66,6 +72,7 @@ class _Draft:
             "thinking": self._drop_thinking,
             "tool_results": self._drop_result,
             "oldest": self._drop_round,
+            "images": self._drop_images,
         }
         for index in range(len(self._messages)):
             if self.length <= self._goal:
@@ -77,7 +84,22 @@ class _Draft:
         old = self._history.messages
         start = next(i for i, message in enumerate(self._messages) if message is not old[i])
         left = [message for message in self._messages[start:] if message is not None]
-        return Rewrite(start, left, "budget", f"{self._history.length} to about {self.length} tokens")
+        shown = Counter(image for message in left for image in message.images)
+        dropped = Counter(image for message in old[start:] for image in message.images) - shown
+        detail = f"{self._history.length} to about {self.length} tokens{names_of(dropped)}"
+        return Rewrite(start, left, "budget", detail)
+
+    def _drop_images(self, index: int) -> None:
+        """Drop images of an old message, the first ones first, as long as enough images come after them."""
+        while self.length > self._goal and index < self._history.new:
+            message = self._messages[index]
+            later = [m for m in self._messages[index:] if m is not None]
+            if message is None or not message.images or sum(len(m.images) for m in later) <= self._keep_images:
+                return
+            shorter = without_images(message, 1)
+            if self._history.measure(index, shorter) >= self._count(index):
+                return
+            self._replace(index, shorter)
 
     def _drop_thinking(self, index: int) -> None:
         message = self._messages[index]

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..contexts.protocol import RewriteReason
+from ..images import Image
+from ..messages import Message
+from .images import names_of, without_old_images
 
 
 class Keep(HistoryPolicy):
@@ -80,12 +83,14 @@ class Compact(HistoryPolicy):
     Attributes:
         every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
         keep_last: How many of the last replies keep their reasoning when the older ones lose theirs.
+        keep_images: How many of the last images stay then; None keeps all of them.
     """
 
     name: ClassVar[str] = "compact"
 
     every: int = Field(ge=1)
     keep_last: int = Field(default=0, ge=0)
+    keep_images: int | None = Field(default=None, ge=0)
 
     def view(self, history: History) -> Rewrite | None:
         """Drop the reasoning of replies that are older than the last `keep_last`, every `every` steps."""
@@ -96,8 +101,18 @@ class Compact(HistoryPolicy):
         replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
         end = len(messages) if not self.keep_last else replies[-self.keep_last] if self.keep_last < len(replies) else 0
         history.state["compacted"] = start + end
-        first = next((i for i, message in enumerate(messages[:end]) if message.reasoning is not None), None)
-        if first is None:
+        first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
+        dropped: list[Image] = []
+        if self.keep_images is not None:
+            first, (shown, dropped) = 0, self._without_images([*history.messages[:start], *shown])
+        changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
+        if changed is None:
             return None
-        shown = [*(message.with_reasoning(None) for message in messages[first:end]), *messages[end:]]
-        return Rewrite(start + first, shown, "compaction", f"after {history.steps} steps")
+        detail = f"after {history.steps} steps{names_of(dropped)}"
+        return Rewrite(first + changed, shown[changed:], "compaction", detail)
+
+    def _without_images(self, messages: Sequence[Message]) -> tuple[list[Message], list[Image]]:
+        """Return messages with the last images only, and the images that were dropped."""
+        images = [image for message in messages for image in message.images]
+        count = max(0, len(images) - (self.keep_images or 0))
+        return without_old_images(messages, len(images) - count), images[:count]

@@ -8,11 +8,15 @@ pieces: where each message starts, and which tokens are scaffold, content or sam
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..errors import RenderError
+from ..images import Image
 from .tokenizers import Tokenizer
+from .vision import Vision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +35,7 @@ class Piece(NamedTuple):
     text: str
     """The text, or the name of the control token."""
     control: int
-    """The control token's id; -1 for text."""
+    """The control token's id; -1 for text. The placeholders of an image are one piece."""
     is_content: bool
     """Whether the text is content, in which control tokens do not count."""
     tokens: "NDArray[np.int32] | None" = None
@@ -74,16 +78,19 @@ class Encoder:
     Args:
         tokenizer: The tokenizer.
         unsafe_content: Whether control tokens are also matched in content, as chat templates do.
+        vision: What images are written with; None for a renderer that refuses them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, vision: Vision | None = None) -> None:
         self.tokenizer = tokenizer
+        self.vision = vision
         self.unsafe_content = unsafe_content
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
         self._scaffolds: dict[str, tuple[Piece, ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
+        self._images: dict[str, tuple[Piece, ...]] = {}
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
         self._single = {token: np.array([token], dtype=np.int32) for token in self._control_names}
 
@@ -97,6 +104,16 @@ class Encoder:
     def content(self, text: str) -> tuple[Piece, ...]:
         """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
         return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, _TEXT, True),)
+
+    def image(self, image: Image) -> tuple[Piece, ...]:
+        """Return what is written for an image in place of the token that a chat template writes."""
+        pieces = self._images.get(image.sha256)
+        if pieces is None:
+            if self.vision is None:
+                raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
+            cut = groupby(self._cut(self.vision.process(image).text, is_content=False), key=_control_of)
+            pieces = _remember(self._images, image.sha256, tuple(_repeated([*run]) for _, run in cut))
+        return pieces
 
     def _cut(self, text: str, *, is_content: bool) -> Iterator[Piece]:
         for index, part in enumerate(self._control_token.split(text)):
@@ -126,6 +143,18 @@ class Encoder:
         return _remember(self._encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
 
 
+def _control_of(piece: Piece) -> int:
+    return piece.control
+
+
+def _repeated(run: Sequence[Piece]) -> Piece:
+    """Return equal pieces as one."""
+    first = run[0]
+    if first.tokens is None or len(run) == 1:
+        return first
+    return first._replace(text=first.text * len(run), tokens=np.repeat(first.tokens, len(run)))
+
+
 def _remember(memory: dict[str, _Value], text: str, value: _Value) -> _Value:
     """Cache a value. A full cache is cleared, which threads that share the encoder may do at any time."""
     if len(memory) >= MAX_REMEMBERED:
@@ -137,16 +166,26 @@ def _remember(memory: dict[str, _Value], text: str, value: _Value) -> _Value:
 class Emission:
     """The pieces written so far. Nothing is encoded until `tokens` is called."""
 
-    __slots__ = ("_attributions", "_encoder", "_pieces", "_starts")
+    __slots__ = ("_attributions", "_encoder", "_message", "_pending", "_pieces", "_starts")
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
         self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
+        self._message = -1
+        self._pending: list[Image] = []  # the images of the message that are not written yet, the next one last
 
-    def begin(self, message: int, role: str) -> None:
-        """Begin a message: the following pieces belong to it."""
+    def begin(self, message: int, role: str, images: Sequence[Image] = ()) -> None:
+        """Begin a message: the following pieces belong to it.
+
+        Its scaffold has one token for each of its images, as chat templates write it; the placeholders replace it.
+
+        Raises:
+            RenderError: If the message before had more images than its scaffold has such tokens.
+        """
+        self._check_images()
+        self._message, self._pending = message, list(reversed(images))
         self._starts.append(len(self._pieces))
         self.attribute(message, role)
 
@@ -160,7 +199,27 @@ class Emission:
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
-        self._pieces.extend(self._encoder.scaffold(text))
+        pieces = self._encoder.scaffold(text)
+        if self._encoder.vision is None:
+            self._pieces.extend(pieces)
+        else:
+            for piece in pieces:
+                self._pieces.extend(self._with_image(piece, self._encoder.vision))
+
+    def _with_image(self, piece: Piece, vision: Vision) -> Sequence[Piece]:
+        """Return a piece of scaffold, or what is written for the next image in place of the template's token for it."""
+        if piece.control < 0 or piece.text != vision.placeholder:
+            return (piece,)
+        if not self._pending:
+            raise RenderError(f"message {self._message} is written with more images than it has")
+        return self._encoder.image(self._pending.pop())
+
+    def _check_images(self) -> None:
+        if self._pending:
+            raise RenderError(
+                f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
+                f"a message of this role, or after this one, cannot have images"
+            )
 
     def content(self, text: str) -> None:
         """Write the text of a message; it never becomes a control token."""
@@ -200,7 +259,11 @@ class Emission:
 
         Returns:
             The tokens, int32 of shape (n,), and the index of the first token of each message that was begun.
+
+        Raises:
+            RenderError: If images of the last message are not written.
         """
+        self._check_images()
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
         length = 0

@@ -8,6 +8,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from .emission import Emission, Encoder, Span
 from .reading import Reading, ReplyReader, StreamedReader, WholeReader
 from .splitting import Segment, SplitReply, Splitter
 from .tokenizers import ChatTemplateSource, Tokenizer
+from .vision import Vision, find_processor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,6 +79,8 @@ class Renderer(ABC):
         tokenizer: The model's tokenizer.
         unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
             or a tool can then forge a turn.
+        processor: The processor of a vision model: one of transformers, or a folder or a name on the hub. By default,
+            the one in the tokenizer's folder, if there is one. Without a processor, images are refused.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -102,10 +106,12 @@ class Renderer(ABC):
     """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
     """Texts that also end a reply, for models without a stop token; the policy receives them through `info`."""
+    writes_images: ClassVar[bool] = False
+    """Whether the family can write images; a renderer that does also needs a processor."""
     renders_whole: ClassVar[bool] = False
     """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"unsafe_content is {unsafe_content!r}; expected True or False")
         names = [*self.stop_tokens, *self.blocks, *self.structure]
@@ -117,11 +123,46 @@ class Renderer(ABC):
             )
         self.tokenizer = tokenizer
         self.unsafe_content = unsafe_content
-        self._encoder = Encoder(tokenizer, unsafe_content=unsafe_content)
+        self._processor = processor
+        if processor is not None and not self.writes_images:
+            raise ConfigError(f"{self.name!r} has a processor of images, but the model family has no place for images")
+        if processor is not None:
+            self.vision = Vision(processor, tokenizer)
         self._marks = names
         self._mark_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
         for mark, name in enumerate(names, start=1):
             self._mark_of_token[tokenizer.token_id(name)] = mark
+
+    @cached_property
+    def vision(self) -> Vision | None:
+        """The processor of images; None if the renderer refuses images."""
+        found = find_processor(self.tokenizer) if self.writes_images else None
+        return None if found is None else Vision(found, self.tokenizer)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
+
+    def refuse_images(self, messages: Sequence[Message], first: int = 0) -> None:
+        """Refuse images if the renderer cannot write them.
+
+        Args:
+            messages: The messages that will be rendered.
+            first: The index of the first of them in the conversation.
+
+        Raises:
+            RenderError: If one of them has an image; the message has its index.
+        """
+        for index, message in enumerate(messages, start=first):
+            if message.parts is not None and message.images and self.vision is None:
+                raise RenderError(
+                    f"message {index} ({message.role}) has an image, which {self.name!r} cannot write: "
+                    + (
+                        "give the model's processor, processor='FOLDER'"
+                        if self.writes_images
+                        else "use the renderer of a vision model"
+                    )
+                )
 
     def __repr__(self) -> str:
         options = {name: value for name, value in self.specification().items() if name != "name"}
@@ -246,7 +287,18 @@ class Renderer(ABC):
 
     def specification(self) -> dict[str, Any]:
         """Return the renderer as JSON: its name and the options that differ from their defaults."""
-        return {"name": self.name, **({"unsafe_content": True} if self.unsafe_content else {})}
+        unsafe = {"unsafe_content": True} if self.unsafe_content else {}
+        return {
+            "name": self.name,
+            **unsafe,
+            **({} if self._processor is None else {"processor": self._named_processor}),
+        }
+
+    @property
+    def _named_processor(self) -> str:
+        """The folder or name that the processor was loaded from, or its class."""
+        given = self._processor
+        return str(given) if isinstance(given, (str, Path)) else type(given).__name__
 
     def end_of_turn(self, following: Message | None) -> str:
         """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
@@ -389,6 +441,7 @@ class Renderer(ABC):
             generation_prompt: Whether to end with the generation prompt.
             prefill: The beginning of the next reply.
         """
+        self.refuse_images(messages, first=len(history) or 1)
         out = self.emission()
         out.scaffold(self.closing(reply, messages[0] if messages else None))
         self.emit_conversation(out, [history[-1] if history else _REPLY, *messages], first=1)
@@ -493,6 +546,7 @@ class Renderer(ABC):
         Raises:
             RenderError: If the family cannot express a message.
         """
+        self.refuse_images(messages[first:stop], first)
         for index in range(first, len(messages) if stop is None else stop):
             message = messages[index]
             if message.role not in self.roles:
@@ -502,13 +556,13 @@ class Renderer(ABC):
                 )
             if index == 0:
                 is_system = message.role == "system"
-                out.begin(0 if is_system else -1, "system")
+                out.begin(0 if is_system else -1, "system", message.images)
                 self.emit_start(out, message if is_system else None, tools)
                 if is_system:
                     continue
                 out.attribute(0, message.role)
             else:
-                out.begin(index, message.role)
+                out.begin(index, message.role, message.images)
             self._emit(out, messages, index)
 
     def emit_history(

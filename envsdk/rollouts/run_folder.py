@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from ..errors import RunFolderError, StorageError
 from ..packages import load
 from ..rendering.renderer import Renderer
+from ..trajectories.media import MEDIA, write_images
 from ..trajectories.records import storing
 from ..trajectories.trajectory import Trajectory
 from .journal import COMPRESSED, PLAIN, Journal
@@ -253,7 +254,9 @@ class RunFolder:
         try:
             trajectory = item.trajectory
             episode = FinishedEpisode.of(trajectory)
-            return _Line(trajectory.to_json(), trajectory.id, item.duration_s, episode, item.written)
+            write_images(trajectory.images, self.path / MEDIA)  # before a reader can see the line
+            line = trajectory.to_json(embed_images=False)
+            return _Line(line, trajectory.id, item.duration_s, episode, item.written)
         except Exception as error:  # this trajectory's own, such as an InvalidRecord
             with self._mutex:
                 self._known.discard(item.trajectory.id)

@@ -9,6 +9,7 @@ from ..errors import InvalidRecord, RunFolderError
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
 from .journal import read_batches
 from .run_description import Manifest, RunDescription
@@ -57,7 +58,7 @@ class StoredRun:
             for batch in read_batches(file):
                 for line in batch.lines:
                     number += 1
-                    yield Trajectory.from_json(line)
+                    yield Trajectory.from_json(line, media=self.path / MEDIA)
         except InvalidRecord as error:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:
@@ -84,6 +85,7 @@ class StoredRun:
         made: dict[str, Renderer] = {}
         for role, stored in self.description.renderers.items():
             options = dict(stored.specification)
+            options.pop("processor", None)  # what is stored was rendered; the model's files may not be here
             made[role] = get_renderer(options.pop("name"), self._tokenizer(stored.folder), **options)
         return made
 

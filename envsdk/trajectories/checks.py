@@ -82,6 +82,8 @@ def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
     size = vocab_size or np.iinfo(np.int32).max
     _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
     _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+    if log.media and log.media[-1].stop > end:
+        raise InvalidRecord(f"contexts.{name}.media has an image up to token {log.media[-1].stop} of {end}")
     if log.roles is not None:
         try:
             log.roles.check(len(log.tokens))

@@ -4,8 +4,9 @@
 derived from what this module yields. It finds no tokens: a step says which ranges of which log it adds.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ..contexts.arrays import GrowableArray
 from ..contexts.protocol import Break
 from ..errors import InvalidRecord, UndeclaredBreak
+from ..images import PlacedImage
 from .checks import check_break
 from .steps import ContextLog, Step
 
@@ -136,6 +138,17 @@ class Paths:
             start = part.stop
 
 
+def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
+    """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
+    found: list[PlacedImage] = []
+    for start, piece in zip(path.starts, path.pieces, strict=True):
+        media = contexts[piece.context].media
+        first = bisect_left(media, piece.start, key=attrgetter("start"))
+        last = bisect_right(media, piece.stop, key=attrgetter("stop"))
+        found += [placed.moved(start - piece.start) for placed in media[first:last]]
+    return found
+
+
 def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[ReplayedStep]:
     """Yield the steps in order, each checked against the log of its context and the steps before it.
 
@@ -166,6 +179,14 @@ def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterat
         prompt = paths.observe(replayed).tokens()
         paths.act(replayed)
         yield Prompt(step, prompt, log[step.action_start : step.stop])
+
+
+def prompt_images(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[tuple[PlacedImage, ...]]:
+    """Yield for each step the images of its prompt, with their positions in it; see `replay`."""
+    paths = Paths(contexts)
+    for replayed in replay(steps, contexts):
+        yield tuple(placed_images(paths.observe(replayed), contexts))
+        paths.act(replayed)
 
 
 class SampleSize(NamedTuple):

@@ -17,10 +17,25 @@ from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Break, Count
 from ..contexts.side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
+from ..images import PlacedImage
 from .checks import check_break
+from .media import embedded, read_embedded
 from .records import build, dump, fragment, load
 from .roles import Roles
-from .stored import Bools, Float32s, Int32s, JsonObject, Number, Packed, Stored, StoredBreak, pack, record_of
+from .stored import (
+    Bools,
+    Float32s,
+    Int32s,
+    JsonObject,
+    Number,
+    Packed,
+    Stored,
+    StoredBreak,
+    StoredMedia,
+    dump_media,
+    pack,
+    record_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,6 +110,7 @@ class Sample(Stored):
             False; None until `credit.add_reference` sets them.
         stream_weights: For each loss of several (such as `rl`, `ce`, `kl`), the weight of each token in it: float32,
             shape (L,). Trainers multiply the loss of a token by it, and add the losses. Empty if there is one loss.
+        media: The images in the tokens, in order, each with the range of its placeholder tokens.
         metadata: `env`, `seed`, `tokenizer` (its fingerprint), `vocab_size`, `steps` (their indices in the trajectory)
             and `is_scored`.
     """
@@ -125,6 +141,7 @@ class Sample(Stored):
     roles: Roles | None = field(default=None, metadata={"optional": True})
     reference_logprobs: Float32s | None = field(default=None, metadata={"optional": True})
     stream_weights: dict[str, Float32s] = field(default_factory=dict, metadata={"optional": True})  # pyright: ignore[reportUnknownVariableType]
+    media: StoredMedia = field(default_factory=list[PlacedImage], metadata={"optional": True})
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -163,6 +180,7 @@ class Sample(Stored):
         self._check_scalars()
         self._check_arrays()
         self._check_streams()
+        self._check_media()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
@@ -198,6 +216,18 @@ class Sample(Stored):
                     f"stream_weights[{name!r}] has shape {weights.shape}; expected {self.tokens.shape}, with finite "
                     "numbers, and 0.0 at the first token, which nothing predicts"
                 )
+
+    def _check_media(self) -> None:
+        end = 0
+        for index, placed in enumerate(self.media):
+            if not isinstance(placed, PlacedImage) or not end <= placed.start < placed.stop <= len(self):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidSample(
+                    f"media[{index}] is {placed!r:.120}; expected a PlacedImage whose tokens are among the {len(self)} "
+                    "of the sample, after those of the image before it"
+                )
+            if self.mask[placed.start : placed.stop].any():
+                raise InvalidSample(f"media[{index}] has a placeholder that is trained, which no policy samples")
+            end = placed.stop
 
     def _check_ids(self) -> None:
         """Check which step and which part each token belongs to."""
@@ -303,6 +333,8 @@ class Sample(Stored):
     def to_json(self) -> bytes:
         """Write the sample as one line of JSON, without the line end. The same sample gives the same bytes."""
         record = record_of(self)
+        if self.media:
+            record |= {"media": dump_media(self.media), "images": embedded(placed.image for placed in self.media)}
         return dump("sample", {**record, "extra": fragment(pack(self.extra)), "metadata": fragment(self.metadata)})
 
     @classmethod
@@ -314,9 +346,14 @@ class Sample(Stored):
                 message names the field.
         """
         try:
-            return cls.from_fields(load(line, "sample")).validate()
+            fields = load(line, "sample")
+            images = read_embedded(fields.pop("images", {}))
+            sample = cls.from_fields(fields).validate()
         except InvalidSample as error:
             raise InvalidRecord(f"the sample is not sound: {error}") from error
+        for placed in sample.media:
+            placed.image.find_in(None, images)
+        return sample
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Sample":

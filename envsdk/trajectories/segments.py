@@ -9,7 +9,8 @@ import numpy as np
 from ..contexts.protocol import Break
 from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, unknown_name
-from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, replay
+from ..images import PlacedImage
+from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, placed_images, replay
 from .roles import Roles
 from .steps import ContextLog, Origin, Part, Step
 
@@ -47,6 +48,8 @@ class Segment:
     """The ranges of logs that its tokens are, in order; the last one may reach beyond the last trained token."""
     roles: Roles | None
     """What each token belongs to, if that was recorded."""
+    media: list[PlacedImage]
+    """The images in its tokens, with their positions in it."""
     past: "list[Placed]"
     """The steps of the context that its tokens are of; empty if no side data is over all tokens."""
 
@@ -172,6 +175,7 @@ def _close(
         spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
         pieces=list(path.pieces),
         roles=_roles(path, contexts, length),
+        media=[placed for placed in placed_images(path, contexts) if placed.stop <= length],
         past=[],
     )
 

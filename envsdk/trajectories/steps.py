@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from ..contexts.protocol import Count, FinishReason
+from ..images import PlacedImage
 from ..limits import StopReason
 from .roles import Roles
 from .stored import (
@@ -22,6 +23,7 @@ from .stored import (
     Packed,
     Stored,
     StoredBreak,
+    StoredMedia,
     StoredMessage,
     Temperature,
 )
@@ -134,6 +136,8 @@ class ContextLog(Stored):
         roles: What each token belongs to, with n codes; None unless the environment recorded it
             (`Env.records_roles`). It is stored as `{"legend": [labels], "starts": [positions], "run_codes": [indices of
             the legend], "length": n}`: each run of equal labels once. A record without it has no such field.
+        media: The images in the log, in order, each with the range of its placeholder tokens in it. It is stored as
+            `{"image": reference, "start": position, "stop": position}`. A record without images has no such field.
     """
 
     role: str
@@ -150,3 +154,4 @@ class ContextLog(Stored):
     vocab_size: Count = 0
     is_trainable: bool = True
     roles: Roles | None = field(default=None, metadata={"optional": True})
+    media: StoredMedia = field(default_factory=list[PlacedImage], metadata={"optional": True})

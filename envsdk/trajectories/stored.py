@@ -5,8 +5,9 @@ A dataclass that is stored derives from `Stored`: its annotations are the format
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..contexts.arrays import LARGEST
 from ..contexts.protocol import Break
 from ..contexts.side_data import Aligned, Ragged
 from ..errors import what_is_invalid
+from ..images import Image, PlacedImage
 from ..messages import Message
 
 if TYPE_CHECKING:
@@ -178,6 +180,40 @@ class _Breaks:
 
 
 StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """Images with their tokens, in order."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_media)
+
+
+def _media(values: Any) -> list[PlacedImage]:
+    if type(values) is not list:
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    found: list[PlacedImage] = []
+    for value in cast("list[Any]", values):
+        fields = cast("dict[str, Any]", value) if type(value) is dict else {}
+        start: Any = fields.get("start")
+        stop: Any = fields.get("stop")
+        reference: Any = fields.get("image")
+        is_range = type(start) is int and type(stop) is int and 0 <= start < stop
+        if fields.keys() != {"image", "start", "stop"} or type(reference) is not dict or not is_range:
+            raise ValueError(f"expected an image with its start and its stop, got {value!r:.200}")
+        found.append(PlacedImage(Image.from_reference(cast("dict[str, Any]", reference)), start, stop))
+    if any(one.stop > other.start for one, other in pairwise(found)):
+        raise ValueError("the tokens of two images overlap, or are not in order")
+    return found
+
+
+def dump_media(media: Sequence[PlacedImage]) -> list[dict[str, Any]]:
+    """Return images with their tokens as they are stored, without their bytes."""
+    return [{"image": placed.image.reference(), "start": placed.start, "stop": placed.stop} for placed in media]
+
+
+StoredMedia: TypeAlias = Annotated[list[PlacedImage], _Media()]
 
 
 # Side data.

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -11,16 +12,18 @@ import numpy as np
 from ..cards import card, named, shortened
 from ..contexts.protocol import Break, Count
 from ..errors import InvalidRecord, InvalidSample, UndeclaredBreak
+from ..images import Image, PlacedImage
 from ..limits import StopReason
 from ..messages import ToolCall
 from .checks import check_break, check_log, check_parts
+from .media import embedded, read_embedded
 from .records import build, dump, fragment, load
-from .replay import Prompt, SampleSize, prompts, replay, sample_sizes, tree_size
+from .replay import Prompt, SampleSize, prompt_images, prompts, replay, sample_sizes, tree_size
 from .samples import Sample, loss_weights
 from .scoring import is_judged, why_not_scored
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
 from .steps import ContextLog, KnownStopReason, Origin, Step
-from .stored import Json, JsonObject, Stored, StoredBreak, pack, record_of
+from .stored import Json, JsonObject, Stored, StoredBreak, dump_media, pack, record_of
 from .viewing import open_viewer
 
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
@@ -186,6 +189,15 @@ class Trajectory(Stored):
         """
         return prompts(self.steps, self.contexts)
 
+    def prompt_images(self) -> Iterator[tuple[PlacedImage, ...]]:
+        """Yield for each step the images of its prompt, in order, each with the range of its tokens in the prompt.
+
+        Raises:
+            UndeclaredBreak: See `prompts`.
+            InvalidRecord: See `prompts`.
+        """
+        return prompt_images(self.steps, self.contexts)
+
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
         own = self._own_reward(context)
@@ -293,6 +305,7 @@ class Trajectory(Stored):
             breaks=segment.breaks,
             group_id=self.group_id,
             roles=segment.roles,
+            media=segment.media,
             extra={key: segment.extra(key) for key in dict.fromkeys(k for part in segment.parts for k in part.extra)},
             metadata={
                 "env": self.env,
@@ -304,9 +317,21 @@ class Trajectory(Stored):
             },
         )
 
-    def to_json(self) -> bytes:
-        """Write the trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes."""
+    @property
+    def images(self) -> list[Image]:
+        """All images of the episode, each once, in order of their contexts and messages."""
+        found = (image for log in self.contexts.values() for message in log.messages for image in message.images)
+        return list(dict.fromkeys(found))
+
+    def to_json(self, *, embed_images: bool = True) -> bytes:
+        """Write the trajectory as one line of JSON, without the line end. The same trajectory gives the same bytes.
+
+        Args:
+            embed_images: Whether the record has the bytes of its images. A run folder has them in files.
+        """
         record = record_of(self)
+        if embed_images and (images := self.images):
+            record["images"] = embedded(images)
         record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
         record["steps"] = [_dump_step(step) for step in self.steps]
         for name in ("task", "seed", "renderer", "history", "limits", "config"):
@@ -314,14 +339,21 @@ class Trajectory(Stored):
         return dump("trajectory", record)
 
     @classmethod
-    def from_json(cls, line: bytes | str) -> "Trajectory":
+    def from_json(cls, line: bytes | str, *, media: Path | None = None) -> "Trajectory":
         """Read what `to_json` wrote. No missing field is filled in, and no value is converted to another type.
+
+        Args:
+            line: The line.
+            media: The folder that has the files of the images, if they are not in the record. A file is read when its
+                image is used.
 
         Raises:
             InvalidRecord: If the line is not a trajectory, has another schema version, or is damaged; the message names
                 the field.
         """
-        trajectory = build(cls, load(line, "trajectory"))
+        fields = load(line, "trajectory")
+        images = read_embedded(fields.pop("images", {}))
+        trajectory = build(cls, fields)
         ends = dict.fromkeys(trajectory.contexts, 0)
         try:
             for index, step, *_ in replay(trajectory.steps, trajectory.contexts):
@@ -332,6 +364,8 @@ class Trajectory(Stored):
         _check_end(trajectory)
         for name, log in trajectory.contexts.items():
             check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
+            for image in (*(placed.image for placed in log.media), *(i for m in log.messages for i in m.images)):
+                image.find_in(media, images)
         return trajectory
 
 
@@ -361,6 +395,8 @@ def _call_text(call: ToolCall) -> str:
 def _dump_log(log: ContextLog) -> dict[str, Any]:
     record = record_of(log)
     messages = [message.model_dump() for message in log.messages]
+    if log.media:
+        record["media"] = dump_media(log.media)
     return {**record, "messages": fragment(messages), "task": fragment(log.task), "tools": fragment(log.tools)}
 
 

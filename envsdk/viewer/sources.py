@@ -16,6 +16,7 @@ from ..rollouts.journal import COMPRESSED, PLAIN, Batch, read_batches
 from ..rollouts.run_description import RunDescription
 from ..rollouts.stored_run import StoredRun
 from ..rollouts.times import EpisodeTime, read_times
+from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
 from .rows import EpisodeRow, read_row
 
@@ -202,7 +203,7 @@ class Source:
         """
         line = self.line(number)
         try:
-            return Trajectory.from_json(line)
+            return Trajectory.from_json(line, media=self.media)
         except InvalidRecord as error:
             raise InvalidRecord(f"{self.file}, line {number}: {error}") from error
 
@@ -221,7 +222,7 @@ class Source:
             with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
                 for batch in read_batches(self.file):
                     for line, row in zip(batch.lines, rows, strict=False):
-                        yield _checked(row, line)
+                        yield _checked(row, line, self.media)
         for row in rows:
             yield row, None
 
@@ -236,6 +237,11 @@ class Source:
             return {} if self._stored is None else self._stored.tokenizers
         except (EnvsdkError, OSError):  # its files are damaged or gone: tokens are then shown by their ids
             return {}
+
+    @property
+    def media(self) -> Path:
+        """The folder with the files of the images, next to the file."""
+        return self.file.parent / MEDIA
 
     def sample_lines(self, trajectory_id: str) -> list[bytes]:
         """Return the lines of `samples.jsonl` next to the file that are of one episode, in their order.
@@ -264,11 +270,11 @@ class Source:
         return self._samples[1]
 
 
-def _checked(row: EpisodeRow, line: bytes) -> tuple[EpisodeRow, Trajectory | None]:
+def _checked(row: EpisodeRow, line: bytes, media: Path) -> tuple[EpisodeRow, Trajectory | None]:
     if row.is_damaged:
         return row, None
     try:
-        return row, Trajectory.from_json(line)
+        return row, Trajectory.from_json(line, media=media)
     except InvalidRecord as error:
         return EpisodeRow.damaged(row.line, str(error)), None
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolCall, ToolSchema
-from envsdk.rendering.emission import Emission
+from envsdk.rendering.emission import Emission, Encoder
 from envsdk.rendering.reading import ReplyReader as Reader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
@@ -69,6 +69,7 @@ class FixedBase(Renderer):
         date: The date that the template's `strftime_now` returns.
         validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once for each episode),
             `"always"` (at each turn, O(context)) or `"off"`.
+        processor: The processor of a vision model; see `Renderer`.
         unsafe_content: See `Renderer`.
 
     Raises:
@@ -77,6 +78,7 @@ class FixedBase(Renderer):
 
     name: ClassVar[str] = "fixed_base"
     renders_whole: ClassVar[bool] = True
+    writes_images: ClassVar[bool] = True
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
 
     def __init__(
@@ -91,6 +93,7 @@ class FixedBase(Renderer):
         response_template: Mapping[str, Any] | None = None,
         date: str = FIXED_DATE,
         validate: Literal["end", "always", "off"] = "end",
+        processor: Any = None,
         unsafe_content: bool = False,
     ) -> None:
         if validate not in ("end", "always", "off"):
@@ -124,7 +127,7 @@ class FixedBase(Renderer):
         self._mask = self._template.mask
         self._writer = Writer(self._mask)
         self._measure()
-        super().__init__(loaded, unsafe_content=unsafe_content)
+        super().__init__(loaded, unsafe_content=unsafe_content, processor=processor)
 
     def _measure(self) -> None:
         """Measure the class attributes that other families specify."""
@@ -347,6 +350,7 @@ class FixedBase(Renderer):
         """
         if first or stop not in (None, len(messages)):
             raise TemplateUnsupported(_ONLY_WHOLE)
+        self.refuse_images(messages)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
         _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
@@ -429,6 +433,7 @@ class FixedBase(Renderer):
         Raises:
             TemplateUnsupported: If what follows is not known; no token is emitted then.
         """
+        self.refuse_images(messages, first=len(history) or 1)
         message = history[-1] if history else self.parse(reply)
         out = self.emission()
         if not messages and not generation_prompt:
@@ -511,7 +516,7 @@ class FixedBase(Renderer):
         """Write the text after a turn; `emit_generation_prompt` writes its generation prompt."""
         bounds, slots = [*tail.starts, len(tail.text)], any_slot(contents)
         for index, message in enumerate(messages):
-            out.begin(first + index, message.role)
+            out.begin(first + index, message.role, message.images)
             self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
         _set_generation_prompt(out, tail.text[bounds[len(messages)] :])
 
@@ -528,16 +533,30 @@ class FixedBase(Renderer):
         if not deltas or self.validate == "off":
             return
         shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
-        texts = [DeltaText(d.reply, self.tokenizer.decode(d.tokens), d.generation_prompt) for d in deltas]
+        texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
         self._validation.episode(shown, texts, self._turns.hide_tools(tools))
+
+    def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
+        """Return the text of a delta, with one token for each image, as the template writes it."""
+        text, vision = self.tokenizer.decode(delta.tokens), self.vision
+        answers = takewhile(lambda message: message.role != "assistant", messages[delta.reply + 1 :])
+        images = [image for message in answers for image in message.images] if vision is not None else []
+        if vision is None or not images:
+            return text
+        shown: list[str] = []
+        for image in images:
+            before, _, text = text.partition(vision.process(image).text)
+            shown += [before, vision.placeholder]
+        return "".join([*shown, text])
 
     @cached_property
     def _validation(self) -> Validation:
         writer = Writer(self._mask, is_emitted=False)
+        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)  # an image is the template's one token
         is_plain = self.tokenizer.normalize("a b") == "a b"  # SentencePiece's vocabularies encode another text (Gemma)
 
         def reencode(text: str) -> str:
-            out = self.emission()
+            out = Emission(encoder)
             writer.write(out, text, is_scaffold=False)
             return out.text() if is_plain else self.tokenizer.decode(out.tokens()[0])
 

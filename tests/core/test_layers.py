@@ -18,7 +18,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors",
-        "messages limits packages specifications visible",
+        "packages",
+        "images",
+        "messages limits specifications visible",
         "cards",
         "rendering",
         "contexts",

@@ -189,7 +189,8 @@ class Base:
 def message_key(message: Message) -> tuple[object, ...]:
     """Return the parts of a message that its rendering depends on, as a key of a cache."""
     calls = tuple((call.name, call.id, str(call.arguments)) for call in message.tool_calls)
-    return message.role, message.content, message.reasoning, message.tool_call_id, message.name, calls
+    content = tuple(map(repr, message.parts or ())) if message.images else message.content
+    return message.role, content, message.reasoning, message.tool_call_id, message.name, calls
 
 
 def remember(

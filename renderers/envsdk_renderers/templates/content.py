@@ -52,7 +52,7 @@ class ContentRules:
     def write(self, message: Message) -> str | None:
         """Return what the template writes for a message's content; None if that has to be rendered."""
         transform = self._transform_of(message.role)
-        if transform is None:
+        if transform is None or message.images:
             return None
         special = self.measured.special[message.role]
         is_special = any(text in message.content if text.strip() else text == message.content for text in special)

@@ -58,7 +58,7 @@ class ConversationWriter:
         text = text[start:]
         bounds = pairwise([*self._boundaries.starts(messages, tools, text), len(text)])
         for index, (message, (start, end)) in enumerate(zip(messages, bounds, strict=True)):
-            out.begin(index, message.role)
+            out.begin(index, message.role, message.images)
             if message.role == "assistant":
                 self._write_reply(out, text[start:end], index)
             else:

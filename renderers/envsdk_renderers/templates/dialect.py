@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.messages import Message, TextPart, ToolCall, ToolSchema
 
 from ..replies.open_calls import OpenCalls
 from .mask import PROBE_NAME, STEM
@@ -101,6 +101,8 @@ class Dialect:
         only_calls = bool(message.tool_calls) and not content
         if only_calls and self.call_content == "none":
             content = None
+        elif message.images:
+            content = _typed_parts(message)
         elif self.content == "parts":
             content = [{"type": "text", "text": content}]
         if self.reasoning == "part" and message.reasoning is not None:
@@ -119,6 +121,8 @@ class Dialect:
     def in_openai_form(self, message: Message) -> dict[str, Any]:
         """Return the message in OpenAI's form, with reasoning where the template reads it."""
         read = message.to_openai()
+        if message.images:
+            read["content"] = _typed_parts(message)
         if self.reasoning == "part" and message.reasoning is not None:
             read.pop("reasoning_content", None)
             read["content"] = self._message(message)["content"]
@@ -133,6 +137,12 @@ class Dialect:
             arguments = json.dumps(arguments, ensure_ascii=False)
         read: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
         return read if call.id is None else {"id": call.id, **read}
+
+
+def _typed_parts(message: Message) -> list[dict[str, Any]]:
+    """Return the content as templates of vision models read it: a part for an image does not have its bytes."""
+    parts = message.parts or ()
+    return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
 
 
 def _object_of(text: str) -> dict[str, Any] | str:

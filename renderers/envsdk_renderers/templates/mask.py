@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from envsdk.errors import TemplateUnsupported
-from envsdk.messages import Message, ToolCall
+from envsdk.messages import ContentPart, Message, TextPart, ToolCall
 
 from .names import pattern_of_names, rests_by_first
 
@@ -152,10 +152,18 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
         text: str | None = getattr(message, name)
         if text and (new := change(text)) != text:
             changed[name] = new
+    if message.images and message.parts is not None:
+        parts = [_map_part(part, change) for part in message.parts]
+        if parts != list(message.parts):
+            changed |= {"parts": tuple(parts), "content": "".join(p.text for p in parts if isinstance(p, TextPart))}
     calls = tuple(_map_call(call, change) for call in message.tool_calls)
     if calls != message.tool_calls:
         changed["tool_calls"] = calls
     return message.model_copy(update=changed) if changed else message
+
+
+def _map_part(part: ContentPart, change: Callable[[str], str]) -> ContentPart:
+    return TextPart(text=change(part.text)) if isinstance(part, TextPart) else part
 
 
 def _map_call(call: ToolCall, change: Callable[[str], str]) -> ToolCall:

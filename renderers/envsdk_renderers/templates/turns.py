@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
-from .base import Base, Pair, Tail, remember
+from .base import Base, Pair, Tail, message_key, remember
 from .bound_template import BoundTemplate
 from .content import ContentRules, MeasuredContent
 from .mask import PROBE_NAME
@@ -58,7 +58,7 @@ class TemplateTurns:
     def judge(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Judge:
         """Return the judge of an episode's turns."""
         system = start[0] if start and start[0].role == "system" else None
-        key = (system.content if system else None, orjson.dumps(list(tools), default=_as_dict) if tools else b"")
+        key = (message_key(system) if system else None, orjson.dumps(list(tools), default=_as_dict) if tools else b"")
         judge = self._judges.get(key)
         if judge is None:
             shown = self.hide(system) if system else None

@@ -1,0 +1,325 @@
+"""Images in messages: read once, checked, and identified by the hash of their bytes. This module knows no tokens.
+
+An image is stored as PNG or JPEG. What Pillow reads but those formats or models do not (CMYK, 16 bits, a rotation that
+the file only describes) is converted to eight bits and stored as PNG, so the pixels of an image are those of its bytes.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
+
+import numpy as np
+
+from .errors import ImageError
+from .packages import load
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image as PILImage
+
+MAX_BYTES = 2**25
+"""The size of the largest image file that is read: 32 MiB."""
+MAX_PIXELS = 2**26
+"""The number of pixels of the largest image that is read: 67 million, which are 200 MB of memory."""
+
+ImageSource: TypeAlias = Union["Image", bytes, bytearray, memoryview, Path, str, "PILImage", "NDArray[np.uint8]"]
+"""What an image is read from: the bytes of a file, a path, an image of Pillow, or uint8 of shape (height, width, 3)."""
+
+_SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
+_AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
+"""The formats and modes of files whose bytes are kept."""
+_PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
+_COMPRESSION = 1  # of PNG: the fastest that is not none
+_MAX_REMEMBERED = 8
+_decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read last, by hash
+_DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begin
+
+
+class Image:
+    """An image: its bytes as PNG or JPEG, and what identifies them. It is immutable.
+
+    Attributes:
+        sha256: The SHA-256 of the bytes, in hexadecimal. Images with the same bytes are equal.
+        media_type: `image/png` or `image/jpeg`.
+        width: In pixels.
+        height: In pixels.
+    """
+
+    __slots__ = ("_held", "height", "media_type", "sha256", "width")
+
+    def __init__(self, sha256: str, media_type: str, width: int, height: int, held: bytes | Path | None = None) -> None:
+        self.sha256, self.media_type, self.width, self.height = sha256, media_type, width, height
+        self._held = held
+
+    @classmethod
+    def read(cls, source: ImageSource) -> "Image":
+        """Read an image and check it.
+
+        Args:
+            source: The bytes of a file in a format that Pillow reads, the path of one, an image of Pillow, or an array:
+                uint8 of shape (height, width, 3) in RGB. An `Image` is returned as it is.
+
+        Raises:
+            ImageError: If it is not an image, is truncated, has several frames, has more than `MAX_BYTES` or
+                `MAX_PIXELS`, or is a URL, which is never fetched.
+            MissingPackage: If Pillow is not installed.
+        """
+        if isinstance(source, Image):
+            return source
+        pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            return cls._of_bytes(bytes(source), "the image")
+        if isinstance(source, (str, Path)):
+            return cls._of_bytes(_file(source), f"the image {str(source)!r:.200}")
+        if isinstance(source, np.ndarray):
+            return cls._of_pixels(pillow.fromarray(_checked(source), mode=None))
+        if isinstance(source, pillow.Image):
+            return cls._of_pixels(_still(source, "the image"))
+        raise ImageError(
+            f"an image is given as a {type(source).__name__}; expected bytes, a path, an image of Pillow, or an array "
+            "of uint8 with the shape (height, width, 3)"
+        )
+
+    @classmethod
+    def from_url(cls, url: str) -> "Image":
+        """Read an image from a `data:` URL with base64.
+
+        Raises:
+            ImageError: If it is another URL, which is never fetched, or does not contain an image.
+        """
+        head, comma, text = url.partition(",")
+        if not head.startswith("data:"):
+            raise ImageError(
+                f"the image is at the URL {url!r:.80}, which is not fetched: fetch it yourself and give its bytes, or "
+                "a data: URL"
+            )
+        if not comma or not head.endswith(";base64"):
+            raise ImageError(f"the data: URL begins with {head!r:.80}; expected 'data:image/png;base64,' and the bytes")
+        return cls.from_base64(text)
+
+    @classmethod
+    def from_base64(cls, text: str) -> "Image":
+        """Read an image from its bytes in base64.
+
+        Raises:
+            ImageError: If that is not base64, or the bytes are not an image.
+        """
+        if len(text) > MAX_BYTES * 4 // 3 + 4:
+            raise ImageError(f"the image has more than {MAX_BYTES:,} bytes, the most that are read")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ImageError(f"the image is not base64: {error}") from error
+        return cls._of_bytes(data, "the image")
+
+    @classmethod
+    def _of_bytes(cls, data: bytes, what: str) -> "Image":
+        """Read the bytes of a file; keep them if they are stored as they are."""
+        if len(data) > MAX_BYTES:
+            raise ImageError(f"{what} has {len(data):,} bytes; at most {MAX_BYTES:,} are read")
+        opened = _opened(data, what)
+        image_format, mode = opened.format, opened.mode
+        pixels = _still(opened, what)
+        if (image_format, mode) not in _AS_IS or pixels is not opened:
+            return cls._of_pixels(pixels)
+        media_type = f"image/{image_format.lower()}"
+        image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
+        _remember(image.sha256, pixels.convert("RGB"))
+        return image
+
+    @classmethod
+    def _of_pixels(cls, pixels: Any) -> "Image":
+        """Store pixels as PNG."""
+        shown, file = _eight_bits(pixels), io.BytesIO()
+        shown.save(file, "PNG", compress_level=_COMPRESSION)
+        data = file.getvalue()
+        image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
+        _remember(image.sha256, shown)
+        return image
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Image) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __repr__(self) -> str:
+        return f"<Image {self.width}x{self.height} {self.media_type} {self.sha256[:12]}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Image":
+        return self
+
+    @property
+    def file_name(self) -> str:
+        """The name under which a run folder stores it, in `media/`: the hash and `png` or `jpg`."""
+        return f"{self.sha256}.{_SUFFIXES[self.media_type]}"
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file.
+
+        Raises:
+            ImageError: If the image was read from a record, and its file is missing or was changed.
+        """
+        if isinstance(self._held, bytes):
+            return self._held
+        if self._held is None:
+            raise ImageError(
+                f"{self!r} was read from a record that is not next to its images: read it from its run folder, which "
+                "has them in media/"
+            )
+        try:
+            data = self._held.read_bytes()
+        except OSError as error:
+            why = error.strerror or error
+            raise ImageError(f"the file of {self!r} cannot be read: {str(self._held)!r}: {why}") from error
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise ImageError(f"the file of {self!r} was changed: {str(self._held)!r} has another SHA-256")
+        return data
+
+    @property
+    def pixels(self) -> "PILImage":
+        """The image in RGB with eight bits, as models see it: an image of Pillow, which must not be changed.
+
+        Raises:
+            ImageError: See `data`.
+        """
+        pixels = _decoded.get(self.sha256)
+        return _remember(self.sha256, _opened(self.data, repr(self)).convert("RGB")) if pixels is None else pixels
+
+    @property
+    def url(self) -> str:
+        """The image as a `data:` URL."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
+
+    def reference(self) -> dict[str, Any]:
+        """Return what a record stores of the image: everything but its bytes."""
+        return {"sha256": self.sha256, "media_type": self.media_type, "width": self.width, "height": self.height}
+
+    @classmethod
+    def from_reference(cls, reference: Mapping[str, Any]) -> "Image":
+        """Return the image that a record refers to, without its bytes; `find_in` finds them.
+
+        Raises:
+            ImageError: If the reference is damaged.
+        """
+        kinds = {"sha256": str, "media_type": str, "width": int, "height": int}
+        if reference.keys() != kinds.keys() or any(type(reference[name]) is not kind for name, kind in kinds.items()):
+            raise ImageError(f"the reference of an image is damaged: {reference!r:.200}; expected {', '.join(kinds)}")
+        image = cls(**cast("Any", reference))
+        is_hash = len(image.sha256) == 64 and not set(image.sha256) - set("0123456789abcdef")
+        if not is_hash or image.media_type not in _SUFFIXES or min(image.width, image.height) < 1:
+            raise ImageError(f"the reference of an image is damaged: {reference!r:.200}")
+        return image
+
+    def find_in(self, folder: Path | None, embedded: Mapping[str, bytes]) -> None:
+        """Let an image that was read from a record find its bytes: embedded in the record, or in a folder."""
+        if self._held is None:
+            held = embedded.get(self.sha256)
+            self._held = held if held is not None or folder is None else folder / self.file_name
+
+
+def _remember(sha256: str, pixels: "PILImage") -> "PILImage":
+    """Cache the pixels of the images that were read last: an environment's image is rendered right after it is read."""
+    if len(_decoded) >= _MAX_REMEMBERED:
+        _decoded.pop(next(iter(tuple(_decoded))), None)  # other threads may do the same
+    _decoded[sha256] = pixels
+    return pixels
+
+
+class PlacedImage(NamedTuple):
+    """An image and its tokens in a sequence: an observation, a prompt, the log of a context, a sample."""
+
+    image: Image
+    start: int
+    """The position of its first placeholder token."""
+    stop: int
+    """The position after its last placeholder token."""
+
+    def moved(self, by: int) -> "PlacedImage":
+        """Return the image with its tokens elsewhere."""
+        return PlacedImage(self.image, self.start + by, self.stop + by)
+
+
+def _file(source: str | Path) -> bytes:
+    if isinstance(source, str) and "://" in source[:20]:
+        Image.from_url(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        raise ImageError("an image is given as a data: URL; read it with Image.from_url")
+    try:
+        with Path(source).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ImageError(f"the image {str(source)!r:.200} cannot be read: {why}") from error
+
+
+def _opened(data: bytes, what: str) -> Any:
+    """Open the bytes of a file and decode all of it."""
+    pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+    try:
+        opened = pillow.open(io.BytesIO(data))
+        if opened.format in _PROGRAMS:
+            raise ImageError(f"{what} is {opened.format}, which is a program: convert it to PNG before you give it")
+        _check_size(opened.width, opened.height, what)
+        opened.load()
+    except ImageError:
+        raise
+    except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
+        raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
+    return opened
+
+
+def _still(image: Any, what: str) -> Any:
+    """Return an image that is rotated as its file specifies; it may have one frame only."""
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise ImageError(f"{what} has {frames} frames; give one of them, such as a frame that Pillow converted to RGB")
+    _check_size(image.width, image.height, what)
+    try:
+        rotated = load("PIL.ImageOps", "images need", "pip install 'envsdk[vision]'").exif_transpose(image)
+        orientation = image.getexif().get(0x0112, 1)
+        rotated.load()
+    except Exception as error:  # see _opened
+        raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
+    return image if orientation in (0, 1) else rotated
+
+
+def _check_size(width: int, height: int, what: str) -> None:
+    if width < 1 or height < 1:
+        raise ImageError(f"{what} has no pixels: it is {width} x {height}")
+    if width * height > MAX_PIXELS:
+        raise ImageError(
+            f"{what} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Resize it before you give it"
+        )
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return an image in RGB with eight bits. Sixteen bits are scaled: Pillow's own conversion would clip them."""
+    if not image.mode.startswith(_DEEP):
+        return image.convert("RGB")
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "F" and not np.isfinite(values).all():
+        raise ImageError("the image has values that are not finite")
+    largest = float(values.max(initial=0.0))
+    if float(values.min(initial=0.0)) < 0 or largest > 65535:
+        raise ImageError(f"the image has values from {values.min()} to {largest}; expected 0 to 65535")
+    is_deep = image.mode != "F" or largest > 255
+    scaled = np.floor(values / 257 + 0.5) if is_deep else np.round(values)
+    pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+    return pillow.fromarray(scaled.astype(np.uint8)).convert("RGB")
+
+
+def _checked(array: "NDArray[Any]") -> "NDArray[np.uint8]":
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not math.prod(array.shape):
+        raise ImageError(
+            f"an image is given as an array of {array.dtype} with the shape {array.shape}; expected uint8 with the "
+            "shape (height, width, 3)"
+        )
+    _check_size(array.shape[1], array.shape[0], "the image")
+    return np.ascontiguousarray(array)

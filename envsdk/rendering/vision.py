@@ -1,0 +1,183 @@
+"""What an image becomes in a prompt: the placeholder tokens that the model's own processor writes for it.
+
+A chat template writes one token for an image. The processor of transformers replaces it with as many placeholders as
+the image has features, and with what the family writes around them. That text is taken from the processor itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError, RenderError
+from ..images import Image, PlacedImage
+from ..packages import load
+from .tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_GRID_TOKEN = "<|image_pad|>"
+"""What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
+_MAX_REMEMBERED = 64  # images whose arrays are kept
+_CONFIGS = ("processor_config.json", "preprocessor_config.json")
+_IS_PLACEHOLDER = ("mm_token_type_ids", "token_type_ids")
+_OF_TEXT = frozenset(("input_ids", "attention_mask", *_IS_PLACEHOLDER))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """What a processor makes of one image."""
+
+    text: str
+    """What takes the place of the template's token, with control tokens by their names."""
+    count: int
+    """How many placeholder tokens are in it."""
+    token_ids: "NDArray[np.int32]"
+    """The ids of these placeholders: int32, shape (k,); mostly one."""
+    arrays: "Mapping[str, NDArray[Any]]"
+    """What the model gets besides the tokens, as the processor names it: `pixel_values`, `image_grid_thw`, ..."""
+
+
+class Vision:
+    """The processor of a vision model, applied to one image at a time.
+
+    Args:
+        processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
+            families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
+            needs no torch; it is used where the rest of the processor cannot be loaded.
+        tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
+
+    Raises:
+        ConfigError: If the processor cannot be loaded, takes no images, or has other control tokens.
+        MissingPackage: If Pillow is not installed.
+    """
+
+    def __init__(self, processor: Any, tokenizer: Tokenizer) -> None:
+        self.given = processor
+        self._tokenizer = tokenizer
+        self.processor: Any = _loaded(processor)
+        self._is_grid = hasattr(self.processor, "merge_size")  # an image processor alone
+        name: Any = _GRID_TOKEN if self._is_grid else getattr(self.processor, "image_token", None)
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
+                "processor of a vision model, as AutoProcessor loads it"
+            )
+        self.placeholder: str = name
+        """The token that a chat template writes for an image."""
+        if name not in tokenizer.control_tokens:
+            raise ConfigError(
+                f"the processor writes {name!r} for an image, which is not a control token of the tokenizer "
+                f"{tokenizer.name!r}: use the tokenizer of the same model"
+            )
+        self._arrays: dict[str, ProcessedImage] = {}
+
+    @cached_property
+    def token_ids(self) -> "NDArray[np.int32]":
+        """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
+
+    def process(self, image: Image) -> ProcessedImage:
+        """Apply the processor to an image; the last few results are cached.
+
+        Raises:
+            RenderError: If the processor refuses the image, such as one that is too narrow.
+            ImageError: If the bytes of the image are missing.
+        """
+        processed = self._arrays.get(image.sha256)
+        if processed is None:
+            processed = self._process(image)
+            if len(self._arrays) >= _MAX_REMEMBERED:
+                self._arrays.pop(next(iter(tuple(self._arrays))), None)  # other threads may share it
+            self._arrays[image.sha256] = processed
+        return processed
+
+    def count(self, image: Image) -> int:
+        """Return how many placeholder tokens an image has."""
+        return self.process(image).count
+
+    def places(self, tokens: "NDArray[np.int32]", images: Sequence[Image]) -> list[PlacedImage]:
+        """Return where the images are in tokens that were rendered for a message with exactly these images.
+
+        Raises:
+            RenderError: If the tokens do not have their placeholders.
+        """
+        positions = np.flatnonzero(np.isin(tokens, self.token_ids))
+        counts = [self.count(image) for image in images]
+        if len(positions) != sum(counts):
+            raise RenderError(f"there are {len(positions)} placeholders of images; expected {counts} for {images}")
+        ends = np.cumsum(counts).tolist()
+        return [
+            PlacedImage(image, int(positions[end - count]), int(positions[end - 1]) + 1)
+            for image, count, end in zip(images, counts, ends, strict=True)
+        ]
+
+    def _process(self, image: Image) -> ProcessedImage:
+        """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
+        pixels = image.pixels
+        if self._is_grid:
+            arrays = self._called(image, images=[pixels])
+            count = int(np.prod(arrays["image_grid_thw"])) // int(self.processor.merge_size) ** 2
+            token = np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
+            return ProcessedImage(self.placeholder * count, count, token, arrays)
+        made = self._called(
+            image, text=[self.placeholder], images=[[pixels]], return_mm_token_type_ids=True, add_special_tokens=False
+        )
+        ids = made["input_ids"][0].astype(np.int32)
+        kinds = next((made[name][0] for name in _IS_PLACEHOLDER if name in made), None)
+        if kinds is None or not (kinds == 1).any():
+            raise RenderError(
+                f"the processor {type(self.processor).__name__} does not mark the placeholders of images: install "
+                "transformers 5.20 or newer, whose processors return mm_token_type_ids"
+            )
+        placeholders = ids[kinds == 1]
+        arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
+        return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
+
+    def _called(self, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
+        try:
+            made: Any = self.processor(**arguments, return_tensors="np")
+        except Exception as error:  # of any type: processors raise what they like
+            raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
+        return {name: np.asarray(value) for name, value in made.items()}
+
+
+def find_processor(tokenizer: Tokenizer) -> str | None:
+    """Return the folder that a tokenizer was loaded from if it has the files of a processor of images."""
+    folder = Path(tokenizer.name)
+    return tokenizer.name if any((folder / name).is_file() for name in _CONFIGS) else None
+
+
+def _loaded(processor: Any) -> Any:
+    if not isinstance(processor, (str, Path)):
+        return processor
+    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    import transformers
+
+    failed: Exception | None = None
+    try:
+        loaded: Any = transformers.AutoProcessor.from_pretrained(str(processor))
+        if hasattr(loaded, "image_token"):
+            return loaded
+    except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
+        failed = error
+    images = _images_alone(str(processor))
+    if images is None:
+        why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
+        raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
+    return images
+
+
+def _images_alone(source: str) -> Any:
+    """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
+    import transformers
+
+    try:
+        loaded: Any = transformers.AutoImageProcessor.from_pretrained(source)
+    except Exception:  # the error of the whole processor is reported
+        return None
+    return loaded if hasattr(loaded, "merge_size") else None

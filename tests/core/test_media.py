@@ -1,0 +1,210 @@
+"""Images in contexts, records and samples."""
+
+import json
+
+import numpy as np
+import pytest
+import real_models
+from vision_models import picture, processed_ids, qwen_processor, vision_renderer
+
+import envsdk
+from envsdk import Action, Env, Message, Sample, Trajectory, Turn
+from envsdk.errors import RenderError
+from envsdk.messages import ImagePart, TextPart
+from envsdk.rollouts import Rollouts, StoredRun
+
+PLACEHOLDER = "<|image_pad|>"
+
+
+class Gallery(Env):
+    """Shows two pictures, then one that was shown before, then ends."""
+
+    def start(self) -> Turn:
+        self.shown = 0
+        return Turn(
+            [
+                Message(
+                    role="user",
+                    content=[
+                        TextPart(text="Compare "),
+                        picture(1, 200, 160),
+                        TextPart(text="with"),
+                        picture(2, 320, 200),
+                    ],
+                )
+            ]
+        )
+
+    def respond(self, reply: Message) -> Turn:
+        self.shown += 1
+        if self.shown == 3:
+            return Turn("Done.", reward=1.0, terminated=True)
+        return Turn([Message(role="user", content=[picture(2, 320, 200) if self.shown == 1 else picture(5, 200, 90)])])
+
+
+def play(env: Env, seen: list | None = None) -> Trajectory:
+    stop = env.renderer.stop_token_ids[0]
+    reply = env.renderer.tokenizer.encode("A plot.").tolist()
+
+    def policy(prompt, *, media=(), **request):
+        if seen is not None:
+            seen.append((prompt, media))
+        return Action([*reply, stop], logprobs=[-0.5] * (len(reply) + 1))
+
+    return envsdk.rollout(env, policy, seed=0)
+
+
+def images_at(tokens, media, renderer) -> None:
+    """Check that exactly the placeholders are in the ranges, and that each image has its own number."""
+    pad = renderer.tokenizer.token_id(PLACEHOLDER)
+    inside = np.zeros(len(tokens), bool)
+    for placed in media:
+        inside[placed.start : placed.stop] = True
+        assert placed.stop - placed.start == renderer.vision.count(placed.image)
+    assert np.array_equal(inside, np.asarray(tokens) == pad)
+
+
+@pytest.mark.parametrize("template", ["qwen2_5_vl", "qwen3_vl"])
+def test_observations_hold_the_images_that_are_new_in_them(template):
+    env = Gallery(renderer=vision_renderer(template))
+    observation, info = env.reset(seed=0)
+    images_at(observation.tokens, observation.media, env.renderer)
+    assert [placed.image for placed in observation.media] == [picture(1, 200, 160).data, picture(2, 320, 200).data]
+    assert info["media"] == observation.media
+    stop = env.renderer.stop_token_ids[0]
+    following, *_, info = env.step(Action([stop]))
+    images_at(following.tokens, following.media, env.renderer)
+    assert [placed.image for placed in following.media] == [picture(2, 320, 200).data]
+    images_at(env.prompt(), info["media"], env.renderer)
+    assert len(info["media"]) == 3
+
+
+def test_the_policy_gets_the_images_of_the_whole_prompt_which_is_the_processors_own():
+    env, seen = Gallery(renderer=vision_renderer()), []
+    trajectory = play(env, seen)
+    for prompt, media in seen:
+        images_at(prompt, media, env.renderer)
+    assert [len(media) for _, media in seen] == [2, 3, 4]
+    messages = trajectory.contexts["main"].messages
+    assert seen[-1][0].tolist() == processed_ids(qwen_processor(), messages[:5], add_generation_prompt=True)
+    assert list(trajectory.prompt_images()) == [media for _, media in seen]
+
+
+def test_samples_hold_all_images_in_their_tokens_and_read_back_with_their_bytes():
+    env = Gallery(renderer=vision_renderer())
+    (sample,) = play(env).samples()
+    images_at(sample.tokens, sample.media, env.renderer)
+    assert len(sample.media) == 4
+    again = Sample.from_json(sample.to_json())
+    assert again.to_json() == sample.to_json()
+    assert [placed.image.data for placed in again.media] == [placed.image.data for placed in sample.media]
+    assert len(json.loads(sample.to_json())["images"]) == 3  # each once
+
+
+def test_a_record_reads_back_with_its_images_embedded_or_in_a_folder(tmp_path):
+    trajectory = play(Gallery(renderer=vision_renderer()))
+    again = Trajectory.from_json(trajectory.to_json())
+    assert again.to_json() == trajectory.to_json()
+    assert [image.data for image in again.images] == [image.data for image in trajectory.images]
+    bare = Trajectory.from_json(trajectory.to_json(embed_images=False))
+    with pytest.raises(ValueError, match="not next to its images"):
+        _ = bare.images[0].data
+
+
+def test_a_run_folder_stores_each_distinct_image_once(tmp_path):
+    renderer = vision_renderer()
+    stop = renderer.stop_token_ids[0]
+    rollouts = Rollouts(
+        Gallery,
+        lambda prompt, **request: Action([stop]),
+        env_options={"renderer": renderer},
+        seeds=range(3),
+        out=tmp_path / "run",
+    )
+    rollouts.run()
+    assert len(list((tmp_path / "run" / "media").iterdir())) == 3
+    for trajectory in StoredRun(tmp_path / "run").trajectories():
+        assert trajectory.images[0].data == picture(1, 200, 160).data.data
+
+
+@pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}])
+def test_history_policies_keep_images_whole(history):
+    env, seen = Gallery(renderer=vision_renderer("qwen3_vl"), history=history), []
+    play(env, seen)
+    for prompt, media in seen:
+        images_at(prompt, media, env.renderer)
+
+
+def test_a_budget_drops_the_oldest_images_first_and_names_them():
+    history = {"name": "budget", "max_tokens": 200, "order": ["images"], "keep_images": 2}
+    env, seen = Gallery(renderer=vision_renderer("qwen3_vl"), history=history), []
+    (break_,) = play(env, seen).breaks
+    assert break_.reason == "budget"
+    assert break_.detail.endswith(
+        f"dropped images {picture(1, 200, 160).data.sha256[:12]}, {picture(2, 320, 200).data.sha256[:12]}"
+    )
+    for prompt, media in seen:
+        images_at(prompt, media, env.renderer)
+    assert [len(media) for _, media in seen] == [2, 3, 2]
+
+
+def test_compact_keeps_the_last_images():
+    history = {"name": "compact", "every": 2, "keep_images": 1}
+    env, seen = Gallery(renderer=vision_renderer(), history=history), []
+    (break_,) = play(env, seen).breaks
+    assert "dropped images" in break_.detail
+    assert [len(media) for _, media in seen] == [2, 3, 1]
+
+
+def test_an_edit_that_replaces_an_image_by_one_of_the_same_size_drops_it():
+    class Swap(Env):
+        def start(self):
+            return Turn([Message(role="user", content=[picture(1)])])
+
+        def respond(self, reply):
+            return Turn([Message(role="user", content=[picture(2)])], edit=envsdk.episodes.turn.Edit(0))
+
+    env = Swap(renderer=vision_renderer(), limits={"max_steps": 2})
+    env.reset(seed=0)
+    observation, *_, info = env.step(Action([env.renderer.stop_token_ids[0]]))
+    assert [placed.image for placed in observation.media] == [picture(2).data]
+    assert [placed.image for placed in info["media"]] == [picture(2).data]
+    images_at(env.prompt(), info["media"], env.renderer)
+
+
+def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():
+    with pytest.raises(RenderError, match=r"message 1 \(user\) has an image, which 'qwen3' cannot write"):
+        envsdk.get_renderer("qwen3", "embedded").render(
+            [Message(role="system", content="x"), Message(role="user", content=[picture(1)])]
+        )
+
+
+def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_path):
+    for file in real_models.qwen3_folder().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(real_models.template("qwen3_vl"))
+    images = {**qwen_processor("qwen3_vl").image_processor.to_dict(), "image_processor_type": "Qwen2VLImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
+    message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
+    assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
+
+
+def test_content_that_spells_a_placeholder_is_text():
+    renderer = vision_renderer()
+    message = Message(
+        role="user",
+        content=[TextPart(text=f"<|vision_start|>{PLACEHOLDER}"), picture(1, 200, 160), TextPart(text=PLACEHOLDER)],
+    )
+    rendered = renderer.render([message], generation_prompt=True)
+    pad = renderer.tokenizer.token_id(PLACEHOLDER)
+    assert np.count_nonzero(rendered.tokens == pad) == renderer.vision.count(picture(1, 200, 160).data)
+    assert (
+        renderer.tokenizer.decode(rendered.tokens).count(PLACEHOLDER)
+        == renderer.vision.count(picture(1, 200, 160).data) + 2
+    )
+
+
+def test_an_assistants_message_has_no_image():
+    with pytest.raises(ValueError, match="an assistant message has an image"):
+        Message(role="assistant", content=[ImagePart(np.zeros((4, 4, 3), np.uint8))])
