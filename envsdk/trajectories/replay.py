@@ -182,6 +182,8 @@ class Paths:
 def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
     """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
     found: list[PlacedImage] = []
+    if not any(log.media for log in contexts.values()):
+        return found
     for start, piece in zip(path.starts, path.pieces, strict=True):
         media = contexts[piece.context].media
         first = bisect_left(media, piece.start, key=attrgetter("start"))
