@@ -124,7 +124,7 @@ Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_is_json)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # at its first use, not at import
 
 
 class TextPart(_Frozen):

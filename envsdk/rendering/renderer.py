@@ -652,4 +652,4 @@ def sets_content(start: Message) -> bool:
     return start.reasoning is None or "content" in start.model_fields_set
 
 
-_REPLY = Message(role="assistant")
+_REPLY = Message.model_construct(role="assistant")  # without building the validator at import

@@ -29,7 +29,8 @@ def check_break(break_: Any) -> None:
         raise InvalidRecord(f"is a {type(break_).__name__}: {break_!r:.80}; expected a Break")
     counts: tuple[Any, ...] = (break_.kept, break_.dropped)
     texts: tuple[Any, ...] = (break_.context, break_.base, break_.detail)
-    if not all(type(count) is int and count >= 0 for count in counts) or not all(isinstance(t, str) for t in texts):
+    wrong = [count for count in counts if type(count) is not int or count < 0]
+    if wrong or [text for text in texts if not isinstance(text, str)]:
         raise InvalidRecord(f"is {break_!r:.200}; expected counts of tokens, and names of contexts")
     if break_.reason not in _REASONS.get(break_.kind, ()) or (break_.kind == "rewrite") != (break_.dropped > 0):
         raise InvalidRecord(

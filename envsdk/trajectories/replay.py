@@ -60,45 +60,87 @@ class Piece(NamedTuple):
 
 
 class Path:
-    """The tokens that a context holds, and the pieces of logs that they are. A path only truncates and appends."""
+    """The tokens that a context holds, as the pieces of logs that they are. A path only truncates and appends.
 
-    def __init__(self) -> None:
+    Args:
+        contexts: The logs of the contexts, by name.
+    """
+
+    def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
         self.pieces: list[Piece] = []
         self.starts: list[int] = []
         """The position of the first token of each piece."""
+        self._contexts = contexts
+        self._length = 0
         self._tokens = GrowableArray(np.int32)
+        self._gathered = 0  # how many of the pieces `_tokens` has: all, once the tokens are read
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._length
 
-    def append(self, piece: Piece, log: ContextLog) -> None:
+    def append(self, piece: Piece) -> None:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
-        self.starts.append(len(self))
-        self._tokens.append(log.tokens[piece.start : piece.stop])
+        self.starts.append(self._length)
+        self._length += piece.stop - piece.start
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
-        if keep == len(self):
+        if keep == self._length:
             return
         count = bisect_right(self.starts, keep - 1)
         del self.pieces[count:], self.starts[count:]
         if count:
             last = self.pieces[-1]
             self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
-        self._tokens.truncate(keep)
+        self._length = keep
+        self._tokens.truncate(min(keep, len(self._tokens)))
+        self._gathered = min(count, self._gathered)
 
     def branch(self, keep: int) -> "Path":
         """Return a path of its own that begins with the first `keep` tokens."""
-        other = Path()
+        other = Path(self._contexts)
         other.pieces, other.starts = list(self.pieces), list(self.starts)
+        other._length, other._gathered = self._length, self._gathered
         other._tokens.append(self._tokens.view)
         other.truncate(keep)
         return other
 
     def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
         """Return the tokens of the path up to position `stop`: int32, a copy."""
+        for context, start, end in merged(self.pieces[self._gathered :]):
+            self._tokens.append(self._contexts[context].tokens[start:end])
+        self._gathered = len(self.pieces)
         return self._tokens.copy(0, stop)
+
+
+class Range(NamedTuple):
+    """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
+
+    context: str
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return self.stop - self.start
+
+
+def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
+    """Return pieces as ranges, with those that follow each other in a log as one."""
+    found: list[Range] = []
+    context, first, last = "", 0, 0
+    for piece in pieces:
+        if piece.start == last and piece.context == context:
+            last = piece.stop
+        elif piece.start < piece.stop:
+            if first < last:
+                found.append(Range(context, first, last))
+            context, first, last = piece.context, piece.start, piece.stop
+    if first < last:
+        found.append(Range(context, first, last))
+    return found
 
 
 class Paths:
@@ -123,24 +165,25 @@ class Paths:
         elif step.base != step.context:
             self._paths[step.context] = self._paths[step.base].branch(step.keep)
         else:
-            self._paths[step.context] = Path()
+            self._paths[step.context] = Path(self._contexts)
         path = self._paths[step.context]
-        piece = Piece(step.context, step.start, step.action_start, index, OBSERVATION)
-        path.append(piece, self._contexts[step.context])
+        path.append(Piece(step.context, step.start, step.action_start, index, OBSERVATION))
         return path
 
     def act(self, replayed: ReplayedStep) -> None:
         """Apply a step's action: one piece for each of its parts."""
         step, start = replayed.step, replayed.step.action_start
+        path = self._paths[step.context]
         for number, part in enumerate(step.parts):
-            piece = Piece(step.context, start, part.stop, replayed.step_index, number)
-            self._paths[step.context].append(piece, self._contexts[step.context])
+            path.append(Piece(step.context, start, part.stop, replayed.step_index, number))
             start = part.stop
 
 
 def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
     """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
     found: list[PlacedImage] = []
+    if not any(log.media for log in contexts.values()):
+        return found
     for start, piece in zip(path.starts, path.pieces, strict=True):
         media = contexts[piece.context].media
         first = bisect_left(media, piece.start, key=attrgetter("start"))
@@ -250,7 +293,7 @@ def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping
         name = step.base if step.context in ends else step.context
         raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
     log = contexts[step.context]
-    stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
+    stops = [step.start, step.action_start, *[part.stop for part in step.parts]]
     if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
         raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
     if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
