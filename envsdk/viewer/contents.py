@@ -59,15 +59,22 @@ class Match:
         line: The number of its line, from 1.
         count: In how many messages the texts of the filter were found.
         hits: The first of them.
+        searched: The texts, as `str.casefold` returns them.
     """
 
     line: int
     count: int = 0
     hits: tuple[Hit, ...] = ()
+    searched: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON."""
+        """Return the fields as plain values for JSON, but not what was searched."""
         return {"line": self.line, "count": self.count, "hits": [hit._asdict() for hit in self.hits]}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Match":
+        """Return what `to_dict` was called on."""
+        return cls(fields["line"], fields["count"], tuple(Hit(**hit) for hit in fields["hits"]))
 
 
 class Contents:
@@ -124,7 +131,7 @@ class Contents:
             folded: The texts, as `str.casefold` returns them; without one, nothing is found.
         """
         found = [*self._hits(folded)] if folded else []
-        return Match(number, len(found), tuple(found[:_MOST_HITS]))
+        return Match(number, len(found), tuple(found[:_MOST_HITS]), tuple(folded))
 
     def _hits(self, folded: Collection[str]) -> Iterator[Hit]:
         steps = [*map(_mapping, _list(self._fields.get("steps")))]

@@ -107,7 +107,7 @@ def test_a_break_has_its_reason_and_its_cost():
     rewrites = [break_ for break_ in breaks if break_.startswith("summary: ")]
     declared = [break_ for break_ in NOTES.breaks if break_.reason == "summary"]
     for one, text in zip(declared, rewrites, strict=True):
-        assert f"{one.kept} kept, {one.dropped} dropped" in text
+        assert f"{one.kept:,} kept, {one.dropped:,} dropped" in text
     assert "observed again" in rewrites[0]
 
 
