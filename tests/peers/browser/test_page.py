@@ -7,6 +7,7 @@ import pytest
 
 import envsdk
 from envsdk.episodes.event_loops import run
+from envsdk.reporting import as_html, report
 from envsdk.viewer import notebook
 from envsdk.viewer.filters import parse_filter
 from envsdk.viewer.page import write_page
@@ -259,6 +260,26 @@ def test_two_episodes_of_a_task_show_where_they_diverge(watched, url):
     page.wait_for_selector("text=first different token")
     page.click(".episode-head .faint a >> nth=0")
     page.wait_for_selector(".tk.selected")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_a_report(browser, runs, tmp_path, theme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    for names in (("strip", "random", "notes"), ("strip",), ("hostile", "damaged")):
+        file = tmp_path / "report.html"
+        file.write_text(as_html(report(*(runs[name] for name in names))), encoding="utf-8")
+        for width in (1360, 390):
+            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, bypass_csp=True)
+            page = context.new_page()
+            problems = []
+            page.on("console", lambda message, problems=problems: problems.append(message.text))
+            page.goto(file.as_uri())
+            found = Axe().run(page)
+            assert found.violations_count == 0, (names, width, found.generate_report())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (names, width)
+            assert problems == []
+            context.close()
 
 
 # What it costs, measured in the page, and reported in the summary.
