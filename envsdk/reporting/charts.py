@@ -10,15 +10,18 @@ from .scales import HistogramScale, interval_of
 
 _WIDTH, _HEIGHT = 320, 120
 _LABELS, _ROW = 130, 26
+_MAX_LABELED = 10
+"""Up to this number of bins, each whole number has a label."""
 
 
 def histogram(distribution: Distribution, scale: HistogramScale) -> str:
     """Draw a histogram. Its height is the largest share that a bin of any run has."""
     most, bins = scale.share * distribution.count, len(distribution.counts)
     step = _WIDTH / bins
+    width = max(1.0, min(step - 1, 60))
     bars = "".join(
-        f'<rect class="bar" x="{index * step + 0.5:.1f}" y="{16 + _HEIGHT * (1 - count / most):.1f}" '
-        f'width="{max(1.0, min(step - 1, 60)):.1f}" height="{_HEIGHT * count / most:.1f}">'
+        f'<rect class="bar" x="{(index + 0.5) * step - width / 2:.1f}" y="{16 + _HEIGHT * (1 - count / most):.1f}" '
+        f'width="{width:.1f}" height="{_HEIGHT * count / most:.1f}">'
         f"<title>{_bin(distribution, index)}: {count:,}</title></rect>"
         for index, count in enumerate(distribution.counts)
         if count
@@ -30,9 +33,18 @@ def histogram(distribution: Distribution, scale: HistogramScale) -> str:
         f'viewBox="0 0 {_WIDTH} {bottom + 18}">{bars}'
         f'<text x="0" y="10">{scale.share:.0%} of {distribution.count:,}</text>'
         f'<line class="axis" x1="0" y1="{bottom}" x2="{_WIDTH}" y2="{bottom}"/>'
-        f'<text x="0" y="{bottom + 14}">{number(scale.low)}</text>'
-        f'<text x="{_WIDTH}" y="{bottom + 14}" text-anchor="end">{number(scale.high)}</text></svg>'
+        f"{_axis(distribution, scale, bottom + 14)}</svg>"
     )
+
+
+def _axis(distribution: Distribution, scale: HistogramScale, y: int) -> str:
+    """Label each bin if the bins are a few whole numbers, else the ends."""
+    bins = len(distribution.counts)
+    if bins <= _MAX_LABELED and scale.high - scale.low == bins - 1:
+        places = [((index + 0.5) * _WIDTH / bins, scale.low + index, "middle") for index in range(bins)]
+    else:
+        places = [(0.0, scale.low, "start"), (float(_WIDTH), scale.high, "end")]
+    return "".join(f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{number(at)}</text>' for x, at, anchor in places)
 
 
 def _bin(distribution: Distribution, index: int) -> str:
