@@ -155,4 +155,5 @@ def _last_uses(shown: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _end(shown: Mapping[str, Any]) -> str:
-    return f"{shown['status']} ({shown['stop_reason']}), reward {shown['reward']:g}"
+    reward = f"not scored ({shown['not_scored']})" if shown["reward"] is None else f"reward {shown['reward']:g}"
+    return f"{shown['status']} ({shown['stop_reason']}), {reward}"

@@ -66,7 +66,7 @@ class ComparisonScreen(ViewerScreen):
         lines = self.query_one(Lines)
         self.source = ComparisonLines(shown[0], shown[1], lines.size.width or 80)
         self.query_one("#title", Static).update(Text(on_one_line(f"{own[0].id}  │  {own[1].id}"), "bold"))
-        rewards = " │ ".join(f"{one.stop_reason}, reward {one.reward:g}, {len(one.steps)} steps" for one in own)
+        rewards = " │ ".join(f"{one.stop_reason}, {one.reward_text}, {len(one.steps)} steps" for one in own)
         context = next(iter(own[0].contexts), "")
         at = first_different_token(own[0], own[1], context)
         token = "" if at is None else f"\nfirst different token of {context}: {at:,}"
@@ -86,5 +86,5 @@ class ComparisonScreen(ViewerScreen):
         if found is None:
             self.notify("There is no further difference.", markup=False)
         else:
-            lines.move_to_top(max(0, found - 2))
+            lines.move_to_top(max(0, found - 3))
             lines.move_to(found)
