@@ -55,6 +55,11 @@ def test_names_of_contexts_have_no_effect_on_a_terminal():
     assert not any(set("\x1b\u202e\n") & set(row.text) for row in rows)
 
 
+def test_an_episode_that_was_not_scored_has_no_reward():
+    shown = {**episode(EPISODES["one step"]), "reward": None, "not_scored": "deadline"}
+    assert drawing(shown)[-1].text.endswith("not scored (deadline)")
+
+
 def test_show_prints_the_drawing(tmp_path):
     write_jsonl(tmp_path / "trajectories.jsonl", [EPISODES["handoffs"]])
     printed = CliRunner().invoke(app, ["show", str(tmp_path), "--contexts"])
