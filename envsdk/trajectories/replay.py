@@ -209,7 +209,7 @@ def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterato
             is_new, length = step.context not in lengths, lengths.get(step.context, 0)
             _check_step(index, step, is_new, length, lengths.get(step.base, 0))
         except (TypeError, AttributeError) as error:
-            raise InvalidRecord(f"step {index} is damaged: {type(error).__name__}: {error}") from error
+            raise InvalidRecord(f"step {index + 1} is damaged: {type(error).__name__}: {error}") from error
         lengths[step.context] = step.keep + step.stop - step.start
         yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
 
@@ -291,15 +291,17 @@ def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping
     """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
     if step.context not in ends or step.base not in ends:
         name = step.base if step.context in ends else step.context
-        raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
+        raise InvalidRecord(f"step {index + 1} is in the context {name!r}, which is not in the record")
     log = contexts[step.context]
     stops = [step.start, step.action_start, *[part.stop for part in step.parts]]
     if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
-        raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
+        raise InvalidRecord(
+            f"step {index + 1} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers"
+        )
     if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
         raise InvalidRecord(
-            f"step {index} points outside the log of its context {step.context!r}: it has the tokens {step.start} to "
-            f"{stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
+            f"step {index + 1} points outside the log of its context {step.context!r}: it has the tokens "
+            f"{step.start} to {stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
         )
     if len(log.tokens) != len(log.logprobs):
         raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
@@ -310,15 +312,15 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
     drops = step.base == step.context and step.keep < length
     if drops and (step.break_ is None or step.break_.kind != "rewrite"):
         raise UndeclaredBreak(
-            f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
-            "history policy declares what it drops; if you changed the record, record a Break with it"
+            f"step {index + 1} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares "
+            "it. A history policy declares what it drops; if you changed the record, record a Break with it"
         )
     if step.base != step.context and not is_new:
-        raise InvalidRecord(f"step {index} starts {step.context!r} from {step.base!r}, but it has begun before")
+        raise InvalidRecord(f"step {index + 1} starts {step.context!r} from {step.base!r}, but it has begun before")
     if not 0 <= step.keep <= base_length:
-        raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
+        raise InvalidRecord(f"step {index + 1} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
     if step.extends != (not is_new and step.break_ is None):
-        raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.break_}")
+        raise InvalidRecord(f"step {index + 1} says extends={step.extends}, with the break {step.break_}")
     if step.break_ is not None:
         _check_break(index, step, step.break_, length if drops else step.keep)
 
@@ -329,5 +331,5 @@ def _check_break(index: int, step: Step, break_: Break, length: int) -> None:
     expected = (kind, step.context, step.base, step.keep, length - step.keep)
     found = (break_.kind, break_.context, break_.base, break_.kept, break_.dropped)
     if found != expected:
-        raise InvalidRecord(f"step {index} has the break {found}; expected {expected}, which is what it does")
+        raise InvalidRecord(f"step {index + 1} has the break {found}; expected {expected}, which is what it does")
     check_break(break_)

@@ -62,7 +62,9 @@ def prompt_of(trajectory: Trajectory, step: int) -> list[Range]:
     """
     found = next((ranges.prompt for ranges in step_ranges(trajectory) if ranges.step.step_index == step), None)
     if found is None:
-        raise InvalidRecord(f"{trajectory.id!r} has no step {step}; expected 0 to {len(trajectory.steps) - 1}")
+        raise InvalidRecord(
+            f"{trajectory.id!r} has no steps[{step}]; expected an index from 0 to {len(trajectory.steps) - 1}"
+        )
     return found
 
 
