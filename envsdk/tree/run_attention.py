@@ -224,7 +224,7 @@ def attend(
 def attend_by_runs(
     query: Any, key: Any, value: Any, tree: TreeRuns, scale: float, *, window: int | None, softcap: Any, sinks: Any
 ) -> Any:
-    """Compute attention over a tree with one call of torch for each run, for all options of `attend`, which see."""
+    """Compute attention over a tree with one call of torch for each run; it has all options of `attend`."""
     torch = _module("torch")
     queries, keys, values = (tensor.split(tree.sizes, 2) for tensor in (query, key, value))
     outputs: list[Any] = []
