@@ -1,0 +1,138 @@
+"""A step of envsdk, and the least that any implementation must do: encode the new text."""
+
+from collections.abc import Callable
+from functools import cache
+from time import process_time
+from typing import Any
+
+import numpy as np
+import real_models
+
+from benchmarks.contender import Repetition, contender
+from benchmarks.workloads import QUESTION, SYSTEM, Kind, answer, reply, tools
+from envsdk import Action, Env, Limits, Message, Turn
+from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+
+STEPS = 20
+"""The steps that one repetition measures."""
+VERSIONS = ("tiktoken", "tokenizers", "numpy")
+
+
+class Talk(Env):
+    """Answers each reply with the next message of the workload."""
+
+    kind: Kind
+    answers: list[Message]
+
+    def start(self) -> Turn:
+        """Ask."""
+        self.step_index = 0
+        return Turn(QUESTION, system=SYSTEM, tools=tools(self.kind) or None)
+
+    def respond(self, reply: Message) -> Turn:
+        """Answer."""
+        self.step_index += 1
+        return Turn(self.answers[self.step_index - 1])
+
+
+class Steps:
+    """Measures the steps around step number `at`, in episodes from the start.
+
+    Args:
+        env: The environment.
+        kind: Who answers.
+        at: The number of steps before those that are measured.
+        after: What else is done in each step.
+    """
+
+    def __init__(self, env: Talk, kind: Kind, at: int, after: Callable[[], object] | None = None) -> None:
+        self.env, self.after = env, after
+        self.window = max(5, at // 50)
+        self.first = at - self.window // 2
+        self.episodes = max(1, STEPS // self.window)
+        last = self.first + self.window
+        env.kind = kind
+        env.answers = [Message.from_openai(answer(step, kind)) for step in range(last)]
+        replies = (env.renderer.reply(Message.from_openai(reply(step, kind))) for step in range(last))
+        self.actions = [Action(tokens, np.full(len(tokens), -0.5, dtype=np.float32)) for tokens in replies]
+
+    def __call__(self) -> float:
+        """Return the CPU seconds of one step."""
+        return sum(self._episode() for _ in range(self.episodes)) / (self.episodes * self.window)
+
+    def _episode(self) -> float:
+        self.env.reset(seed=0)
+        for action in self.actions[: self.first]:
+            self.env.step(action)
+        start = process_time()
+        for action in self.actions[self.first :]:
+            self.env.step(action)
+            if self.after is not None:
+                self.after()
+        return process_time() - start
+
+
+@cache
+def qwen3() -> Tokenizer:
+    """Return Qwen3's tokenizer."""
+    return load_tokenizer(real_models.qwen3_folder())
+
+
+def talk(history: str, renderer: str = "qwen3", tokenizer: Any = None) -> Talk:
+    """Return an environment without a limit of steps."""
+    limits = Limits(max_steps=None)
+    return Talk(renderer=renderer, tokenizer=tokenizer or qwen3(), history=history, limits=limits)
+
+
+@contender("tool-turns", "envsdk", packages=VERSIONS)
+def tool_turns(size: int) -> Repetition:
+    """Steps with a tool under `keep`."""
+    return Steps(talk("keep"), "tools", size)
+
+
+@contender("tool-turns", "envsdk, and a copy of the prompt", note="also returns the whole prompt as an array")
+def tool_turns_with_prompt(size: int) -> Repetition:
+    """The same, and the prompt."""
+    env = talk("keep")
+    return Steps(env, "tools", size, env.prompt)
+
+
+@contender("user-turns", "envsdk")
+def user_turns(size: int) -> Repetition:
+    """Steps with a user under `strip`."""
+    return Steps(talk("strip"), "users", size)
+
+
+@contender("user-turns", "envsdk, and a copy of the prompt", note="also returns the whole prompt as an array")
+def user_turns_with_prompt(size: int) -> Repetition:
+    """The same, and the prompt."""
+    env = talk("strip")
+    return Steps(env, "users", size, env.prompt)
+
+
+def encoding(tokenizer: Tokenizer, kind: Kind, size: int) -> Repetition:
+    """Return the encoding of the answers of the measured steps."""
+    texts = [answer(step, kind)["content"] for step in range(size, size + STEPS)]
+
+    def encode() -> float:
+        start = process_time()
+        for text in texts:
+            tokenizer.encode(text)
+        return (process_time() - start) / STEPS
+
+    return encode
+
+
+NOTE = "encodes the 200 words of the answer, and nothing else, with the tokenizer that envsdk uses"
+
+
+@contender("tool-turns", "encode", note=NOTE)
+def encode_tool_answers(size: int) -> Repetition:
+    """The limit of a step with a tool."""
+    return encoding(qwen3(), "tools", size)
+
+
+@contender("user-turns", "encode", note=NOTE)
+def encode_user_answers(size: int) -> Repetition:
+    """The limit of a step with a user."""
+    return encoding(qwen3(), "users", size)
