@@ -56,4 +56,59 @@ USER_TURNS = Row(
         ahead(100, "renderers", "tinker-cookbook", "chat template", at=(200,)),
     ),
 )
-PROMPT_ROWS = (TOOL_TURNS, USER_TURNS)
+HARMONY_TURNS = Row(
+    id="harmony-tool-turns",
+    title="Next prompt: gpt-oss, tool turns",
+    measures=f"{STEP} gpt-oss with its real vocabulary; each reply calls a tool; nothing of the past is dropped.",
+    contenders=(Entry(OURS, OURS), ENCODE, Entry("openai-harmony", OURS)),
+    sizes=SIZES,
+    size_name="T",
+    quick_sizes=QUICK,
+    limit="encode",
+    targets=(ahead(20, "openai-harmony", at=(200,)),),
+)
+UNKNOWN_TEMPLATE = Row(
+    id="unknown-template",
+    title="Next prompt: an unknown template, tool turns",
+    measures=f"{STEP} The template is Qwen3's, which is given as an unknown text; each reply calls a tool.",
+    contenders=(Entry(OURS, OURS), ENCODE, Entry("verl", "verl"), TEMPLATE),
+    sizes=SIZES,
+    size_name="T",
+    quick_sizes=QUICK,
+    limit="encode",
+    targets=(at_most(4, "encode"),),
+)
+REPLY = Row(
+    id="reply",
+    title="Read a reply",
+    measures="The CPU time to read the tokens of a reply of Qwen3: 500 words of reasoning, 200 of text, and two calls "
+    "of 60 words each, about 1,000 tokens.",
+    contenders=(
+        Entry(OURS, OURS),
+        Entry("renderers", "renderers"),
+        Entry("tinker-cookbook", "tinker"),
+        Entry("vLLM", "vllm"),
+    ),
+    sizes=(1000,),
+    size_name="tokens",
+    quick_sizes=(1000,),
+    targets=(at_most(1, "renderers", "tinker-cookbook", "vLLM"),),
+)
+HARMONY_REPLY = Row(
+    id="harmony-reply",
+    title="Read a reply of gpt-oss",
+    measures="The CPU time to read the tokens of a reply of gpt-oss: 500 words of reasoning, 200 of text, and one call "
+    "of 60 words, about 1,000 tokens.",
+    contenders=(
+        Entry(OURS, OURS),
+        Entry("openai-harmony", OURS),
+        Entry("renderers", "renderers"),
+        Entry("tinker-cookbook", "tinker"),
+        Entry("vLLM", "vllm"),
+    ),
+    sizes=(1000,),
+    size_name="tokens",
+    quick_sizes=(1000,),
+    targets=(at_most(1, "openai-harmony", "renderers", "tinker-cookbook", "vLLM"),),
+)
+PROMPT_ROWS = (TOOL_TURNS, USER_TURNS, HARMONY_TURNS, UNKNOWN_TEMPLATE, REPLY, HARMONY_REPLY)

@@ -1,12 +1,21 @@
 """The conversations that every contender gets, as messages in the OpenAI form. All of it is English prose."""
 
 from functools import cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import real_models
 from prose import SEARCH, Prose
+
+from envsdk import Message, Renderer, get_renderer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Kind = Literal["tools", "users"]
 """Whether replies call a tool, which answers, or a user answers them."""
+Family = Literal["qwen3", "harmony"]
 RawMessage = dict[str, Any]
 
 TOOLS = [SEARCH]
@@ -61,3 +70,50 @@ def conversation(steps: int, kind: Kind) -> list[RawMessage]:
     for step in range(steps):
         messages += [reply(step, kind), answer(step, kind)]
     return messages
+
+
+def long_reply(index: int, calls: int = 2) -> RawMessage:
+    """Return a reply of about 1,000 tokens: a reasoning, a text, and calls."""
+    words, at = prose().words, index * 1000
+    made = [
+        {
+            "id": f"call{number}",
+            "type": "function",
+            "function": {"name": "search", "arguments": {"query": words(60, start=at + 700 + 60 * number)}},
+        }
+        for number in range(calls)
+    ]
+    reasoning, content = words(500, start=at), words(200, start=at + 500)
+    return {"role": "assistant", "reasoning_content": reasoning, "content": content, "tool_calls": made}
+
+
+@cache
+def renderer(family: Family) -> Renderer:
+    """Return envsdk's renderer of a family, on its real vocabulary."""
+    return get_renderer(family, real_models.FAMILIES[family]()["tokenizer"])
+
+
+def tokens_of(message: RawMessage, family: Family) -> "NDArray[np.int32]":
+    """Return a reply as the model of a family would sample it."""
+    return renderer(family).reply(Message.from_openai(message))
+
+
+READ = 20
+"""The replies that one repetition reads."""
+
+
+def replies(family: Family) -> "list[NDArray[np.int32]]":
+    """Return replies of about 1,000 tokens with two calls; with one in Harmony, whose replies end with a call."""
+    return [tokens_of(long_reply(index, 1 if family == "harmony" else 2), family) for index in range(READ)]
+
+
+def gpt_oss_folder() -> Path:
+    """Return the folder with gpt-oss's tokenizer.json, which transformers needs.
+
+    Raises:
+        FileNotFoundError: If this machine does not have it: no wheel contains it.
+    """
+    folder = real_models.SHARED / "tokenizers" / "gpt-oss"
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError("gpt-oss's tokenizer.json is only in shared/, which is missing: no wheel has it")
+    return folder

@@ -1,17 +1,15 @@
 """A step of envsdk, and the least that any implementation must do: encode the new text."""
 
 from collections.abc import Callable
-from functools import cache
 from time import process_time
-from typing import Any
 
 import numpy as np
 import real_models
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import QUESTION, SYSTEM, Kind, answer, reply, tools
-from envsdk import Action, Env, Limits, Message, Turn
-from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+from benchmarks.workloads import QUESTION, SYSTEM, Kind, answer, renderer, reply, tools
+from envsdk import Action, Env, Limits, Message, Renderer, Turn, get_renderer
+from envsdk.rendering.tokenizers import Tokenizer
 
 STEPS = 20
 """The steps that one repetition measures."""
@@ -72,16 +70,9 @@ class Steps:
         return process_time() - start
 
 
-@cache
-def qwen3() -> Tokenizer:
-    """Return Qwen3's tokenizer."""
-    return load_tokenizer(real_models.qwen3_folder())
-
-
-def talk(history: str, renderer: str = "qwen3", tokenizer: Any = None) -> Talk:
-    """Return an environment without a limit of steps."""
-    limits = Limits(max_steps=None)
-    return Talk(renderer=renderer, tokenizer=tokenizer or qwen3(), history=history, limits=limits)
+def talk(history: str, family: Renderer | None = None) -> Talk:
+    """Return an environment without a limit of steps; its family is Qwen3 unless a renderer is given."""
+    return Talk(renderer=family or renderer("qwen3"), history=history, limits=Limits(max_steps=None))
 
 
 @contender("tool-turns", "envsdk", packages=VERSIONS)
@@ -129,10 +120,40 @@ NOTE = "encodes the 200 words of the answer, and nothing else, with the tokenize
 @contender("tool-turns", "encode", note=NOTE)
 def encode_tool_answers(size: int) -> Repetition:
     """The limit of a step with a tool."""
-    return encoding(qwen3(), "tools", size)
+    return encoding(renderer("qwen3").tokenizer, "tools", size)
+
+
+@contender("harmony-tool-turns", "envsdk", packages=("openai-harmony", *VERSIONS))
+def harmony_tool_turns(size: int) -> Repetition:
+    """Steps of gpt-oss with a tool under `keep`."""
+    return Steps(talk("keep", renderer("harmony")), "tools", size)
+
+
+@contender("unknown-template", "envsdk", note="`fixed_base`, which measures the template at the start of an episode")
+def unknown_template(size: int) -> Repetition:
+    """Steps with a tool, by a template that is measured."""
+    return Steps(talk("keep", unknown()), "tools", size)
+
+
+def unknown() -> Renderer:
+    """Return `fixed_base` for Qwen3's template with a comment, so that no table has the template's hash."""
+    template = "{#- a template of one's own -#}" + real_models.template("qwen3")
+    return get_renderer("fixed_base", renderer("qwen3").tokenizer, template=template)
 
 
 @contender("user-turns", "encode", note=NOTE)
 def encode_user_answers(size: int) -> Repetition:
     """The limit of a step with a user."""
-    return encoding(qwen3(), "users", size)
+    return encoding(renderer("qwen3").tokenizer, "users", size)
+
+
+@contender("harmony-tool-turns", "encode", note=NOTE)
+def encode_harmony_tool_answers(size: int) -> Repetition:
+    """The limit of a step of gpt-oss with a tool."""
+    return encoding(renderer("harmony").tokenizer, "tools", size)
+
+
+@contender("unknown-template", "encode", note=NOTE)
+def encode_for_unknown_template(size: int) -> Repetition:
+    """The limit of a step by a template."""
+    return encoding(renderer("qwen3").tokenizer, "tools", size)

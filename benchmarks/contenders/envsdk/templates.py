@@ -36,6 +36,12 @@ def tool_turns(size: int) -> Repetition:
     return rendering("tools", size)
 
 
+@contender("unknown-template", "chat template", packages=PACKAGES, note=NOTE)
+def unknown_template(size: int) -> Repetition:
+    """A conversation with tools."""
+    return rendering("tools", size)
+
+
 @contender("user-turns", "chat template", packages=PACKAGES, note=NOTE)
 def user_turns(size: int) -> Repetition:
     """A conversation with a user."""
