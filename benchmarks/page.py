@@ -14,8 +14,8 @@ envsdk and other projects on the same workloads, measured in one run by `make be
 """
 METHOD = """## How it is measured
 
-- Each project runs in an environment of its own, with pinned versions, in one process. The contenders of a row take
-  turns after every repetition, so that a change in the machine's load affects all of them.
+- Each project runs in an environment of its own, with pinned versions, in a process that holds nothing else.
+  The contenders of a row take turns after every repetition, so that a change in the machine's load affects all of them.
 - A figure is the median of the repetitions; ± is half the distance between their quartiles. Times are CPU times of the
   process unless the row states otherwise.
 - Each project runs in the fastest mode that its documentation describes; the notes under a table name it.

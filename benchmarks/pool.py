@@ -15,8 +15,10 @@ from . import CHECKOUT
 from .contender import Size
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
-OURS = "envsdk"
-"""The environment that this program itself runs in."""
+SET_UP_S = 300.0
+"""The longest that a worker may take to start, and a contender to prepare a size."""
+OURS = ("envsdk", "openai_harmony", "transformers")
+"""What runs with the packages of this program itself: each in a process of its own, as all others."""
 
 
 class NotMeasured(Exception):
@@ -38,7 +40,7 @@ def python_of(environment: str) -> Path:
     Raises:
         NotMeasured: If it cannot be installed on this machine.
     """
-    if environment == OURS:
+    if environment in OURS:
         return Path(sys.executable)
     own = REQUIREMENTS / f"{environment}.txt"
     folder = made(environment, own if own.is_file() else PEERS / environment / "requirements.txt")
@@ -63,6 +65,7 @@ class Process:
             )
         self.prepared: set[tuple[str, str, Size]] = set()
         self._log = log
+        self._answer(SET_UP_S)  # it is ready
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send a request and return the answer.
@@ -74,14 +77,23 @@ class Process:
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self._answer(timeout_s)
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        try:
             answer = json.loads(self._line(timeout_s))
-        except (BrokenPipeError, EOFError):
-            raise NotMeasured(f"its process ended with {self._process.wait()}; see {self._log}") from None
+        except EOFError:
+            raise self._ended() from None
         if "error" in answer:
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(answer["where"])
             raise NotMeasured(answer["error"])
         return answer
+
+    def _ended(self) -> NotMeasured:
+        return NotMeasured(f"its process ended with {self._process.wait()}")
 
     def _line(self, timeout_s: float) -> bytes:
         assert self._process.stdout
@@ -113,7 +125,7 @@ class Pool:
 
     Args:
         logs: The folder for what they print.
-        cap_s: The longest that one request may take.
+        cap_s: The longest that one repetition may take.
     """
 
     def __init__(self, logs: Path, cap_s: float) -> None:
@@ -124,7 +136,7 @@ class Pool:
     def describe(self, environment: str, row: str, name: str, size: Size) -> dict[str, Any]:
         """Prepare a contender for a size; return its note and versions."""
         process = self._process(environment)
-        described = process.request({"do": "prepare", "row": row, "name": name, "size": size}, self._cap_s)
+        described = process.request({"do": "prepare", "row": row, "name": name, "size": size}, SET_UP_S)
         process.prepared.add((row, name, size))
         return described
 
@@ -143,7 +155,7 @@ class Pool:
             if process.is_alive and process.prepared:
                 process.prepared.clear()
                 try:
-                    process.request({"do": "drop"}, self._cap_s)
+                    process.request({"do": "drop"}, SET_UP_S)
                 except NotMeasured:  # it is replaced when it is next needed
                     process.kill()
 

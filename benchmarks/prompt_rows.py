@@ -10,7 +10,7 @@ STEP = (
 )
 ENCODE = Entry("encode", OURS)
 WITH_PROMPT = Entry("envsdk, and a copy of the prompt", OURS)
-TEMPLATE = Entry("chat template", OURS)
+TEMPLATE = Entry("chat template", "transformers")
 
 TOOL_TURNS = Row(
     id="tool-turns",
@@ -60,7 +60,7 @@ HARMONY_TURNS = Row(
     id="harmony-tool-turns",
     title="Next prompt: gpt-oss, tool turns",
     measures=f"{STEP} gpt-oss with its real vocabulary; each reply calls a tool; nothing of the past is dropped.",
-    contenders=(Entry(OURS, OURS), ENCODE, Entry("openai-harmony", OURS)),
+    contenders=(Entry(OURS, OURS), ENCODE, Entry("openai-harmony", "openai_harmony")),
     sizes=SIZES,
     size_name="T",
     quick_sizes=QUICK,
@@ -101,7 +101,7 @@ HARMONY_REPLY = Row(
     "of 60 words, about 1,000 tokens.",
     contenders=(
         Entry(OURS, OURS),
-        Entry("openai-harmony", OURS),
+        Entry("openai-harmony", "openai_harmony"),
         Entry("renderers", "renderers"),
         Entry("tinker-cookbook", "tinker"),
         Entry("vLLM", "vllm"),

@@ -4,7 +4,8 @@
     {"do": "repeat", "row": ..., "name": ..., "size": ...}     {"value": 0.0012}
     {"do": "drop"}                                             {}
 
-A request that fails is answered with {"error": "ValueError: ...", "where": "<traceback>"}.
+Before the first request it answers {}: all modules are imported. A request that fails is answered with
+{"error": "ValueError: ...", "where": "<traceback>"}.
 """
 
 import gc
@@ -53,12 +54,15 @@ class Worker:
         except LookupError as error:
             raise LookupError("; ".join([str(error), *self._not_imported])) from None
         self._prepared[row, name, size] = contender.set_up(size)
+        gc.collect()
+        gc.freeze()  # a repetition pays for the garbage that it makes, not for walking through what others prepared
         return contender.described()
 
     def _drop(self) -> dict[str, Any]:
         for repetition in self._prepared.values():
             getattr(repetition, "close", lambda: None)()
         self._prepared.clear()
+        gc.unfreeze()
         return {}
 
 
@@ -75,6 +79,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = Worker(list(import_contenders(sys.argv[1])))
+    print(json.dumps({}), file=answers, flush=True)  # ready
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
 

@@ -2,16 +2,14 @@
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import real_models
 from prose import SEARCH, Prose
 
 from envsdk import Message, Renderer, get_renderer
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from .apart import apart
 
 Kind = Literal["tools", "users"]
 """Whether replies call a tool, which answers, or a user answers them."""
@@ -21,6 +19,8 @@ RawMessage = dict[str, Any]
 TOOLS = [SEARCH]
 REASONING, CONTENT, QUERY, ANSWER = 100, 80, 20, 200
 """The words of a reply's reasoning, its text, and its call's argument; and the words of an answer."""
+CHECKED = 10
+"""The largest size at which `check_prompt` compares."""
 SYSTEM, QUESTION = "Think first.", "Find out all about it."
 
 
@@ -72,6 +72,30 @@ def conversation(steps: int, kind: Kind) -> list[RawMessage]:
     return messages
 
 
+def prompt_text(steps: int, kind: Kind, family: Family) -> str:
+    """Return the prompt after some steps as envsdk renders it: the same as the official template does."""
+    messages = [Message.from_openai(message) for message in conversation(steps, kind)]
+    tokens = renderer(family).render(messages, tools=tools(kind), generation_prompt=True).tokens
+    return renderer(family).tokenizer.decode(tokens)
+
+
+def check_prompt(text: str, size: int, kind: Kind, family: Family = "qwen3") -> None:
+    """Check that a contender renders the same prompt after step number `size`, at the smallest size.
+
+    The texts are compared: where they are cut into tokens may differ.
+
+    Raises:
+        ValueError: If it differs, so that its cost would be that of other work.
+    """
+    if size > CHECKED:
+        return
+    texts = text, apart("prompt_text", size + 1, kind, family)
+    if texts[0] != texts[1]:
+        at = next((i for i, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), min(map(len, texts)))
+        found, wanted = (each[max(0, at - 20) : at + 60] for each in texts)
+        raise ValueError(f"its prompt differs from the template's: {found!r} instead of {wanted!r}")
+
+
 def long_reply(index: int, calls: int = 2) -> RawMessage:
     """Return a reply of about 1,000 tokens: a reasoning, a text, and calls."""
     words, at = prose().words, index * 1000
@@ -93,18 +117,19 @@ def renderer(family: Family) -> Renderer:
     return get_renderer(family, real_models.FAMILIES[family]()["tokenizer"])
 
 
-def tokens_of(message: RawMessage, family: Family) -> "NDArray[np.int32]":
-    """Return a reply as the model of a family would sample it."""
-    return renderer(family).reply(Message.from_openai(message))
-
-
 READ = 20
 """The replies that one repetition reads."""
 
 
-def replies(family: Family) -> "list[NDArray[np.int32]]":
-    """Return replies of about 1,000 tokens with two calls; with one in Harmony, whose replies end with a call."""
-    return [tokens_of(long_reply(index, 1 if family == "harmony" else 2), family) for index in range(READ)]
+def replies(family: Family) -> list[list[int]]:
+    """Return the tokens of replies of about 1,000 tokens with two calls; with one in Harmony, where a call is last."""
+    messages = [long_reply(index, 1 if family == "harmony" else 2) for index in range(READ)]
+    return [renderer(family).reply(Message.from_openai(message)).tolist() for message in messages]
+
+
+def peers_replies(family: Family) -> list[list[int]]:
+    """Return the same, without loading envsdk's tokenizer into this process."""
+    return apart("replies", family)
 
 
 def gpt_oss_folder() -> Path:

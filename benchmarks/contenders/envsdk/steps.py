@@ -7,7 +7,7 @@ import numpy as np
 import real_models
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import QUESTION, SYSTEM, Kind, answer, renderer, reply, tools
+from benchmarks.workloads import QUESTION, SYSTEM, Kind, answer, conversation, renderer, reply, tools
 from envsdk import Action, Env, Limits, Message, Renderer, Turn, get_renderer
 from envsdk.rendering.tokenizers import Tokenizer
 
@@ -53,6 +53,14 @@ class Steps:
         env.answers = [Message.from_openai(answer(step, kind)) for step in range(last)]
         replies = (env.renderer.reply(Message.from_openai(reply(step, kind))) for step in range(last))
         self.actions = [Action(tokens, np.full(len(tokens), -0.5, dtype=np.float32)) for tokens in replies]
+        self._episode()
+        self._check(last, kind)
+
+    def _check(self, steps: int, kind: Kind) -> None:
+        messages = [Message.from_openai(message) for message in conversation(steps, kind)]
+        expected = self.env.renderer.render(messages, tools=tools(kind), generation_prompt=True).tokens
+        if not np.array_equal(self.env.prompt(), expected):
+            raise ValueError("its prompt is not that of the conversation")
 
     def __call__(self) -> float:
         """Return the CPU seconds of one step."""

@@ -10,7 +10,7 @@ from renderers.qwen3 import Qwen3Renderer
 from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import answer, conversation, reply, tools
+from benchmarks.workloads import answer, check_prompt, conversation, reply, tools
 
 PACKAGES = ("renderers", "tokenizers", "transformers")
 BRIDGES = 5
@@ -36,13 +36,16 @@ def bridge(size: int) -> Repetition:
     prompt = renderer.render_ids(past, tools=offered, add_generation_prompt=True)
     whole = renderer.render_ids([*past, reply(size, "tools")], tools=offered)
     completion = whole[len(prompt) : len(whole) - 1]  # the newline after the turn is not sampled
+    first = renderer.bridge_to_next_turn(prompt, completion, [answer(size, "tools")], tools=offered)
+    if first is None:
+        raise ValueError("the bridge refuses")
+    check_prompt(tokenizer().decode(first.token_ids), size, "tools")
     answers = [answer(step, "tools") for step in range(size, size + BRIDGES)]
 
     def bridges() -> float:
         start = process_time()
         for message in answers:
-            if renderer.bridge_to_next_turn(prompt, completion, [message], tools=offered) is None:
-                raise ValueError("the bridge refuses")
+            renderer.bridge_to_next_turn(prompt, completion, [message], tools=offered)
         return (process_time() - start) / BRIDGES
 
     return bridges
@@ -58,6 +61,7 @@ def render(size: int) -> Repetition:
     """Render the whole conversation."""
     renderer = Qwen3Renderer(tokenizer(), Qwen3RendererConfig())
     messages: Any = conversation(size + 1, "users")
+    check_prompt(tokenizer().decode(renderer.render_ids(messages, add_generation_prompt=True)), size, "users")
 
     def rendered() -> None:
         renderer.render_ids(messages, add_generation_prompt=True)

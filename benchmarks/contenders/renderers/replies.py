@@ -10,7 +10,7 @@ from renderers.configs import config_from_name
 from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import READ, Family, gpt_oss_folder, replies, tools
+from benchmarks.workloads import READ, Family, gpt_oss_folder, peers_replies, tools
 
 PACKAGES = ("renderers", "tokenizers", "transformers")
 NOTE = "`Renderer.parse_response`"
@@ -32,7 +32,7 @@ def gpt_oss() -> Renderer:
 def reading(reader: Renderer, family: Family) -> Repetition:
     """Return the reading of replies of a family, after the header that a prompt of gpt-oss ends with."""
     header = [200006, 173781] if family == "harmony" else []
-    given, offered = [[*header, *tokens.tolist()] for tokens in replies(family)], tools("tools")
+    given, offered = [[*header, *tokens] for tokens in peers_replies(family)], tools("tools")
     if not reader.parse_response(given[0], tools=offered).tool_calls:
         raise ValueError("it finds no call")
 

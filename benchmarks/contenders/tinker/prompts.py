@@ -10,7 +10,7 @@ from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
 from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import SYSTEM, Kind, RawMessage, conversation, tools
+from benchmarks.workloads import SYSTEM, Kind, RawMessage, check_prompt, conversation, tools
 
 PACKAGES = ("tinker-cookbook", "tinker", "tml-renderers", "tokenizers", "transformers")
 
@@ -52,6 +52,7 @@ def rendering(kind: Kind, size: int, *, strips: bool) -> Repetition:
     """Return the rendering of the whole conversation."""
     renderer = Qwen3Renderer(tokenizer(), strip_thinking_from_history=strips)
     given = messages(renderer, size, kind)
+    check_prompt(tokenizer().decode(renderer.build_generation_prompt(given).to_ints()), size, kind)
 
     def render() -> None:
         renderer.build_generation_prompt(given)

@@ -10,7 +10,7 @@ from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
 from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import READ, Family, gpt_oss_folder, replies
+from benchmarks.workloads import READ, Family, gpt_oss_folder, peers_replies
 
 PACKAGES = ("tinker-cookbook", "tokenizers", "transformers")
 NOTE = "`Renderer.parse_response`; the arguments of a call stay text"
@@ -18,7 +18,7 @@ NOTE = "`Renderer.parse_response`; the arguments of a call stay text"
 
 def reading(reader: Renderer, family: Family) -> Repetition:
     """Return the reading of replies of a family."""
-    given = [tokens.tolist() for tokens in replies(family)]
+    given = peers_replies(family)
     message, _ = reader.parse_response(given[0])
     if not message.get("tool_calls"):
         raise ValueError("it finds no call")

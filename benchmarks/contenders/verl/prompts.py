@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import answer, conversation, reply, tokens_of, tools
+from benchmarks.workloads import answer, check_prompt, conversation, reply, tools
 
 MERGES = 5
 """The steps that one repetition measures."""
@@ -28,12 +28,15 @@ def verl(size: int) -> Repetition:
     builder = create_continuous_token_builder(tokenizer, hf_model_type="qwen3")
     offered, past = tools("tools"), conversation(size, "tools")
     prompt = builder.build_initial_tokens(past, tools=offered)
-    sampled = tokens_of(reply(size, "tools"), "qwen3").tolist()
+    replied = [*past, reply(size, "tools")]
+    sampled = builder._render_tokens(replied, add_generation_prompt=False, tools=offered)[len(prompt) : -1]
     mask = [1] * len(prompt)
     logprobs = np.full(len(prompt), -0.5).tolist()
-    replied = [*past, reply(size, "tools")]
     answered = [[*replied, answer(step, "tools")] for step in range(size, size + MERGES)]
     sampled_logprobs = [-0.5] * len(sampled)
+    merged = builder.merge_assistant_tokens(prompt, sampled)
+    first = builder.merge_context_tokens(replied, answered[0], merged.token_ids, tools=offered)
+    check_prompt(tokenizer.decode(first.token_ids), size, "tools")
 
     def merges() -> float:
         start = process_time()

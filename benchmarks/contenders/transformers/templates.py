@@ -1,4 +1,4 @@
-"""The chat template of transformers, which renders the whole conversation at each step."""
+"""The chat template of transformers, in a process of its own, which renders the whole conversation at each step."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ import real_models
 from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import Kind, conversation, tools
+from benchmarks.workloads import Kind, check_prompt, conversation, tools
 
 PACKAGES = ("transformers", "jinja2")
 NOTE = "`apply_chat_template(tokenize=True)` of the conversation, with transformers' fast tokenizer"
@@ -22,10 +22,12 @@ def tokenizer() -> Any:
 def rendering(kind: Kind, size: int) -> Repetition:
     """Return the rendering of the conversation up to the next reply."""
     messages, offered = conversation(size + 1, kind), tools(kind) or None
+    options = {"tools": offered, "add_generation_prompt": True, "tokenize": True, "return_dict": False}
     template = tokenizer()
+    check_prompt(template.decode(template.apply_chat_template(messages, **options)), size, kind)
 
     def render() -> None:
-        template.apply_chat_template(messages, tools=offered, add_generation_prompt=True, tokenize=True)
+        template.apply_chat_template(messages, **options)
 
     return render
 

@@ -1,23 +1,23 @@
 """OpenAI's own library for gpt-oss: it renders the whole conversation at each step, and reads replies."""
 
 import json
+import os
 from collections.abc import Iterator
 from time import process_time
 
 import openai_harmony as oh
-from envsdk_renderers.harmony import Harmony
+import real_models
 
 from benchmarks.contender import Repetition, contender
-from benchmarks.workloads import QUESTION, READ, SYSTEM, RawMessage, answer, renderer, replies, reply, tools
+from benchmarks.workloads import QUESTION, READ, SYSTEM, RawMessage, answer, check_prompt, peers_replies, reply, tools
 
 PACKAGES = ("openai-harmony",)
 
 
 def encoding() -> oh.HarmonyEncoding:
-    """Return the library's encoding of gpt-oss."""
-    family = renderer("harmony")
-    assert isinstance(family, Harmony)
-    return family.encoding
+    """Return the library's encoding of gpt-oss, of a file that it would else download."""
+    os.environ.setdefault("TIKTOKEN_ENCODINGS_BASE", str(real_models.o200k_folder()))
+    return oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 def beginning() -> list[oh.Message]:
@@ -26,7 +26,9 @@ def beginning() -> list[oh.Message]:
     described = [oh.ToolDescription.new(each["name"], each["description"], each["parameters"]) for each in functions]
     developer = oh.DeveloperContent.new().with_instructions(SYSTEM).with_function_tools(described)
     return [
-        oh.Message.from_role_and_content(oh.Role.SYSTEM, oh.SystemContent.new()),
+        oh.Message.from_role_and_content(
+            oh.Role.SYSTEM, oh.SystemContent.new().with_conversation_start_date("2025-08-05")
+        ),
         oh.Message.from_role_and_content(oh.Role.DEVELOPER, developer),
         oh.Message.from_role_and_content(oh.Role.USER, QUESTION),
     ]
@@ -61,10 +63,12 @@ def render(size: int) -> Repetition:
     messages = beginning()
     for step in range(size + 1):
         messages += [*written(reply(step, "tools")), *written(answer(step, "tools"))]
-    conversation, library = oh.Conversation.from_messages(messages), encoding()
+    whole, library = oh.Conversation.from_messages(messages), encoding()
+    tokens = library.render_conversation_for_completion(whole, oh.Role.ASSISTANT)
+    check_prompt(library.decode_utf8(tokens), size, "tools", "harmony")
 
     def rendered() -> None:
-        library.render_conversation_for_completion(conversation, oh.Role.ASSISTANT)
+        library.render_conversation_for_completion(whole, oh.Role.ASSISTANT)
 
     return rendered
 
@@ -77,7 +81,7 @@ def render(size: int) -> Repetition:
 )
 def read(size: int) -> Repetition:
     """Read replies."""
-    given, library = [tokens.tolist() for tokens in replies("harmony")], encoding()
+    given, library = peers_replies("harmony"), encoding()
 
     def reads() -> float:
         start = process_time()
