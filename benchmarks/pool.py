@@ -1,5 +1,6 @@
 """The parent's side of the workers: one process for each environment, started when it is first needed."""
 
+import contextlib
 import json
 import os
 import select
@@ -118,6 +119,10 @@ class Process:
         """End it at once."""
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            with contextlib.suppress(BrokenPipeError):  # of a request that it did not read
+                pipe.close()
 
 
 class Pool:
@@ -169,6 +174,8 @@ class Pool:
             raise NotMeasured(self._broken[environment])
         process = self._processes.get(environment)
         if process is None or not process.is_alive:
+            if process is not None:
+                process.kill()
             try:
                 process = self._processes[environment] = Process(environment, self._logs / f"{environment}.log")
             except NotMeasured as reason:
