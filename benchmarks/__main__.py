@@ -26,8 +26,8 @@ from .verdicts import verdicts
 
 DOCS = CHECKOUT / "docs"
 CACHE = CHECKOUT / ".cache" / "benchmarks"
-REPETITIONS, QUICK_REPETITIONS = 9, 3
-CAP_S, BUDGET_S = 60.0, 12.0
+REPETITIONS, QUICK_REPETITIONS = 7, 3
+CAP_S, BUDGET_S = 60.0, 8.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

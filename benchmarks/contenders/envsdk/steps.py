@@ -79,8 +79,8 @@ class Steps:
 
 
 def talk(history: str, family: Renderer | None = None) -> Talk:
-    """Return an environment without a limit of steps; its family is Qwen3 unless a renderer is given."""
-    return Talk(renderer=family or renderer("qwen3"), history=history, limits=Limits(max_steps=None))
+    """Return an environment without a limit of steps that matters; its family is Qwen3 unless a renderer is given."""
+    return Talk(renderer=family or renderer("qwen3"), history=history, limits=Limits(max_steps=10**6))
 
 
 @contender("tool-turns", "envsdk", packages=VERSIONS)
