@@ -9,6 +9,9 @@ from typing import Any
 
 from . import CHECKOUT
 
+LOAD = "load at the start"
+"""How many processes waited for a core or ran, on average over the last minute."""
+
 
 def machine() -> dict[str, Any]:
     """Return the processor, its cores, the system and the interpreter."""
@@ -17,7 +20,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "load at the start": round(os.getloadavg()[0], 1),
+        LOAD: round(os.getloadavg()[0], 1),
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from .formats import figure, times
+from .machine import LOAD
 from .results import Cell, Measured, RowResult, RunResult
 from .row import OURS, Row
 from .verdicts import Verdict, verdicts
@@ -40,9 +41,11 @@ def page(run: RunResult, rows: Sequence[Row]) -> str:
 def _origin(run: RunResult) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
     kind = "" if run.is_complete else "**Some rows or sizes only: not for publication.** "
+    is_busy = run.machine.get(LOAD, 0) > 0.5 * run.machine.get("cores", 1)
+    note = " **Other programs ran on the machine at the same time**: measure again on an idle one." if is_busy else ""
     return (
         f"{kind}Measured on {run.date} at commit `{run.commit}` in {run.seconds / 60:.0f} minutes, with "
-        f"{run.repetitions} repetitions (fewer, but at least 3, of what takes long). Machine: {machine}.\n"
+        f"{run.repetitions} repetitions (fewer, but at least 3, of what takes long). Machine: {machine}.{note}\n"
     )
 
 

@@ -163,6 +163,14 @@ def test_the_page_states_figures_reasons_targets_and_where_it_was_measured():
     assert "not for publication" not in text
 
 
+def test_the_page_of_a_busy_machine_warns():
+    row = made_row()
+    run = made_run(row)
+    assert "Other programs" not in page(run, [row])
+    run.machine["load at the start"] = 3.2
+    assert "Other programs" in page(run, [row])
+
+
 def test_a_page_is_not_made_of_other_rows():
     row = made_row()
     with pytest.raises(ValueError, match="not \\['other'\\]"):
