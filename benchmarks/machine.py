@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """Return the commit of the checkout, and whether files differ from it."""
-    found = _git("rev-parse", "--short=12", "HEAD")
+    found = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     return f"{found} with local changes" if _git("status", "--porcelain", "--untracked-files=no") else found
 
 
@@ -37,7 +37,7 @@ def today() -> str:
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip()
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import benchmarks.__main__ as program
-from benchmarks import worker
+from benchmarks import machine, worker
 from benchmarks.contender import contender
 from benchmarks.formats import digits, figure
 from benchmarks.measuring import measure
@@ -192,6 +192,14 @@ def test_the_published_page_is_that_of_a_complete_run():
     assert run.is_complete
     assert f"Measured on {run.date} at commit `{run.commit}`" in text
     assert all(f"](benchmarks/{result.id}.svg)" in text for result in run.rows)
+
+
+def test_a_checkout_without_changes_is_named_by_its_commit_alone(monkeypatch: pytest.MonkeyPatch):
+    states = {"rev-parse": "0123456789ab", "status": ""}
+    monkeypatch.setattr(machine, "_git", lambda command, *_: states[command])
+    assert machine.commit() == "0123456789ab"
+    states["status"] = " M Makefile"
+    assert machine.commit() == "0123456789ab with local changes"
 
 
 # Measuring.
