@@ -6,9 +6,7 @@ something small, and no table is printed.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -16,38 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import real_models
+from prose import SEARCH, Prose
 from regressions.figures import Figure, figure_of
 from regressions.yardstick import time_s
 
 from envsdk import Action, Env, Message, ToolCall, Trajectory, Turn, load_tokenizer
 from envsdk.messages import ToolSchema
-from envsdk.rendering.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
-WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]?")
 PERIOD = 90  # step n and step n + 90 say the same
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the library.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
-
-
-class Prose:
-    """English text without end: the plain words of the corpus, round and round."""
-
-    def __init__(self) -> None:
-        words = [word for word in (DATA / "corpus.txt").read_text(encoding="utf-8").split() if WORD.fullmatch(word)]
-        self._length = len(words)
-        self._text = " ".join([*words, *words])
-        self._starts = [0, *accumulate(len(word) + 1 for word in [*words, *words])]
-
-    def words(self, count: int, *, start: int) -> str:
-        """So many words: each time a new string, at no more than the cost of copying it."""
-        first = start % self._length
-        return self._text[self._starts[first] : self._starts[first + count] - 1]
 
 
 class Talk(Env):
