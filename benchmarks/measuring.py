@@ -38,10 +38,11 @@ def _at_size(
         try:
             described = pool.describe(entry.environment, row.id, entry.name, size)
             found[entry] = found[entry].model_copy(update=described)
-            seconds[entry] = pool.repeat(entry.environment, row.id, entry.name, size).seconds  # a warm-up
+            if row.repetitions is None:
+                seconds[entry] = pool.repeat(entry.environment, row.id, entry.name, size).seconds  # a warm-up
         except NotMeasured as reason:
             cells[entry].reason = str(reason)
-    for repetition in range(repetitions):
+    for repetition in range(min(repetitions, row.repetitions or repetitions)):
         for entry in _rotated(row.contenders, repetition):
             is_spent = repetition >= FEWEST and seconds[entry] > budget_s
             if cells[entry].reason is None and not is_spent:

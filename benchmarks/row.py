@@ -78,6 +78,7 @@ class Row:
         targets: What must hold for ours.
         unit: The unit of the figures.
         limit: The contender that is the limit: the part of the work that no implementation can avoid.
+        repetitions: The most repetitions, without a warm-up, where one takes long; None for those of the run.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Row:
     targets: tuple[AnyTarget, ...] = ()
     unit: Unit = "s"
     limit: str | None = None
+    repetitions: int | None = None
 
 
 OURS = "envsdk"

@@ -142,3 +142,8 @@ def gpt_oss_folder() -> Path:
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError("gpt-oss's tokenizer.json is only in shared/, which is missing: no wheel has it")
     return folder
+
+
+def passages(count: int, starts: list[int]) -> list[str]:
+    """Return `count` words from each start."""
+    return [prose().words(count, start=start) for start in starts]
