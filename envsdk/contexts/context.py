@@ -385,6 +385,8 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
+        if type(self.policy).request is HistoryPolicy.request:  # it requests none, whatever the history is
+            return None
         return self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:

@@ -62,6 +62,8 @@ class Agent:
         self.role = role
         self.parent = parent
         self.handoff = handoff
+        self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
+        """Whether its rewards count for the episode, and not only for its own contexts."""
         self.limits = limits
         self.usage = Usage(limits, None if parent is None else parent.usage, counts_steps_above=not is_summary)
         self.phase = Phase.ACTIVE
@@ -98,11 +100,6 @@ class Agent:
         if self.current is None:
             raise TurnError(f"{self.name!r} has no context yet: its environment has not returned a turn")
         return self.current
-
-    @property
-    def adds_reward(self) -> bool:
-        """Whether its rewards count for the episode, and not only for its own contexts."""
-        return all(agent.handoff is None or agent.handoff.adds_reward for agent in self.lineage())
 
     # The agents above and below.
 
@@ -279,7 +276,8 @@ class Agent:
         return self._least(turn.max_tokens, self._context_left(context))
 
     def _least(self, *left: int | None) -> int | None:
-        return min((count for count in (*left, self.usage.sampled_left()) if count is not None), default=None)
+        counts = [count for count in (*left, self.usage.sampled_left()) if count is not None]
+        return min(counts) if counts else None
 
     def _turn_left(self, step: Step | None) -> int | None:
         """Return what a step has left of its turn's `max_tokens`, which the parts of a reply share."""

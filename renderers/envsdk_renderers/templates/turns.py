@@ -207,8 +207,10 @@ class TemplateTurns:
 
 
 def _shape(reply: Message) -> Message:
-    """Return the reply with what the template's text after it depends on, apart from the ids that are made for calls:
-    which texts it has, and the names of its calls."""
+    """Return a reply with the same texts and calls, without what is in them.
+
+    Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
+    """
     calls = tuple([call.model_copy(update={"arguments": _NONE}) for call in reply.tool_calls])
     reasoning = reply.reasoning and REASONING
     return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
