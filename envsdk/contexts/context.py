@@ -325,6 +325,8 @@ class Context:
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""
+        if system is None and tools is None:
+            return delta
         view, first = self._view, self._view.messages[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None

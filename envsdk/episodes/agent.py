@@ -233,8 +233,8 @@ class Agent:
 
     def _read_reply(self, step: Step) -> Message:
         """Read the reply as a message; one that ended at a stop string needs no stop token."""
-        message, stops = self.context.parse_reply(), self.stops()
-        if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
+        message = self.context.parse_reply()
+        if NOT_ENDED in message.errors and step.finish_reason == "stop" and (stops := self.stops()):
             text = str(self.context.new_text(step.stop - step.action_start))
             if any(stop in text for stop in stops):
                 errors = tuple(error for error in message.errors if error != NOT_ENDED)
