@@ -131,7 +131,7 @@ class Driver(Machinery):
 
     def _refuse_event_loop(self, episode: EpisodeGenerator, request: Request) -> None:
         """Refuse a request that would have to wait; the caller is at fault then, and not the sub-agent."""
-        if isinstance(request, Call):
+        if in_event_loop() and isinstance(request, Call):
             driver = driver_of(request.agent.env)
             try:
                 driver.refuse_event_loop()
