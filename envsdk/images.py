@@ -270,6 +270,8 @@ def _opened(data: bytes, what: str) -> Any:
         opened.load()
     except ImageError:
         raise
+    except pillow.UnidentifiedImageError as error:
+        raise ImageError(f"{what} cannot be read as an image: its format is not one that Pillow reads") from error
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened
