@@ -1,7 +1,7 @@
 """Writes single calls by their grammar."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -52,10 +52,16 @@ class CallWriter:
             raise TemplateUnsupported("the reply is not rendered: tool calls are not supported")
         if "key" not in grammar.call:
             return [WrittenField(field, self._field(field, call, index)) for field in grammar.call]
-        found = [WrittenField(field, self._field(field, call, index)) for field in grammar.call[:-2]]
+        fields = [WrittenField(field, self._field(field, call, index)) for field in grammar.call[:-2]]
         for key, value in self._by_name(call):
-            found += self._pair(call, key, value)
-        return found
+            values = self._values_of(value)
+            is_verbatim = isinstance(value, str) and values.style.is_verbatim
+            if is_verbatim:
+                self._refuse_split(call, key, value)
+            fields.append(WrittenField("key", [Piece(key, False)]))
+            pieces = self._write_value(value, values.style)
+            fields.append(WrittenField("value", pieces, values.before, is_verbatim))
+        return fields
 
     def text(self, call: ToolCall) -> str:
         """Return the text of a call, from its first field to its last one; its id is its own.
@@ -95,10 +101,13 @@ class CallWriter:
         ]
 
     def _joined(self, fields: list[WrittenField]) -> str:
-        parts = [piece.text for piece in fields[0].pieces]
-        for item, following in pairwise(fields):
-            parts.append(self._between(item, following))
-            parts += [piece.text for piece in following.pieces]
+        parts: list[str] = []
+        previous: WrittenField | None = None
+        for item in fields:
+            if previous is not None:
+                parts.append(self._between(previous, item))
+            parts += [piece.text for piece in item.pieces]
+            previous = item
         return "".join(parts)
 
     def _between(self, item: WrittenField, following: WrittenField) -> str:
@@ -173,14 +182,6 @@ class CallWriter:
 
     # Arguments by name.
 
-    def _pair(self, call: ToolCall, key: str, value: Any) -> Iterator[WrittenField]:
-        values = self._values_of(value)
-        is_verbatim = isinstance(value, str) and values.style.is_verbatim
-        if is_verbatim:
-            self._refuse_split(call, key, value)
-        yield WrittenField("key", [Piece(key, False)])
-        yield WrittenField("value", self._write_value(value, values.style), values.before, is_verbatim)
-
     def _refuse_split(self, call: ToolCall, key: str, text: str) -> None:
         """Refuse a bare string that spells what separates it from the next argument.
 
@@ -194,13 +195,16 @@ class CallWriter:
                     f"{constant.strip()!r}, which ends an argument and is not a control token; take it out"
                 )
 
-    def _by_name(self, call: ToolCall) -> list[tuple[str, Any]]:
+    def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
             raise RenderError(
                 f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them "
                 "by name, so give a dict"
             )
-        return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]
+        order = self._grammar.style.order
+        if order == "given":
+            return call.arguments.items()
+        return [(key, call.arguments[key]) for key in in_order(call.arguments, order)]
 
     def _values_of(self, value: Any) -> Values:
         """Return how a value is written."""

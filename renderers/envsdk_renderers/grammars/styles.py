@@ -258,7 +258,7 @@ def parse_value(text: str, words: Mapping[str, Any] = _WORDS, *, reads_python: b
     if word in words:
         return words[word]
     try:
-        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
+        value: Any = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
