@@ -136,8 +136,8 @@ class CallWriter:
 
     def _object(self, call: ToolCall, index: int) -> list[Piece]:
         pieces: list[Piece] = []
-        for part, is_field in self._grammar.parts:
-            if not is_field:
+        for number, part in enumerate(self._grammar.layout):
+            if not number % 2:
                 pieces.append(Piece(part, True))
             elif part == "arguments":
                 pieces += self._arguments(call)

@@ -89,11 +89,6 @@ class Grammar:
         return {kind: values for values in reversed(self.values) for kind in values.types}
 
     @cached_property
-    def parts(self) -> tuple[tuple[str, bool], ...]:
-        """The parts of `layout`, each with whether it is a field."""
-        return tuple((part, bool(index % 2)) for index, part in enumerate(self.layout))
-
-    @cached_property
     def last_fields(self) -> tuple[Field, ...]:
         """The fields that a call may end with: its last one, or the one before its pairs if it has no arguments."""
         if "key" not in self.call:
