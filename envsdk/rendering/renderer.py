@@ -607,7 +607,7 @@ class Renderer(ABC):
         rest = splitter.end()
         if rest.segments:  # a character that is cut
             segments[-1] = Segment(segments[-1].control, segments[-1].text + rest.segments[0].text)
-        return rest._replace(segments=segments)
+        return SplitReply(segments, rest.is_ended, rest.overrun)
 
     def splitter(self) -> Splitter:
         """Return what cuts a reply at the control tokens of the family as it comes."""
