@@ -236,6 +236,7 @@ class PlacedImage(NamedTuple):
     """An image and its tokens in a sequence: an observation, a prompt, the log of a context, a sample."""
 
     image: Image
+    """The image."""
     start: int
     """The position of its first placeholder token."""
     stop: int

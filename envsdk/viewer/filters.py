@@ -84,6 +84,7 @@ class TextTerm(NamedTuple):
     values: tuple[str, ...]
     """The texts, as `str.casefold` returns them: one of them has to occur."""
     is_negated: bool
+    """Whether none of them may occur."""
 
     def matches(self, contents: Contents) -> bool:
         """Return whether the term holds."""
