@@ -30,7 +30,7 @@ KINDS = ("qwen2_5_vl", "qwen3_vl")
 HISTORIES: dict[str, Any] = {
     "keep": "keep",
     "strip": "strip",
-    "budget": {"name": "budget", "max_tokens": 200, "order": ["images"], "keep_images": 1},
+    "budget": {"name": "budget", "max_tokens": 100, "order": ["images", "oldest"], "keep_images": 1},
     "compact": {"name": "compact", "every": 2, "keep_images": 1},
 }
 
