@@ -334,6 +334,8 @@ class _Reply:
 def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
     """Load a causal language model of transformers from a folder, in evaluation mode. Nothing is downloaded.
 
+    A model with images is loaded with the part that sees them.
+
     Args:
         folder: The folder, as `save_pretrained` writes it.
         dtype: The type of the weights: `float32`, `bfloat16` or `float16`.
@@ -349,8 +351,11 @@ def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
         raise ConfigError(
             f"{str(folder)!r} has no config.json; expected the folder of a model, as save_pretrained writes it"
         )
-    auto = load("transformers", "TransformersPolicy needs", _ADVICE).AutoModelForCausalLM
+    transformers = load("transformers", "TransformersPolicy needs", _ADVICE)
     try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        sees = getattr(config, "vision_config", None) is not None
+        auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         return auto.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(f"transformers cannot load a causal language model from {str(folder)!r}: {error}") from error

@@ -1,7 +1,9 @@
 """Images in the prompts of a sampler with a KV cache, and in what a trainer computes of its samples."""
 
 import asyncio
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,11 @@ from torch_vision_models import tiny_qwen_vl
 from vision_models import picture, qwen_processor, vision_renderer
 
 import envsdk
-from envsdk import Env, Message, Turn
+from envsdk import Env, Message, Turn, credit
 from envsdk.diagnostics import forward_logprobs, kl
 from envsdk.errors import ConfigError, InvalidSample, TreeUnsupported
 from envsdk.messages import ImagePart, TextPart
-from envsdk.policies import TransformersPolicy
+from envsdk.policies import TransformersPolicy, load_model
 from envsdk.rendering.model_images import ModelImages
 from envsdk.trainers.plain import collate, model_inputs
 from envsdk.tree import TreeBatch
@@ -289,3 +291,22 @@ def test_a_tree_with_images_is_refused_for_models_where_it_is_not_known_to_be_ex
     tree = envsdk.tree_batch(envsdk.rollout(env, policy_of("qwen3_vl"), seed=0))
     with pytest.raises(TreeUnsupported, match=r"qwen3 is not one of the vision models .*Gemma 3"):
         tree.model_inputs(tiny_qwen3(151936), vision=env.renderer.vision)
+
+
+def test_a_folder_has_all_that_a_policy_and_a_trainer_need(tmp_path: Path) -> None:
+    model_of("qwen3_vl").save_pretrained(tmp_path)
+    for file in real_models.qwen3_folder().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(real_models.template("qwen3_vl"))
+    images = qwen_processor("qwen3_vl").image_processor.to_dict()
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({**images, "image_processor_type": "Qwen2VLImageProcessor"})
+    )
+    model = load_model(tmp_path)
+    env = Gallery(renderer="fixed_base", tokenizer=str(tmp_path), limits={"end_on_cut": False})
+    trajectory = envsdk.rollout(env, TransformersPolicy(model), seed=0)
+    samples = trajectory.samples()
+    found = kl(samples, forward_logprobs(model, samples))
+    assert max(abs(found.all.k1), found.all.k2, found.all.k3) < 1e-4
+    (again,) = credit.add_reference(samples, model)
+    assert np.abs(again.reference_logprobs - again.logprobs).max() < 1e-4
