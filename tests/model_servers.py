@@ -108,7 +108,7 @@ class ModelServer:
         self.cached: Callable[[int], int] | None = None
         """How many tokens of a prompt of that length were cached; None if the server does not report it."""
         self.vision: Vision | None = None
-        """What writes the placeholders of images; None for a vLLM that does not know `content_parts`, and ignores it."""
+        """What writes the placeholders of images; None for a vLLM that ignores `content_parts`."""
         self.lacks_usage = False
         """Whether a chat completion has no usage."""
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []

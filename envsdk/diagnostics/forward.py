@@ -44,7 +44,9 @@ def forward_logprobs(
     images = ModelImages(model, vision)
     with torch.no_grad():
         return [
-            _of_sample(torch, model, images, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}")
+            _of_sample(
+                torch, model, images, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}"
+            )
             for index, sample in enumerate(valid_samples(samples))
         ]
 

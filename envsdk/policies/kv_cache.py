@@ -120,8 +120,8 @@ class KVCache:
 
         Returns:
             The entry, cropped to the tokens that the prompt and `base` share, and to at most n - 1 tokens, so that at
-            least one token is left to compute. It has an image as a whole or not at all. It is empty if they share none, if the weights have changed, or if a
-            layer has dropped tokens of the prefix.
+            least one token is left to compute. It has an image as a whole or not at all. It is empty if they share
+            none, if the weights have changed, or if a layer has dropped tokens of the prefix.
         """
         found = self._remove(key) if base == key[1] else None
         # A fork starts with the contexts of its original.
@@ -133,7 +133,7 @@ class KVCache:
         usable = min(keep, len(prompt) - 1, len(computed.tokens))
         differs = np.asarray(computed.tokens[:usable], dtype=np.int64) != prompt[:usable]
         shared = int(np.argmax(differs)) if differs.any() else usable
-        while 0 < shared and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
+        while shared > 0 and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
             shared -= 1  # it is inside an image
         return computed if computed.crop(shared) else self._empty(weights)
 

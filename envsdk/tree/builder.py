@@ -12,7 +12,7 @@ import numpy as np
 
 from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import InvalidSample
-from ..images import PlacedImage
+from ..images import Image, PlacedImage
 from ..rendering.model_images import within
 from ..trajectories.replay import replay
 from ..trajectories.samples import Sample, loss_weights
@@ -102,7 +102,7 @@ class TreeBuilder:
         self._tree = PrefixTree(merges=merges)
         self._rows: dict[str, list[tuple[NDArray[np.int64], PerToken]]] = {key: [] for key in extra}
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
-        self._placed: dict[int, tuple[PlacedImage, NDArray[np.int32]]] = {}  # by the number of its first placeholder
+        self._images: dict[int, tuple[Image, NDArray[np.int32]]] = {}  # by the number of their first placeholder
         self._image_keys: dict[str, int] = {}  # what takes the place of an image's placeholders in the tree, by hash
         self._tokenizers: dict[str, str] = {}  # each fingerprint, with the first place that used it
 
@@ -129,7 +129,7 @@ class TreeBuilder:
             last = tree.ancestor(ends.get(step.base, NO_TOKEN), step.keep)
             log = trajectory.contexts[name]
             observed = log.tokens[step.start : step.action_start]
-            media = [placed.moved(-step.start) for placed in within(log.media, step.start, step.action_start)]
+            media = [image.moved(-step.start) for image in within(log.media, step.start, step.action_start)]
             last = _end(self._add(observed, media, last, is_trained=False), last)
             ends[name] = self._add_action(trajectory, step, last, current[name], is_trained(step))
         self._add_segments(trajectory, [segment for segment in segments if segment.trained])
@@ -242,7 +242,7 @@ class TreeBuilder:
         last, pieces = NO_TOKEN, list["NDArray[np.int64]"]()
         for piece in np.split(np.arange(len(sample)), changes):
             start, stop = int(piece[0]), int(piece[-1]) + 1
-            media = [placed.moved(-start) for placed in within(sample.media, start, stop)]
+            media = [image.moved(-start) for image in within(sample.media, start, stop)]
             pieces.append(self._add(sample.tokens[piece], media, last, is_trained=bool(sample.mask[start])))
             last = _end(pieces[-1], last)
         return np.concatenate(pieces)
@@ -254,23 +254,22 @@ class TreeBuilder:
         if not media:
             return self._tree.add(tokens, last, is_trained=is_trained)
         keys = tokens.copy()
-        for placed in media:
-            keys[placed.start : placed.stop] = self._image_keys.setdefault(
-                placed.image.sha256, _FIRST_IMAGE - len(self._image_keys)
-            )
+        for image, start, stop in media:
+            keys[start:stop] = self._image_keys.setdefault(image.sha256, _FIRST_IMAGE - len(self._image_keys))
         numbers = self._tree.add(keys, last, is_trained=is_trained)
-        for placed in media:
-            self._placed[int(numbers[placed.start])] = placed, tokens[placed.start : placed.stop]
+        for image, start, stop in media:
+            self._images[int(numbers[start])] = image, tokens[start:stop]
         return numbers
 
     def _placeholders(self, order: "NDArray[np.int64]") -> "tuple[NDArray[np.int32], list[PlacedImage]]":
         """Return the tokens in the order of a tree's layout, with placeholders again, and the images in them."""
         tokens, media = self._tree.tokens.view[order], list[PlacedImage]()
-        for number, (placed, placeholders) in self._placed.items():
-            start = int(np.flatnonzero(order == number)[0])
+        index = np.argsort(order) if self._images else order
+        for number, (image, placeholders) in self._images.items():
+            start = int(index[number])
             tokens[start : start + len(placeholders)] = placeholders
-            media.append(PlacedImage(placed.image, start, start + len(placeholders)))
-        return tokens, sorted(media, key=lambda placed: placed.start)
+            media.append(PlacedImage(image, start, start + len(placeholders)))
+        return tokens, sorted(media, key=lambda each: each.start)
 
     def _add_sampled_rows(self, part: Part, tokens: "NDArray[np.int64]", first: int) -> None:
         """Add the side data of trained tokens, which begin with number `first` of their part."""

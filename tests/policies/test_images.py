@@ -63,7 +63,9 @@ def test_a_server_with_another_image_processor_is_refused():
     processor = qwen_processor("qwen3_vl")
     with server_of() as server:
         server.vision = Vision(processor, RENDERER.tokenizer)
-        with pytest.raises(ServerReplyError, match=r"sampled from another prompt: .* Start vLLM with the image processor"):
+        with pytest.raises(
+            ServerReplyError, match=r"sampled from another prompt: .* Start vLLM with the image processor"
+        ):
             ask(VLLM(server.url, check=False), max_tokens=5)
 
 

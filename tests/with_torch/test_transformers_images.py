@@ -60,7 +60,9 @@ class Gallery(Env):
 
     def start(self) -> Turn:
         self.shown = 0
-        return self.question(TextPart(text="Compare "), picture(1, 200, 160), TextPart(text=" with "), picture(2, 96, 60))
+        return self.question(
+            TextPart(text="Compare "), picture(1, 200, 160), TextPart(text=" with "), picture(2, 96, 60)
+        )
 
     def respond(self, reply: Message) -> Turn:
         self.shown += 1
@@ -131,8 +133,12 @@ def test_a_tree_is_what_its_samples_are(kind: str, history: str) -> None:
     trajectories = [envsdk.rollout(env, policy_of(kind, seed=seed), seed=0) for seed in range(2)]
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     vision = env.renderer.vision
-    expected = torch.cat([torch.as_tensor(own[sample.mask]) for own, sample in zip(
-        forward_logprobs(model, samples, vision=vision), samples, strict=True)])
+    expected = torch.cat(
+        [
+            torch.as_tensor(own[sample.mask])
+            for own, sample in zip(forward_logprobs(model, samples, vision=vision), samples, strict=True)
+        ]
+    )
     tree = envsdk.tree_batch(trajectories)
     assert len(tree.media) < sum(len(sample.media) for sample in samples)
     longest = int(tree.position_ids.max()) + 1
