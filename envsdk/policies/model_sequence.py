@@ -35,6 +35,7 @@ class ModelSequence:
         """The tokens, with a number for each image in place of its placeholders: int64, shape (n,)."""
         self._keys: list[int] = self.prompt_keys.tolist()
         self._positions: Any = images.positions(prompt, media) if images.has_positions else None
+        self._next = 0 if self._positions is None else int(self._positions.max()) + 1
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -66,9 +67,6 @@ class ModelSequence:
     def _positions_from(self, start: int) -> Any:
         """Return the positions from `start` on: those of sampled tokens follow the largest one of the prompt."""
         known = self._positions.shape[1]
-        if start < known == len(self._tokens):
-            return self._positions[:, start:]
-        first = int(self._positions.max()) + 1
-        sampled = self._torch.arange(first, first + len(self._tokens) - known).expand(3, -1)
-        joined = self._torch.cat([self._positions, sampled], 1) if start < known else sampled
-        return joined[:, start if start < known else start - known :]
+        first, last = max(start - known, 0), len(self._tokens) - known
+        sampled = self._torch.arange(self._next + first, self._next + last).expand(3, -1)
+        return self._torch.cat([self._positions[:, start:], sampled], 1)

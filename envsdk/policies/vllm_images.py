@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ServerReplyError
+from ..images import Image
 from .server_replies import ServerRequest
+
+
+_PNG_COLOR_TYPE, _WITH_ALPHA = 25, (4, 6)
+"""The byte of a PNG file that describes its colors, and its values for those with transparency."""
 
 
 def image_fields(request: ServerRequest) -> dict[str, Any]:
@@ -20,8 +25,14 @@ def image_fields(request: ServerRequest) -> dict[str, Any]:
     is_sent = np.ones(len(request.prompt), dtype=np.bool_)
     for placed in request.media:
         is_sent[placed.start + 1 : placed.stop] = False
-    parts = [{"type": "image_url", "image_url": {"url": placed.image.url}} for placed in request.media]
+    parts = [{"type": "image_url", "image_url": {"url": _opaque(placed.image).url}} for placed in request.media]
     return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
+
+
+def _opaque(image: Image) -> Image:
+    """Return an image as its pixels, if it is transparent: vLLM would show a background, and processors do not."""
+    has_alpha = image.media_type == "image/png" and image.data[_PNG_COLOR_TYPE] in _WITH_ALPHA
+    return Image.read(image.pixels) if has_alpha else image
 
 
 def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:

@@ -1,17 +1,24 @@
 """Images in the prompts of policies on servers: the tokens that a server makes of them are checked."""
 
 import asyncio
+import base64
+import io
 
 import numpy as np
+import PIL.Image
 import pytest
 from model_servers import ModelServer
 from policy_requests import request
 from vision_models import picture, qwen_processor, vision_renderer
 
 from envsdk.errors import ConfigError, ServerMismatch, ServerReplyError
+from envsdk.images import Image, PlacedImage
 from envsdk.messages import Message, TextPart
 from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.policies.openai_chat import chat_messages
+from envsdk.policies.sampling import Sampling
+from envsdk.policies.server_replies import ServerRequest
+from envsdk.policies.vllm_images import image_fields
 from envsdk.rendering.vision import Vision
 
 GENERATE = "/inference/v1/generate"
@@ -48,6 +55,17 @@ def test_vllm_gets_one_placeholder_for_each_image_and_samples_from_our_prompt(st
     assert [part["image_url"]["url"] for part in body["content_parts"]] == [image.url for image in IMAGES]
     later = [index for placed in MEDIA for index in range(placed.start + 1, placed.stop)]
     assert body["token_ids"] == np.delete(PROMPT, later).tolist()
+
+
+def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees():
+    transparent = np.random.default_rng(0).integers(0, 256, (60, 96, 4), dtype=np.uint8)
+    image = Image.read(PIL.Image.fromarray(transparent))
+    media = (PlacedImage(image, 0, 1),)
+    fields = image_fields(ServerRequest("r", np.array([PAD], np.int32), Sampling(), media=media))
+    sent = PIL.Image.open(io.BytesIO(base64.b64decode(fields["content_parts"][0]["image_url"]["url"].split(",")[1])))
+    assert image.media_type == "image/png"
+    assert sent.mode == "RGB"
+    assert np.array_equal(np.asarray(sent), np.asarray(image.pixels))
 
 
 def test_the_probe_of_a_server_has_no_placeholders():

@@ -21,6 +21,7 @@ from vision_models import picture, qwen_processor, vision_renderer
 import envsdk
 from envsdk import Env, Message, Turn, credit
 from envsdk.diagnostics import forward_logprobs, kl
+from envsdk.diagnostics.stack import check_stack
 from envsdk.errors import ConfigError, InvalidSample, TreeUnsupported
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import TransformersPolicy, load_model
@@ -109,6 +110,15 @@ def test_what_a_trainer_computes_is_what_the_sampler_with_a_cache_reported(kind:
     assert bool(dropped) == (history in ("budget", "compact"))
     assert found.all.tokens == sum(int(sample.mask.sum()) for sample in samples)
     assert max(abs(found.all.k1), found.all.k2, found.all.k3) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_sampled_tokens_are_the_trained_ones(kind: str) -> None:
+    options = {"renderer": renderer_of(kind), "history": HISTORIES["budget"], "limits": {"end_on_cut": False}}
+    report = check_stack(Gallery, policy_of(kind), model_of(kind), seeds=range(2), env_options=options)
+    assert report.tokens.share == 1.0
+    assert report.breaks["budget"]
+    assert max(abs(report.kl.all.k1), report.kl.all.k2, report.kl.all.k3) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
