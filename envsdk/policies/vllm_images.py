@@ -12,7 +12,6 @@ from ..errors import ServerReplyError
 from ..images import Image
 from .server_replies import ServerRequest
 
-
 _PNG_COLOR_TYPE, _WITH_ALPHA = 25, (4, 6)
 """The byte of a PNG file that describes its colors, and its values for those with transparency."""
 
