@@ -7,12 +7,12 @@ Torch is imported when something is computed.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError
-from ..images import PlacedImage
+from ..images import Image, PlacedImage
 from ..packages import load
 from .tokenizers import local_tokenizer
 from .vision import Vision, find_processor
@@ -20,8 +20,16 @@ from .vision import Vision, find_processor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_MAX_GRIDS = 100_000  # images whose grids are kept
 _IMAGE = 1  # of mm_token_type_ids; text is 0
 _ADVICE = "pip install 'envsdk[torch]'"
+
+
+class _Grid(NamedTuple):
+    """What positions need of an image; its arrays are larger."""
+
+    tokens: int
+    image_grid_thw: "NDArray[np.int64]"
 
 
 class ModelImages:
@@ -36,6 +44,7 @@ class ModelImages:
     def __init__(self, model: Any, vision: Vision | None = None) -> None:
         self._model = model
         self._given = vision
+        self._grids: dict[str, _Grid] = {}
 
     @cached_property
     def _rope(self) -> Any:
@@ -81,7 +90,7 @@ class ModelImages:
                 "from Vision.process(image).arrays"
             )
         for placed in media:
-            count = self.vision.count(placed.image)
+            count = self._grid(placed.image).tokens
             if count != placed.stop - placed.start:
                 raise ConfigError(
                     f"{placed.image!r} has {placed.stop - placed.start} tokens, but the image processor makes {count} "
@@ -116,7 +125,7 @@ class ModelImages:
         kinds = torch.zeros((1, len(tokens)), dtype=torch.int64)
         for placed in media:
             kinds[0, placed.start : placed.stop] = _IMAGE
-        grids = [self.vision.process(placed.image).arrays["image_grid_thw"] for placed in media]
+        grids = [self._grid(placed.image).image_grid_thw for placed in media]
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
         grid = torch.as_tensor(np.concatenate(grids))
         return self._rope.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0][:, 0]
@@ -131,6 +140,15 @@ class ModelImages:
         if not self.has_positions:
             return {}
         return {**self.arrays(media), "position_ids": self.positions(tokens, media)[:, None].to(self._device)}
+
+    def _grid(self, image: Image) -> _Grid:
+        """Return the grid of an image, which stays known after the processor has forgotten its arrays."""
+        if image.sha256 not in self._grids:
+            processed = self.vision.process(image)
+            if len(self._grids) >= _MAX_GRIDS:
+                self._grids.clear()
+            self._grids[image.sha256] = _Grid(processed.count, processed.arrays["image_grid_thw"])
+        return self._grids[image.sha256]
 
     @property
     def _device(self) -> Any:

@@ -22,7 +22,8 @@ import envsdk
 from envsdk import Env, Message, Turn, credit
 from envsdk.diagnostics import forward_logprobs, kl
 from envsdk.diagnostics.stack import check_stack
-from envsdk.errors import ConfigError, InvalidSample, TreeUnsupported
+from envsdk.errors import ConfigError, ImageError, InvalidSample, TreeUnsupported
+from envsdk.images import Image
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import TransformersPolicy, load_model
 from envsdk.rendering.model_images import ModelImages
@@ -233,6 +234,19 @@ def test_a_cache_is_not_cut_inside_an_image() -> None:
     action = ask(policy, prompt, media, keep=media[0].start + 3)
     assert policy.statistics.reused == media[0].start
     assert np.abs(action.logprobs - expected.logprobs).max() < 1e-4
+
+
+def test_an_image_in_the_cache_is_not_processed_again() -> None:
+    prompt, media = prompt_of("qwen3_vl", *PARTS)
+    policy, vision = policy_of("qwen3_vl"), renderer_of("qwen3_vl").vision
+    action = ask(policy, prompt, media)
+    for number in range(64):
+        vision.process(picture(100 + number, 56, 56).data)
+    without_bytes = [placed._replace(image=Image.from_reference(placed.image.reference())) for placed in media]
+    with pytest.raises(ImageError):
+        vision.process(without_bytes[0].image)
+    again = ask(policy, prompt, without_bytes, keep=len(prompt))
+    assert np.abs(again.logprobs - action.logprobs).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
