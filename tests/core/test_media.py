@@ -9,7 +9,7 @@ from vision_models import picture, processed_ids, qwen_processor, vision_rendere
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
-from envsdk.errors import PolicyError, RenderError
+from envsdk.errors import RenderError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts, StoredRun
 
@@ -208,13 +208,3 @@ def test_content_that_spells_a_placeholder_is_text():
 def test_an_assistants_message_has_no_image():
     with pytest.raises(ValueError, match="an assistant message has an image"):
         Message(role="assistant", content=[ImagePart(np.zeros((4, 4, 3), np.uint8))])
-
-
-def test_a_policy_without_the_keyword_media_is_refused_where_a_prompt_has_images():
-    def blind(
-        prompt, *, episode_id, context, base, keep, role, stop_token_ids, stop, max_tokens, sampling
-    ):  # it has no **_ either
-        return Action([stop_token_ids[0]])
-
-    with pytest.raises(PolicyError, match="the policy blind takes none: add the keyword argument media"):
-        envsdk.rollout(Gallery(renderer=vision_renderer()), blind, seed=0)

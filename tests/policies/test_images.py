@@ -11,7 +11,9 @@ from model_servers import ModelServer
 from policy_requests import request
 from vision_models import picture, qwen_processor, vision_renderer
 
-from envsdk.errors import ConfigError, ServerMismatch, ServerReplyError
+import envsdk
+from envsdk import Action, Env, Turn
+from envsdk.errors import ConfigError, PolicyError, ServerMismatch, ServerReplyError
 from envsdk.images import Image, PlacedImage
 from envsdk.messages import Message, TextPart
 from envsdk.policies import VLLM, OpenAIChat, SGLang
@@ -110,3 +112,18 @@ def test_a_chat_model_gets_the_images_as_parts_of_its_messages():
     assert [part["type"] for part in sent["content"]] == ["text", "image_url", "text", "image_url"]
     assert sent["content"][1]["image_url"]["url"] == IMAGES[0].url
     assert not OpenAIChat.trainable
+
+
+def test_a_policy_without_the_keyword_media_is_refused_where_a_prompt_has_images():
+    class Show(Env):
+        def start(self):
+            return Turn([Message(role="user", content=PARTS)])
+
+        def respond(self, reply):
+            return Turn(terminated=True)
+
+    def blind(prompt, *, episode_id, context, base, keep, role, stop_token_ids, stop, max_tokens, sampling):
+        return Action([stop_token_ids[0]])
+
+    with pytest.raises(PolicyError, match="the policy blind takes none: add the keyword argument media"):
+        envsdk.rollout(Show(renderer=RENDERER), blind, seed=0)
