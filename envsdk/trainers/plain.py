@@ -15,6 +15,7 @@ from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
 from .places import Places
+from .plain_inputs import model_inputs as model_inputs
 from .rows import IGNORED, check_lengths, check_max_length, observation_weights
 
 if TYPE_CHECKING:
