@@ -1,4 +1,4 @@
-"""The two kinds of tokenizers: based on tiktoken, and on the `tokenizers` library."""
+"""The two main kinds of tokenizers: based on tiktoken, and on the `tokenizers` library."""
 
 import base64
 import hashlib
@@ -38,8 +38,8 @@ _PADDING = 1024
 _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
-class _Named(ABC):
-    """What both kinds of tokenizers share: names, sizes and decoding. Copies of a tokenizer are the same object."""
+class NamedTokenizer(ABC):
+    """What all kinds of tokenizers share: names, sizes and decoding. Copies of a tokenizer are the same object."""
 
     name: str
     chat_template: ChatTemplateSource | None = None
@@ -99,6 +99,9 @@ class _Named(ABC):
         """Return everything that determines the ids of a text."""
 
     @abstractmethod
+    def normalize(self, text: str) -> str: ...
+
+    @abstractmethod
     def encode(self, text: str) -> "NDArray[np.int32]": ...
 
     @abstractmethod
@@ -114,7 +117,7 @@ class _Named(ABC):
     def __repr__(self) -> str:
         return f"<Tokenizer {self.name!r}, {self.vocab_size:,} ids>"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Named":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NamedTokenizer":
         return self
 
     def token_id(self, control_token: str) -> int:
@@ -126,7 +129,7 @@ class _Named(ABC):
             ) from None
 
 
-class TiktokenTokenizer(_Named):
+class TiktokenTokenizer(NamedTokenizer):
     """A tokenizer based on a tiktoken encoding.
 
     Args:
@@ -208,7 +211,7 @@ class TiktokenTokenizer(_Named):
         return cls(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=vocab_size or saved.vocab_size)
 
 
-class HuggingFaceTokenizer(_Named):
+class HuggingFaceTokenizer(NamedTokenizer):
     """A tokenizer based on the `tokenizers` library, for vocabularies that tiktoken cannot express.
 
     Args:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import orjson
@@ -14,16 +14,18 @@ import orjson
 from ...errors import TokenizerError, unknown_name
 from .byte_level import as_encoding
 from .chat_template import template_in_files, template_of_object
+from .corpus import DATA, corpus
+from .fast import FastokensTokenizer
 from .files import VOCABULARY, ModelFiles, cached_snapshot, snapshot
-from .kinds import HuggingFaceTokenizer, TiktokenTokenizer, is_failure
+from .kinds import HuggingFaceTokenizer, NamedTokenizer, TiktokenTokenizer, is_failure
 from .protocol import Tokenizer
 from .saved import RANKS, SavedTokenizer, is_saved, state_of
 
 _log = logging.getLogger(__name__)
-DATA = Path(__file__).parent / "data"
+Backend = Literal["auto", "fastokens"]
 
 
-def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Tokenizer:
+def load_tokenizer(source: Any = None, *, vocab_size: int | None = None, backend: Backend = "auto") -> Tokenizer:
     """Load a tokenizer.
 
     Args:
@@ -36,6 +38,9 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
         vocab_size: The number of ids of the model. By default, the number in a `config.json` in the same folder, else
             the number of named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below
             it is legal in an action.
+        backend: What encodes. `"auto"` is tiktoken if it gives the same ids for a corpus, else the `tokenizers`
+            library. `"fastokens"` is the library of that name (`pip install 'envsdk[fast]'`), which is several times
+            faster, and takes a second of loading and more memory. The ids and the fingerprint are the same.
 
     Returns:
         The tokenizer. Loading the same folder again returns the same object as long as none of its files has changed.
@@ -44,8 +49,28 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None) -> Toke
         its vocabulary and its end tokens from that folder; its vocabulary and chat template are those of the object.
 
     Raises:
-        TokenizerError: If there is no such tokenizer, or its file cannot be read.
+        TokenizerError: If there is no such tokenizer, if its file cannot be read, or if fastokens, where it is given,
+            cannot read it or gives other ids for the corpus.
+        MissingPackage: If fastokens is given and not installed.
     """
+    if backend not in get_args(Backend):
+        raise TokenizerError(str(unknown_name("backend", backend, get_args(Backend))))
+    tokenizer = _load(source, vocab_size)
+    return tokenizer if backend == "auto" else _with_fastokens(tokenizer)
+
+
+@lru_cache(maxsize=32)
+def _with_fastokens(tokenizer: Tokenizer) -> Tokenizer:
+    if isinstance(tokenizer, FastokensTokenizer):
+        return tokenizer
+    if not isinstance(tokenizer, NamedTokenizer):
+        raise TokenizerError(
+            f"backend='fastokens' needs the vocabulary of {tokenizer!r}, which is of a class of your own"
+        )
+    return FastokensTokenizer(tokenizer)
+
+
+def _load(source: Any, vocab_size: int | None) -> Tokenizer:
     if source is None:
         return _default(vocab_size)
     if isinstance(source, Tokenizer):
@@ -185,8 +210,8 @@ def _fastest(name: str, specification: Mapping[str, Any], vocab_size: int | None
     slow = HuggingFaceTokenizer(name, specification, vocab_size=vocab_size)
     try:
         fast = _fast(name, specification, vocab_size)
-        corpus = (DATA / "corpus.txt").read_bytes().decode()
-        is_same = fast is not None and np.array_equal(fast.encode(corpus), slow.encode(corpus))
+        text = corpus()
+        is_same = fast is not None and np.array_equal(fast.encode(text), slow.encode(text))
     except BaseException as error:
         if not is_failure(error):
             raise
