@@ -24,7 +24,8 @@ def episode(trajectory: Trajectory) -> dict[str, Any]:
 
     Returns:
         `id`, `env`, `status` and the other fields of the trajectory; `contexts` (in order, with `messages`), `steps`,
-        `links` (handoffs and returns), `samples`, `nodes` (of the tree) and `images` (by hash). Positions are those of the contexts' logs.
+        `links` (handoffs and returns), `samples`, `nodes` (of the tree) and `images` (by hash). Positions are those of
+        the contexts' logs.
 
     Raises:
         InvalidRecord: If the steps do not fit the logs.
