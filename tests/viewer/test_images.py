@@ -31,6 +31,7 @@ from envsdk.images import Image
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.divergence import context_pairs
 from envsdk.viewer.filters import parse_filter
 from envsdk.viewer.images import image_file
 from envsdk.viewer.page import write_page
@@ -325,3 +326,16 @@ def test_an_image_without_its_file_is_named_with_the_reason(run, capsys, monkeyp
     assert shown.protocol == "sixel"
     shown.show(Image.from_reference({**picture(9).data.reference(), "sha256": "0" * 64}))
     assert "is not next to its images" in " ".join(capsys.readouterr().out.split())
+
+
+def test_cards_of_notebooks_name_images(run):
+    trajectory = _first(run)
+    assert "&lt;Image 200x160 image/png " in trajectory._repr_html_()
+    assert "&lt;Image 320x200 image/jpeg " in trajectory.samples()[0]._repr_html_()
+
+
+def test_episodes_with_different_images_differ(run):
+    shown = Resources([Source(run)]).episode(0, 1)
+    other = json.loads(json.dumps(shown).replace(PHOTO.data.sha256, "0" * 64))
+    assert context_pairs(shown, shown)[0].different == ()
+    assert context_pairs(shown, other)[0].different == (2,)
