@@ -41,7 +41,8 @@ def show(
     """
     source = Source(run)
     chosen = _chosen(source, which)
-    has_images = not contexts and any(_IMAGE in source.line(match.line) for match in chosen)
+    may_show = images is not Choice.NONE and not contexts and sys.stdout.isatty()
+    has_images = may_show and any(_IMAGE in source.line(match.line) for match in chosen)
     print_lines(
         (line for match in chosen for line in _lines(source, match, contexts, full)),
         Pictures(images if has_images else Choice.NONE),
