@@ -117,6 +117,12 @@ FIRST = "messages[0].content[0]"
         ("responses", of_responses({"file_id": "file_1"}), "input[0].content[0].file_id", "not stored"),
         ("anthropic", of_anthropic({"type": "url", "url": REMOTE}), f"{FIRST}.source.type", "nothing is fetched"),
         ("anthropic", of_anthropic({**SOURCE, "data": "%"}), f"{FIRST}.source.data", "not base64"),
+        (
+            "anthropic",
+            of_anthropic({**SOURCE, "data": "aGVsbG8="}),
+            f"{FIRST}.source.data",
+            "not one that Pillow reads$",
+        ),
         ("anthropic", of_anthropic({**SOURCE, "data": TRUNCATED}), f"{FIRST}.source.data", "cannot be read"),
     ],
 )

@@ -38,6 +38,7 @@ from envsdk.viewer.page import write_page
 from envsdk.viewer.resources import Resources
 from envsdk.viewer.server import ViewerServer
 from envsdk.viewer.sources import Source
+from envsdk.viewer.terminal.conversation import ConversationLines
 from envsdk.viewer.transcript import transcript
 
 FIRST, SECOND = picture(1, 200, 160), picture(2, 320, 200)
@@ -339,3 +340,9 @@ def test_episodes_with_different_images_differ(run):
     other = json.loads(json.dumps(shown).replace(PHOTO.data.sha256, "0" * 64))
     assert context_pairs(shown, shown)[0].different == ()
     assert context_pairs(shown, other)[0].different == (2,)
+
+
+def test_the_terminal_viewer_names_images(run):
+    lines = ConversationLines([*transcript(_first(run))], width=100)
+    texts = [lines.line(index, 100).plain for index in range(len(lines))]
+    assert any(text.startswith("[image 200 x 160 PNG, ") for text in texts)
