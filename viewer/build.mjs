@@ -43,7 +43,7 @@ const policy = [
   `script-src ${hashOf(script)}`,
   `style-src ${hashOf(style)}`,
   "connect-src 'self'",
-  "img-src data:",
+  "img-src 'self' data:",
   "base-uri 'none'",
   "form-action 'none'",
 ].join("; ");

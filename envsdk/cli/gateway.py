@@ -46,7 +46,7 @@ def gateway(
         float, typer.Option(help="A session ends after this many seconds without a request.")
     ] = 3600,
     rate: Annotated[float | None, typer.Option(help="Requests per second of a session; by default any number.")] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 32,
+    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 64,
 ) -> None:
     """Serve Chat Completions, Responses and Anthropic Messages in front of a policy; each session is an episode.
 

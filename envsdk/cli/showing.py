@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from ..errors import ConfigError
+from ..images import Image
 from ..trajectories.trajectory import Trajectory
 from ..viewer.contents import Match, find
 from ..viewer.drawing import drawing
@@ -18,7 +19,10 @@ from ..viewer.transcript import Entry, Part, hit_text, transcript
 from ..visible import on_one_line
 from .output import console, print_text
 from .pager import page, pager_command
+from .pictures import OPTION as IMAGES
+from .pictures import Choice, Pictures
 
+_IMAGE = b'"type":"image"'  # in a line of a record
 WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\"'."
 
 
@@ -29,42 +33,63 @@ def show(
         bool, typer.Option("--contexts", help="Print a drawing of the contexts, with handoffs and breaks, instead.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print long texts and repeated messages in full.")] = False,
+    images: Annotated[Choice, typer.Option(help=IMAGES)] = Choice.AUTO,
 ) -> None:
     """Print episodes as conversations, with their rewards and breaks: the first one, or those that WHICH chooses.
 
-    On a terminal it opens a pager, $PAGER or less.
+    On a terminal it opens a pager, $PAGER or less, unless it shows images there.
     """
     source = Source(run)
     chosen = _chosen(source, which)
-    print_lines(line for match in chosen for line in _lines(source.trajectory(match.line), match, contexts, full))
+    may_show = images is not Choice.NONE and not contexts and sys.stdout.isatty()
+    has_images = may_show and any(_IMAGE in source.line(match.line) for match in chosen)
+    print_lines(
+        (line for match in chosen for line in _lines(source, match, contexts, full)),
+        Pictures(images if has_images else Choice.NONE),
+    )
 
 
 class Line(NamedTuple):
-    """A text to print, which may have several lines, and whether it is a heading."""
+    """A text to print, which may have several lines, whether it is a heading, and the image that it names."""
 
     text: str
     is_heading: bool
+    sha256: str = ""
+    image: Image | None = None
 
 
-def _lines(trajectory: Trajectory, match: Match, contexts: bool, full: bool) -> Iterator[Line]:
+def _lines(source: Source, match: Match, contexts: bool, full: bool) -> Iterator[Line]:
+    trajectory = source.trajectory(match.line)
     lines = drawn_lines(trajectory) if contexts else lines_of(trajectory, full=full, searched=match.searched)
     heading = next(lines)
     yield heading
+    images = {image.sha256: image for image in trajectory.images}
     for hit in match.hits:
         yield Line(hit_text(hit), False)
     if match.count > len(match.hits):
         yield Line(f"found in {match.count - len(match.hits):,} further messages", False)
-    yield from lines
+    for line in lines:
+        yield line if line.sha256 == "" else _with_file(line, images[line.sha256], source)
 
 
-def print_lines(lines: Iterator[Line]) -> None:
-    """Print lines: through a pager on a terminal, else one after the other."""
-    command = pager_command() if console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty() else []
+def _with_file(line: Line, image: Image, source: Source) -> Line:
+    """Add to the name of an image the file in the run folder."""
+    file = source.media / image.file_name
+    text = f"{line.text[:-1]}: {on_one_line(str(file))}]" if file.is_file() else line.text
+    return line._replace(text=text, image=image)
+
+
+def print_lines(lines: Iterator[Line], pictures: Pictures) -> None:
+    """Print lines: through a pager on a terminal that shows no images, else one after the other."""
+    is_terminal = console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty()
+    command = pager_command() if is_terminal and pictures.protocol == "none" else []
     if command:
         page(command, (f"\x1b[1m{line.text}\x1b[0m\n" if line.is_heading else f"{line.text}\n" for line in lines))
         return
     for line in lines:
         print_text(line.text, style="bold" if line.is_heading else "")
+        if line.image is not None:
+            pictures.show(line.image)
 
 
 def _chosen(source: Source, which: str) -> list[Match]:
@@ -143,7 +168,7 @@ def _entry(entry: Entry, full: bool, searched: Sequence[str]) -> Iterator[Line]:
         yield Line("(left out; --full prints them)", False)
     for part in entry.parts:
         is_found = any(find(part.text, one) for one in searched)
-        yield Line(_text(part, full or is_found), False)
+        yield Line(_text(part, full or is_found), False, part.sha256)
 
 
 def _text(part: Part, full: bool) -> str:

@@ -57,7 +57,7 @@ class ServerLimits:
         max_waiting: How many requests of one session may be answered at the same time.
     """
 
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 64 * 2**20
     body_timeout_s: float = 60.0
     max_waiting: int = 256
 

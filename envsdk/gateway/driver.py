@@ -303,7 +303,7 @@ class ProgramDriver(EnvDriver):
         """
         longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
         limit = min((tokens for tokens in longest if tokens is not None), default=None)
-        if limit is None or most_tokens(placed, turn, self.running.contexts) < limit:
+        if limit is None or most_tokens(placed, turn, self.running.contexts, self.renderer) < limit:
             return
         reason = self.running_episode.why_full(self.running, turn)
         if reason is not None:

@@ -19,7 +19,7 @@ def check_expressible(
 ) -> None:
     """Check that a renderer can express a request. Nothing is tokenized, and a continuation costs O(new messages).
 
-    A renderer that renders whole conversations only is not asked: it would do so at each request.
+    A renderer that renders whole conversations only is asked about images only: it would render at each request.
 
     Args:
         renderer: The renderer.
@@ -30,10 +30,11 @@ def check_expressible(
     Raises:
         RequestError: If it cannot.
     """
-    if renderer.renders_whole:
-        return
-    out = renderer.emission()
     try:
+        _check_images(renderer, messages, _first_new(placed, contexts))
+        if renderer.renders_whole:
+            return
+        out = renderer.emission()
         if isinstance(placed, Continues) and placed.keep is None and placed.system is None and placed.tools is None:
             known = contexts[placed.context].conversation
             renderer.emit_conversation(out, [known[-1], *messages], first=1)
@@ -42,6 +43,21 @@ def check_expressible(
         renderer.emit_history(out, whole, "keep", tools=tools, generation_prompt=True)
     except RenderError as error:
         raise inexpressible(error) from error
+
+
+def _first_new(placed: Continues | Opens, contexts: Mapping[str, Context]) -> int:
+    """Return the index of the first message that is not kept, counted with the system message."""
+    if isinstance(placed, Opens):
+        return placed.keep if placed.base is not None else int(bool(placed.system))
+    return len(contexts[placed.context].conversation) if placed.keep is None else placed.keep
+
+
+def _check_images(renderer: Renderer, messages: Sequence[Message], first: int) -> None:
+    """Check that a renderer can write the images of messages. The processor's results are cached."""
+    renderer.refuse_images(messages, first)
+    for image in (image for message in messages for image in message.images):
+        if renderer.vision is not None:
+            renderer.vision.process(image)
 
 
 def _whole(

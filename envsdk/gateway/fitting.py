@@ -6,13 +6,16 @@ from typing import Any
 
 from ..contexts.context import Context
 from ..episodes.turn import Turn
+from ..images import Image
 from ..messages import Message
+from ..rendering.renderer import Renderer
+from ..rendering.vision import Vision
 from .placements import Continues, Opens
 
 _SCAFFOLD = 64  # tokens of a model family around a message, and for the next reply
 
 
-def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Context]) -> int:
+def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Context], renderer: Renderer) -> int:
     """Return how many tokens a prompt has at most. It costs O(new messages), or O(messages) if the request edits.
 
     A text has at most as many tokens as bytes. Messages that the model sees already are counted exactly.
@@ -21,6 +24,7 @@ def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Co
         placed: What the request is.
         turn: Its turn.
         contexts: The contexts of the episode.
+        renderer: The renderer, whose processor counts the tokens of images.
     """
     name = placed.base if isinstance(placed, Opens) else placed.context
     known = None if name is None else contexts[name]
@@ -29,17 +33,25 @@ def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Co
         and isinstance(placed, Continues)
         and (placed.keep, placed.system, placed.tools) == (None,) * 3
     ):
-        return len(known) + _of_texts(turn.messages)
+        return len(known) + _of_messages(turn.messages, renderer)
     counts = {} if known is None else known.token_counts()
     kept = [] if known is None else known.conversation[: placed.keep]
     new = [message for message in (*kept, *turn.messages) if id(message) not in counts]
     exact = sum(counts.get(id(message), 0) for message in (*kept, *turn.messages))
     tools = placed.tools if placed.tools is not None or known is None else known.tools
-    return exact + _of_texts(new) + _bytes(placed.system) + _bytes(tools)
+    return exact + _of_messages(new, renderer) + _bytes(placed.system) + _bytes(tools)
 
 
-def _of_texts(messages: Sequence[Message]) -> int:
-    return _SCAFFOLD + sum(_SCAFFOLD + len(message.model_dump_json().encode()) for message in messages)
+def _of_messages(messages: Sequence[Message], renderer: Renderer) -> int:
+    texts = sum(_SCAFFOLD + len(message.model_dump_json().encode()) for message in messages)
+    images = [image for message in messages for image in message.images]
+    vision = renderer.vision if images else None
+    return _SCAFFOLD + texts + (0 if vision is None else sum(_of_image(image, vision) for image in images))
+
+
+def _of_image(image: Image, vision: Vision) -> int:
+    processed = vision.process(image)
+    return processed.count + len(processed.text.replace(vision.placeholder, "").encode())
 
 
 def _bytes(value: Any) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, cast
 
-from ..messages import Message, ToolCall, ToolSchema
+from ..messages import ImagePart, Message, ToolCall, ToolSchema
 
 Form: TypeAlias = tuple[Hashable, ...]
 """Equal for messages that mean the same at one place of a conversation. The text is its last part."""
@@ -64,8 +64,23 @@ def entry_of(message: Message, reply: str | None = None) -> Entry:
         calls = tuple(call_form(call) for call in message.tool_calls)
         return Entry(message, ("assistant", calls, text), calls, reply)
     if message.role == "tool":
-        return Entry(message, ("tool", message.tool_call_id, text))
-    return Entry(message, ("user" if message.role == "user" else "system", message.name, text))
+        return Entry(message, ("tool", message.tool_call_id, _images_of(message), text))
+    role = "user" if message.role == "user" else "system"
+    return Entry(message, (role, message.name, _images_of(message), text))
+
+
+def _images_of(message: Message) -> tuple[tuple[str, int], ...]:
+    """Return the hash of each image, and how many characters that are not white space come before it."""
+    if not message.images:
+        return ()
+    found: list[tuple[str, int]] = []
+    before = 0
+    for part in message.parts or ():
+        if isinstance(part, ImagePart):
+            found.append((part.data.sha256, before))
+        else:
+            before += len("".join(part.text.split()))
+    return tuple(found)
 
 
 def call_form(call: ToolCall) -> Call:

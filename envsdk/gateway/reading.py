@@ -242,6 +242,8 @@ class _Reader:
         expected = self._expected
         if not expected or messages[index].message.role in ("assistant", "tool") or expected.form[0] in _UNMERGED:
             return 0
+        if expected.message.images:  # only texts are merged
+            return 0
         first, place, sent, recorded = index, self.keep, "", ""
         while sent or recorded or index == first:
             if not sent:

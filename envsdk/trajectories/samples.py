@@ -155,6 +155,7 @@ class Sample(Stored):
             "segment": f"{self.segment_index + 1} of {self.n_segments}",
             "tokens": f"{len(self):,}",
             "trained": f"{trained:,}",
+            "images": ", ".join(repr(placed.image) for placed in self.media),
             "reward": f"{self.reward:g}",
             "advantage": None if advantage is None else f"{advantage:.4g}",
             "mean log-probability": _mean_logprob(self.logprobs, self.mask),

@@ -90,7 +90,13 @@ class Trajectory(Stored):
     def _repr_html_(self) -> str:
         """Return a card for notebooks, with the conversation."""
         messages = [
-            "\n".join([f"{name} · {message.role}: {message.content}", *map(_call_text, message.tool_calls)])
+            "\n".join(
+                [
+                    f"{name} · {message.role}: {message.content}",
+                    *map(_call_text, message.tool_calls),
+                    *map(repr, message.images),
+                ]
+            )
             for name, log in self.contexts.items()
             for message in log.messages
         ]
@@ -101,6 +107,7 @@ class Trajectory(Stored):
             "contexts": len(self.contexts) if len(self.contexts) > 1 else None,
             "observed": f"{self.observed_tokens:,} tokens",
             "sampled": f"{self.sampled_tokens:,} tokens",
+            "images": len(self.images) or None,
             "breaks": named(Counter(break_.reason for break_ in self.breaks)),
             "error": self.error,
         }

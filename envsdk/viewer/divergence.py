@@ -44,7 +44,7 @@ def _at(messages: Sequence[Mapping[str, Any]], index: int) -> Any:
         return None
     message = messages[index]
     calls = [(call["name"], call["arguments"]) for call in message["calls"]]
-    return message["role"], message["content"], message["reasoning"], calls
+    return message["role"], message["content"], message["parts"], message["reasoning"], calls
 
 
 def first_different_token(one: Trajectory, other: Trajectory, context: str) -> int | None:

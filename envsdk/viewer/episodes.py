@@ -10,6 +10,7 @@ from ..episodes.delegation import SUMMARY
 from ..messages import Message
 from ..trajectories.steps import ContextLog, Step
 from ..trajectories.trajectory import Trajectory
+from .images import image_facts, parts_of
 from .ranges import Range, StepRanges, sample_segments, step_ranges, tree_nodes
 
 _RUN_TOKENS = 8
@@ -23,7 +24,8 @@ def episode(trajectory: Trajectory) -> dict[str, Any]:
 
     Returns:
         `id`, `env`, `status` and the other fields of the trajectory; `contexts` (in order, with `messages`), `steps`,
-        `links` (handoffs and returns), `samples` and `nodes` (of the tree). Positions are those of the contexts' logs.
+        `links` (handoffs and returns), `samples`, `nodes` (of the tree) and `images` (by hash). Positions are those of
+        the contexts' logs.
 
     Raises:
         InvalidRecord: If the steps do not fit the logs.
@@ -43,6 +45,7 @@ def episode(trajectory: Trajectory) -> dict[str, Any]:
         "links": _links(trajectory),
         "samples": list(_samples(trajectory)),
         "nodes": [node._asdict() for node in tree_nodes(trajectory)],
+        "images": image_facts(trajectory),
     }
 
 
@@ -102,6 +105,7 @@ def _message(message: Message, results: list[int | None]) -> dict[str, Any]:
     return {
         "role": message.role,
         "content": message.content,
+        "parts": parts_of(message),
         "reasoning": message.reasoning,
         "name": message.name,
         "tool_call_id": message.tool_call_id,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidRecord
+from ..errors import ImageError, InvalidRecord
 from ..trajectories.records import storing, whole_file
 from .filters import Filter
 from .resources import Resources, as_json, error_of
@@ -55,7 +55,8 @@ def _base64(data: bytes) -> bytes:
 
 
 def _contents(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]:
-    """Yield what the page holds: the name that it asks for, and the answer."""
+    """Yield what the page holds: the name that it asks for, and the answer. Each image is in it once."""
+    written: set[str] = set()
     yield "runs", {**resources.runs(), "follow": False}
     for run, source in enumerate(resources.sources):
         source.refresh()
@@ -64,10 +65,19 @@ def _contents(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]
         yield f"rows/{run}", {**answer, "is_complete": source.info.is_complete}
         for row in rows:
             if not row.is_damaged:
-                yield from _episode(resources, run, row.line)
+                yield from _episode(resources, run, row.line, written)
 
 
-def _episode(resources: Resources, run: int, line: int) -> Iterator[tuple[str, Any]]:
+def _image(resources: Resources, run: int, line: int, sha256: str) -> dict[str, Any]:
+    """Return an image as a data: URL, or why it cannot be shown."""
+    try:
+        media_type, data = resources.image(run, line, sha256)
+    except (ImageError, OSError) as error:
+        return error_of(error)
+    return {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}
+
+
+def _episode(resources: Resources, run: int, line: int, written: set[str]) -> Iterator[tuple[str, Any]]:
     try:
         shown = resources.episode(run, line)
         yield f"episode/{run}/{line}", shown
@@ -75,5 +85,8 @@ def _episode(resources: Resources, run: int, line: int) -> Iterator[tuple[str, A
             yield f"tokens/{run}/{line}/{context['name']}", resources.tokens(run, line, context["name"])
         for step in shown["steps"]:
             yield f"prompt/{run}/{line}/{step['index']}", resources.prompt(run, line, step["index"])
+        for sha256 in shown["images"].keys() - written:
+            written.add(sha256)
+            yield f"image/{sha256}", _image(resources, run, line, sha256)
     except InvalidRecord as error:  # the row was readable, but not all of the record is
         yield f"episode/{run}/{line}", error_of(error)

@@ -13,6 +13,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .episodes import episode
 from .filters import parse_filter
+from .images import ImageFile, image_file
 from .ranges import prompt_of
 from .rows import EpisodeRow
 from .sources import Source
@@ -136,6 +137,16 @@ class Resources:
             InvalidRecord: If there is no such line or step, or the line is damaged.
         """
         return {"ranges": [list(one) for one in prompt_of(self.trajectory(run, line), step)]}
+
+    def image(self, run: int, line: int, sha256: str) -> ImageFile:
+        """Return an image of an episode by its hash.
+
+        Raises:
+            UnknownName: If there is no such run or image.
+            InvalidRecord: If there is no such line, or it is damaged.
+            ImageError: If the bytes of the image are missing or wrong.
+        """
+        return image_file(self.trajectory(run, line), sha256)
 
     def _source(self, run: int) -> Source:
         if not 0 <= run < len(self.sources):

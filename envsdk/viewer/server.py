@@ -1,4 +1,4 @@
-"""A server on this machine for the page: the page itself, and its data as JSON. It only reads."""
+"""A server on this machine for the page: the page itself, its data as JSON, and images. It only reads."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from ..errors import ConfigError, EnvsdkError, InvalidFilter, InvalidRecord, UnknownName
+from ..errors import ConfigError, EnvsdkError, ImageError, InvalidFilter, InvalidRecord, UnknownName
+from .images import ImageFile
 from .page import page
 from .resources import Resources, as_json, error_of
 
@@ -19,6 +20,10 @@ _HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
+}
+_OF_IMAGES: Mapping[str, str] = {
+    "Cache-Control": "private, max-age=86400, immutable",  # the address has the hash
+    "Content-Security-Policy": "default-src 'none'; sandbox",
 }
 
 
@@ -76,14 +81,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer = _answer(server.resources, url.path, parse_qs(url.query))
-        except (InvalidRecord, UnknownName) as error:
+        except (ImageError, InvalidRecord, UnknownName) as error:
             self._send_json(HTTPStatus.NOT_FOUND, error_of(error))
         except InvalidFilter as error:
             self._send_json(HTTPStatus.BAD_REQUEST, error_of(error))
         except (EnvsdkError, OSError) as error:
             self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, error_of(error))
         else:
-            self._send_json(HTTPStatus.OK, answer)
+            if isinstance(answer, ImageFile):
+                self._send(HTTPStatus.OK, answer.media_type, answer.data, _OF_IMAGES)
+            else:
+                self._send_json(HTTPStatus.OK, answer)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that cannot be read, or another method than GET."""
@@ -99,10 +107,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, status: HTTPStatus, value: Any) -> None:
         self._send(status, "application/json", as_json(value))
 
-    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes, more: Mapping[str, str] | None = None) -> None:
+        own = {"Content-Type": content_type, "Content-Length": str(len(body))}
         try:
             self.send_response(status)
-            for name, value in {**_HEADERS, "Content-Type": content_type, "Content-Length": str(len(body))}.items():
+            for name, value in {**_HEADERS, **own, **(more or {})}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
@@ -141,8 +150,10 @@ def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> 
             return resources.tokens(number("run"), number("line"), query.get("context", [""])[-1])
         case "/api/prompt":
             return resources.prompt(number("run"), number("line"), number("step"))
+        case "/api/image":
+            return resources.image(number("run"), number("line"), query.get("sha256", [""])[-1])
         case _:
             raise UnknownName(
                 f"there is nothing at {path!r:.80}; expected /, /api/runs, /api/rows, /api/search, /api/episode, "
-                "/api/tokens or /api/prompt"
+                "/api/tokens, /api/prompt or /api/image"
             )

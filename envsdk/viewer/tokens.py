@@ -45,7 +45,8 @@ def context_tokens(
         None in place of the list if the samples have none. As runs: `steps` (the index of the step), `sampled` (whether
         the token was sampled), `trained` (the index of the sample that trains it, or None), `samples` (the indices of
         all samples that have it), `nodes` (the index of the tree's node), `dropped` (the index of the step that dropped
-        it, or None), and `roles` (what it belongs to, or None; the list is empty if that was not recorded).
+        it, or None), and `roles` (what it belongs to, or None; the list is empty if that was not recorded). `images`:
+        the images as `[start, stop, SHA-256]`, with the range of their placeholders.
 
     Raises:
         InvalidRecord: If there is no such context, the steps do not fit the logs, or the stored samples are not this
@@ -71,6 +72,7 @@ def context_tokens(
         "samples": _sample_runs(len(log.tokens), context, segments),
         "nodes": [[node.start, node.number] for node in tree_nodes(trajectory) if node.context == context],
         "dropped": _or_none(_runs(_droppers(trajectory, context))),
+        "images": [[placed.start, placed.stop, placed.image.sha256] for placed in log.media],
         "roles": [] if log.roles is None else _role_runs(log.roles.starts, log.roles.run_codes, log.roles.legend),
     }
 

@@ -4,7 +4,7 @@ All texts of an entry are safe to print (see `visible`). Long texts can be folde
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,18 +12,20 @@ from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line, visible
 from .contents import Hit
 from .episodes import episode
+from .images import image_name
 
-Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "call", "error", "note"]
+Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "image", "call", "error", "note"]
 """What a part of an entry is. `reply` is what the model wrote; `text` is what others than a tool wrote."""
 _FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 800), "text": (20, 2000)}
 """How many lines and characters of a part are shown when it is folded. The other kinds are shown in full."""
 
 
 class Part(NamedTuple):
-    """A piece of the text of an entry."""
+    """A piece of the text of an entry. An image is a text that names it, and its hash."""
 
     kind: Kind
     text: str
+    sha256: str = ""
 
     def folded(self) -> tuple[str, str]:
         """Return the first lines, and how much is left out, such as `12 lines`; an empty text if nothing is."""
@@ -73,13 +75,12 @@ def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -
         InvalidRecord: If the steps do not fit the logs.
     """
     shown = episode(trajectory) if shown is None else shown
-    steps: Sequence[Mapping[str, Any]] = shown["steps"]
     yield _head(trajectory)
     for context in shown["contexts"]:
         name = context["name"]
         if context["parent"] is not None or trajectory.contexts[name].reward is not None:
             yield Entry("context", name, (on_one_line(f"{name}: {_end_of(trajectory, name)}"),))
-        entries = [_message(context, index, steps) for index in range(len(context["messages"]))]
+        entries = [_message(shown, context, index) for index in range(len(context["messages"]))]
         count = sum(message["is_inherited"] for message in context["messages"])
         if count:
             what = "1 message" if count == 1 else f"{count} messages"
@@ -117,8 +118,8 @@ def _end_of(trajectory: Trajectory, name: str) -> str:
     return ", ".join(filter(None, [log.role, log.stop_reason, log.error, own]))
 
 
-def _message(context: Mapping[str, Any], index: int, steps: Sequence[Mapping[str, Any]]) -> Entry:
-    message = context["messages"][index]
+def _message(shown: Mapping[str, Any], context: Mapping[str, Any], index: int) -> Entry:
+    message, steps = context["messages"][index], shown["steps"]
     who = f"{context['name']} · {message['role']}{_answered(context, message)}"
     numbers: list[int] = [] if message["is_inherited"] else message["steps"]
     own = [steps[number] for number in numbers]
@@ -127,7 +128,7 @@ def _message(context: Mapping[str, Any], index: int, steps: Sequence[Mapping[str
         context=context["name"],
         headings=tuple(on_one_line(f"{who}{_step_head(step)}") for step in own) or (on_one_line(who),),
         breaks=tuple(on_one_line(break_text(step["break"])) for step in own if step["break"] is not None),
-        parts=tuple(Part(kind, visible(text)) for kind, text in _parts(message)),
+        parts=tuple(_parts(message, shown["images"])),
         steps=tuple(numbers),
         message=index,
     )
@@ -162,13 +163,17 @@ def break_text(break_: Mapping[str, Any]) -> str:
     return f"{break_['reason']}: {break_['kept']:,} kept, {break_['dropped']:,} dropped{again}{detail}"
 
 
-def _parts(message: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
+def _parts(message: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
     if message["reasoning"] is not None:
-        yield "reasoning", message["reasoning"]
-    if message["content"]:
-        kinds: Mapping[str, Kind] = {"assistant": "reply", "tool": "result"}
-        yield kinds.get(message["role"], "text"), message["content"]
+        yield Part("reasoning", visible(message["reasoning"]))
+    kinds: Mapping[str, Kind] = {"assistant": "reply", "tool": "result"}
+    for part in message["parts"] or [{"text": message["content"]}]:
+        if "image" in part:
+            yield Part("image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"])
+        elif part["text"]:
+            yield Part(kinds.get(message["role"], "text"), visible(part["text"]))
     for call in message["calls"]:
-        yield "call", f"-> {call['name']}({call['arguments']})" + (f" ! {call['error']}" if call["error"] else "")
+        failed = f" ! {call['error']}" if call["error"] else ""
+        yield Part("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
     for error in message["errors"]:
-        yield "error", f"! {error}"
+        yield Part("error", visible(f"! {error}"))

@@ -36,6 +36,7 @@ PACKAGES = {
     "envsdk.viewer.divergence": "Where episodes diverge",
     "envsdk.viewer.episodes": "An episode as JSON",
     "envsdk.viewer.tokens": "Tokens as columns",
+    "envsdk.viewer.images": "Images of an episode",
     "envsdk.reporting": "Reports on runs",
     "envsdk.testing": "Conformance checks",
     "envsdk.testing.masks": "Checks of masks",

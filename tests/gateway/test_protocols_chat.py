@@ -245,7 +245,10 @@ def assistant(**fields: object) -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (user(None), "messages[0].content"),
         (user(5), "messages[0].content"),
-        (user([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]), "messages[0].content[1]"),
+        (
+            user([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]),
+            "messages[0].content[1].image_url.url",
+        ),
         (user([{"type": "input_audio"}]), "messages[0].content[0]"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
         (user("half \ud800"), "messages[0]"),

@@ -280,7 +280,7 @@ CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}
         ({"input": [{"type": ["message"]}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [*GO_ON, CALL, {**CALL, "arguments": {}}]}, "input[2].arguments"),
         ({"input": [*GO_ON, CALL, CALL]}, "input[1]"),
         ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),

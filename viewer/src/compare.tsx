@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type RunRows, episodeOf, store, tokensOf } from "./data";
+import { Content } from "./image";
 import { useKeys } from "./keys";
 import { Breaks, Reward, Status, groupsOf, mean, rewardsOf } from "./list";
 import { change, go, linkTo, numberOf } from "./router";
@@ -43,7 +44,7 @@ export function Compare({ query }: { query: Record<string, string> }) {
 
 const textOf = (message: Message | undefined) =>
   message &&
-  JSON.stringify([message.role, message.content, message.reasoning, message.calls.map((call) => [call.name, call.arguments])]);
+  JSON.stringify([message.role, message.content, message.parts, message.reasoning, message.calls.map((call) => [call.name, call.arguments])]);
 
 const differs = (columns: { context: Context | undefined }[], index: number) =>
   new Set(columns.map((column) => textOf(column.context?.messages[index]))).size > 1;
@@ -174,7 +175,7 @@ function Cell({ message, column }: { message: Message | undefined; column: Colum
           <Block text={message.reasoning} />
         </details>
       )}
-      {message.content !== "" && <Block text={message.content} />}
+      <Content run={column.run} line={column.line} episode={column.episode} message={message} />
       {message.calls.map((call) => (
         <p class="compare-call">
           <code>{visible(call.name)}</code> <span class="mono">{visible(asText(call.arguments))}</span>

@@ -3,12 +3,15 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { folded } from "./folding";
+import { Content, type Place } from "./image";
 import { breakText } from "./lanes";
 import { numberOf } from "./router";
 import { Block, Visible, asText, number, plural, short, visible } from "./text";
 import type { Call, Context, Episode, Message, Step } from "./types";
 
 interface Shown {
+  run: number;
+  line: number;
   episode: Episode;
   context: Context;
   search: string;
@@ -127,7 +130,7 @@ function labelOf(message: Message): string {
 }
 
 function Card(props: Shown & { message: Message; index: number }) {
-  const { message, index, context, search, selected, episode, onStep, onPrompt, onTokens } = props;
+  const { run, line, message, index, context, search, selected, episode, onStep, onPrompt, onTokens } = props;
   const steps = message.is_inherited ? [] : message.steps.map((at) => episode.steps[at]!);
   const last = steps.at(-1);
   const isSelected = steps.some((step) => step.index === selected);
@@ -156,10 +159,10 @@ function Card(props: Shown & { message: Message; index: number }) {
         ))}
       </header>
       {message.reasoning !== null && <Reasoning text={message.reasoning} search={search} isOpenBlock={message.open_block === "reasoning"} />}
-      {message.content !== "" && <Block text={message.content} search={search} />}
-      {message.content === "" && message.reasoning === null && !message.calls.length && <p class="faint">(empty)</p>}
+      <Content {...{ run, line, episode, message, search }} />
+      {message.content === "" && !message.parts && message.reasoning === null && !message.calls.length && <p class="faint">(empty)</p>}
       {message.calls.map((call, at) => (
-        <CallBox key={at} call={call} result={call.result === null ? null : context.messages[call.result]!} search={search} />
+        <CallBox key={at} {...{ run, line, episode, call, search }} result={call.result === null ? null : context.messages[call.result]!} />
       ))}
       {message.errors.map((error) => (
         <p class="error-box">
@@ -201,7 +204,7 @@ function Reasoning({ text, search, isOpenBlock }: { text: string; search: string
   );
 }
 
-function CallBox({ call, result, search }: { call: Call; result: Message | null; search: string }) {
+function CallBox({ call, result, search, ...place }: Place & { call: Call; result: Message | null; search: string }) {
   const given = call.arguments;
   const isObject = given !== null && typeof given === "object";
   return (
@@ -237,7 +240,7 @@ function CallBox({ call, result, search }: { call: Call; result: Message | null;
       {result ? (
         <div class="result" data-result={call.result}>
           <span class="role">result</span>
-          <Block text={result.content} search={search} />
+          <Content {...place} message={result} search={search} />
         </div>
       ) : (
         <p class="faint no-result">no result</p>

@@ -46,7 +46,7 @@ async function fromServer(name: string, query: Record<string, string | number>, 
 }
 
 async function fromPage(name: string, query: Record<string, string | number>): Promise<unknown> {
-  const wanted = ["run", "line", "context", "step"].filter((key) => key in query).map((key) => query[key]);
+  const wanted = ["run", "line", "context", "step", "sha256"].filter((key) => key in query).map((key) => query[key]);
   const key = [name, ...wanted].join("/");
   const element = embedded.get(key);
   if (!element) throw new DataError("NotInPage", "This page does not have that episode. Write it with another --filter.");
@@ -84,6 +84,12 @@ export const searchOf = async (run: number, q: string, after: number, generation
 export const tokensOf = (run: number, line: number, context: string) => once<Tokens>("tokens", { run, line, context });
 export const promptOf = (run: number, line: number, step: number) =>
   once<{ ranges: Range[] }>("prompt", { run, line, step }).then((answer) => answer.ranges);
+
+/** Return where an image is, by its hash: the server's address of it, or a data: URL in a page of --html. */
+export async function imageUrlOf(run: number, line: number, sha256: string): Promise<string> {
+  if (isEmbedded) return (await once<{ url: string }>("image", { sha256 })).url;
+  return `/api/image?${new URLSearchParams({ run: String(run), line: String(line), sha256 })}`;
+}
 
 /** The rows of one run, as far as they were read. */
 export interface RunRows {

@@ -185,7 +185,7 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
         <div class="episode-main" ref={main} tabIndex={view === "conversation" || view === "about" ? 0 : undefined} role="region" aria-label={view}>
           {view === "conversation" && (
             <Conversation
-              {...{ episode, context, search, selected, onStep: select, onPrompt: prompt, onTokens: tokens }}
+              {...{ run, line, episode, context, search, selected, onStep: select, onPrompt: prompt, onTokens: tokens }}
               onContext={(name) => change({ context: name })}
             />
           )}

@@ -66,6 +66,18 @@ export class Log {
     return valueAt(this.given.samples, at) ?? [];
   }
 
+  /** The image whose placeholder a token is: where its placeholders begin and end, and its hash. */
+  imageAt(at: number): [start: number, stop: number, sha256: string] | undefined {
+    let [low, high] = [0, this.given.images.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.given.images[middle]![0] <= at) low = middle + 1;
+      else high = middle;
+    }
+    const found = this.given.images[low - 1];
+    return found && at < found[1] ? found : undefined;
+  }
+
   /** The text of a token, with line ends, tabs and hidden characters as signs. */
   piece(at: number): Piece {
     const id = this.ids[at]!;
@@ -168,7 +180,10 @@ export interface Line {
   first: number;
   stop: number;
   step: number; // of a line that announces a step; -1 for a line of tokens
+  image?: { sha256: string; row: number }; // of a line of an image: its placeholders are folded into IMAGE_LINES lines
 }
+
+export const IMAGE_LINES = 3;
 
 /** Break a sequence into lines of a width in characters, with a line before each step; each token has an edge. */
 export function linesOf(sequence: Sequence, columns: number, edge: number): Line[] {
@@ -189,6 +204,15 @@ export function linesOf(sequence: Sequence, columns: number, edge: number): Line
         end(position);
         lines.push({ first: position, stop: position, step: own });
         step = own;
+      }
+      const image = part.log.imageAt(index);
+      if (image) {
+        end(position);
+        const stop = Math.min(image[1], part.stop) - part.start + part.position;
+        for (let row = 0; row < IMAGE_LINES; row++) lines.push({ first: position, stop, step: NONE, image: { sha256: image[2], row } });
+        index += stop - position - 1;
+        first = stop;
+        continue;
       }
       const piece = part.log.piece(index);
       if (used && used + piece.width > columns) end(position);

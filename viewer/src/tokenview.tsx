@@ -3,6 +3,7 @@
 import { type ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { promptOf, tokensOf } from "./data";
+import { Picture, Pixels, type Place, nameOf, sizeOf } from "./image";
 import { useKeys } from "./keys";
 import { breakText } from "./lanes";
 import { change, indexOf, numberOf } from "./router";
@@ -86,7 +87,7 @@ function modesOf(sequence: Sequence): Mode[] {
   return [...found, "sample", "node"];
 }
 
-function Loaded({ sequence, episode, context, step, query }: Props & { sequence: Sequence }) {
+function Loaded({ sequence, run, line, episode, context, step, query }: Props & { sequence: Sequence }) {
   const box = useRef<HTMLDivElement>(null);
   const input = useRef<HTMLInputElement>(null);
   const width = useWidth(box);
@@ -105,10 +106,16 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
   const text = useMemo(() => (wanted ? joined(sequence) : null), [sequence, wanted !== ""]);
   const rowOf = (position: number) => (isTable ? position : lineAt(lines, position));
   const select = (position: number) => change({ at: Math.min(Math.max(0, position), sequence.length - 1) });
+  const byToken = (by: number) => {
+    const own = at === null || isTable ? undefined : lines[lineAt(lines, at)];
+    if (own?.image) return select(by > 0 ? own.stop : own.first - 1);
+    select(at === null ? 0 : at + by);
+  };
   const byLine = (by: number) => {
     if (isTable || at === null) return select((at ?? -1) + by);
     let target = lineAt(lines, at) + by;
-    while (lines[target] && lines[target]!.step >= 0) target += Math.sign(by);
+    const from = lines[lineAt(lines, at)]!.first;
+    while (lines[target] && (lines[target]!.step >= 0 || (lines[target]!.image && lines[target]!.first === from))) target += Math.sign(by);
     const own = lines[target];
     if (own) select(Math.min(own.first + at - lines[lineAt(lines, at)]!.first, own.stop - 1));
   };
@@ -131,8 +138,8 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
   };
   useKeys(
     [
-      { keys: ["ArrowRight"], what: "Next token", run: () => select((at ?? -1) + 1) },
-      { keys: ["ArrowLeft"], what: "Previous token", run: () => select((at ?? 1) - 1) },
+      { keys: ["ArrowRight"], what: "Next token", run: () => byToken(1) },
+      { keys: ["ArrowLeft"], what: "Previous token", run: () => byToken(-1) },
       { keys: ["ArrowDown", "j"], what: "Next line", run: () => byLine(1) },
       { keys: ["ArrowUp", "k"], what: "Previous line", run: () => byLine(-1) },
       { keys: ["Home"], what: "First token", run: () => select(0) },
@@ -220,12 +227,12 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
               isTable ? (
                 <TableRow key={index} {...{ sequence, position: index, mode, scale, isSelected: index === at, isMatch: isIn(match, index) }} />
               ) : (
-                <TextLine key={index} {...{ sequence, line: lines[index]!, mode, scale, at, match, episode, isPrompt: step !== null }} />
+                <TextLine key={index} {...{ run, file: line, sequence, line: lines[index]!, mode, scale, at, match, episode, isPrompt: step !== null }} />
               )
             }
           </Rows>
         </div>
-        <Detail {...{ sequence, position: shown, episode }} />
+        <Detail {...{ run, line, sequence, position: shown, episode }} />
       </div>
     </div>
   );
@@ -286,6 +293,8 @@ function classOf(log: Log, at: number, more: string, isPrompt = false): string {
 }
 
 interface LineProps {
+  run: number;
+  file: number; // the number of the episode's line in its file
   sequence: Sequence;
   line: Line;
   mode: Mode;
@@ -296,7 +305,7 @@ interface LineProps {
   isPrompt: boolean;
 }
 
-function TextLine({ sequence, line, mode, scale, at, match, episode, isPrompt }: LineProps) {
+function TextLine({ run, file, sequence, line, mode, scale, at, match, episode, isPrompt }: LineProps) {
   if (line.step >= 0) {
     const step = episode.steps[line.step];
     const isCut = step?.break?.kind === "rewrite";
@@ -310,6 +319,7 @@ function TextLine({ sequence, line, mode, scale, at, match, episode, isPrompt }:
       </div>
     );
   }
+  if (line.image) return <ImageLine {...{ run, file, sequence, line, at, match, episode, isPrompt }} />;
   const found: ComponentChildren[] = [];
   let part: Part | null = null;
   for (let position = line.first; position < line.stop; position++) {
@@ -324,6 +334,24 @@ function TextLine({ sequence, line, mode, scale, at, match, episode, isPrompt }:
     );
   }
   return <div class="token-line">{found}</div>;
+}
+
+/** One of the lines of an image, whose placeholders are folded. */
+function ImageLine({ run, file, sequence, line, at, match, episode, isPrompt }: Omit<LineProps, "mode" | "scale">) {
+  const { sha256, row } = line.image!;
+  const part = sequence.part(line.first);
+  const holds = (position: number | null | undefined) => position !== null && position !== undefined && line.first <= position && position < line.stop;
+  const more = `image${holds(at) ? " selected" : ""}${holds(match?.[0]) ? " match" : ""}`;
+  const count = plural(line.stop - line.first, "placeholder");
+  return (
+    <div class="token-line image-line" data-at={line.first}>
+      <span class="thumbnail">
+        <Pixels run={run} line={file} episode={episode} sha256={sha256} row={row} />
+      </span>
+      {row === 0 && <span class={classOf(part.log, part.start + line.first - part.position, more, isPrompt)}>{count}</span>}
+      {row === 1 && <span class="faint">{nameOf(sha256, episode.images[sha256]!)}</span>}
+    </div>
+  );
 }
 
 const hasReference = (sequence: Sequence) => sequence.parts.some((part) => part.log.reference);
@@ -395,7 +423,8 @@ function TableRow({ sequence, position, mode, scale, isSelected, isMatch }: RowP
   );
 }
 
-function Detail({ sequence, position, episode }: { sequence: Sequence; position: number | null; episode: Episode }) {
+function Detail({ sequence, position, ...place }: Place & { sequence: Sequence; position: number | null }) {
+  const { episode } = place;
   if (position === null || position >= sequence.length) {
     return (
       <aside class="panel token-detail" tabIndex={0} aria-label="Token">
@@ -425,11 +454,14 @@ function Detail({ sequence, position, episode }: { sequence: Sequence; position:
     ["tree node", node ? `${node.number} (after ${node.parent < 0 ? "nothing" : node.parent})` : ""],
     ["dropped", dropped < 0 ? "no" : `at step ${dropped + 1}`],
   ];
+  const image = log.imageAt(at);
+  if (image) rows.push(["image", sizeOf(episode.images[image[2]]!)], ["SHA-256", image[2]], ["placeholders", number(image[1] - image[0])]);
   if (!Number.isNaN(logprob)) rows.push(["log-prob", `${decimal(logprob, 4)} (${(100 * Math.exp(logprob)).toFixed(2)}%)`]);
   if (!Number.isNaN(reference)) rows.push(["trainer", decimal(reference, 4)], ["difference", decimal(reference - logprob, 4)]);
   if (!Number.isNaN(advantage)) rows.push(["advantage", decimal(advantage, 4)]);
   return (
     <aside class="panel token-detail" tabIndex={0} aria-label="Token">
+      {image && <Picture key={image[2]} {...place} sha256={image[2]} />}
       <p class="token-shown">
         <span class={classOf(log, at, `role-${log.role(at).split(":")[0]}`)}>{dotted(log.piece(at).text)}</span>
       </p>

@@ -87,9 +87,21 @@ export interface Call {
   result: number | null;
 }
 
+/** What is known of an image. */
+export interface ImageFacts {
+  media_type: string;
+  width: number;
+  height: number;
+  file: string;
+  tokens: number | null;
+}
+
+export type ContentPart = { text: string } | { image: string }; // an image by its hash
+
 export interface Message {
   role: string;
   content: string;
+  parts: ContentPart[] | null; // of a message with images
   reasoning: string | null;
   name: string | null;
   tool_call_id: string | null;
@@ -190,6 +202,7 @@ export interface Episode {
   links: Link[];
   samples: { index: number; context: string; segment_index: number; tokens: number; trained: number; steps: number[] }[];
   nodes: { number: number; context: string; start: number; stop: number; parent: number; step: number }[];
+  images: Record<string, ImageFacts>; // by their hashes
 }
 
 export type Runs<T> = [position: number, value: T][];
@@ -211,5 +224,6 @@ export interface Tokens {
   nodes: Runs<number>;
   dropped: Runs<number | null>;
   roles: Runs<string | null>;
+  images: [start: number, stop: number, sha256: string][];
   problem: string | null;
 }

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...messages import Message, ToolCall
+from ...messages import ImagePart, Message, ToolCall
 from ..requests import ReceivedMessage
-from .fields import Fields, check_unique, content_of, not_of_kind, refused, valid
+from .contents import content_of, image_of_source
+from .fields import Fields, check_unique, not_of_kind, refused, valid
 from .wire import signed
 
 INVALID_JSON = "INVALID_JSON"
@@ -48,33 +49,37 @@ def text_of(block: Fields, where: str) -> str:
 
 
 def _user(fields: Fields) -> list[Message]:
-    """Return the messages in a user message: one for each tool's result, and one for each run of texts."""
+    """Return the messages in a user message: one for each tool's result, and one for each run of texts and images."""
     blocks = blocks_of(fields, "content")
     if not blocks:
         raise refused(fields.name("content"), "expected a text, or at least one block")
     check_unique([b.text("tool_use_id") for b in blocks if b.text("type") == "tool_result"], fields.name("content"))
     messages: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | ImagePart] = []
     for block in blocks:
         if block.text("type") != "tool_result":
-            texts.append(text_of(block, "user messages"))
+            parts.append(_part_of(block, "user messages"))
             continue
-        messages += _of_texts(fields.path, texts)
-        texts = []
+        messages += _of_parts(fields.path, parts)
+        parts = []
         messages.append(_result(block))
-    return messages + _of_texts(fields.path, texts)
+    return messages + _of_parts(fields.path, parts)
 
 
-def _of_texts(path: str, texts: list[str]) -> list[Message]:
-    return [valid(Message, path, role="user", content=content_of(texts))] if texts else []
+def _of_parts(path: str, parts: "list[str | ImagePart]") -> list[Message]:
+    return [valid(Message, path, role="user", content=content_of(parts))] if parts else []
+
+
+def _part_of(block: Fields, where: str) -> "str | ImagePart":
+    return image_of_source(block) if block.text("type") == "image" else text_of(block, where)
 
 
 def _result(block: Fields) -> Message:
     block.boolean("is_error")
     call = block.required_text("tool_use_id")
     blocks = [] if block.get("content") is None else blocks_of(block, "content")
-    texts = [text_of(part, "results of tools") for part in blocks]
-    return valid(Message, block.path, role="tool", tool_call_id=call, content=content_of(texts))
+    parts = [_part_of(part, "results of tools") for part in blocks]
+    return valid(Message, block.path, role="tool", tool_call_id=call, content=content_of(parts))
 
 
 def _assistant(fields: Fields) -> tuple[Message, str | None]:

@@ -11,16 +11,15 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ...errors import RequestError
 from ...messages import Message, ToolCall, ToolSchema, read_arguments
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
+from .contents import Content, read_content
 from .fields import Fields, check_unique, not_of_kind, refused, tool_schema, valid
 from .live import Kind, ReplyStream, pieces
 from .memory import SessionMemory
 from .openai_format import (
     NO_GRAMMAR,
-    Content,
     OpenAIFormat,
     check_top_logprobs,
     read_choice,
-    read_content,
     read_sampling,
     refuse_given,
     token_logprobs,
@@ -29,6 +28,7 @@ from .wire import LARGEST, arguments_text, event_bytes, joined, split_system
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
+_IMAGE = "image_url"
 _UNSUPPORTED = {
     "functions": "give functions as `tools`",
     "function_call": "give functions as `tools`, and choose one by `tool_choice`",
@@ -139,10 +139,10 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
     elif role == "tool":
         read = {
             "tool_call_id": fields.required_text("tool_call_id"),
-            "content": _content(fields, is_required=False),
+            "content": _content(fields, is_required=False, image=_IMAGE),
         }
     elif role in ("system", "developer", "user"):
-        read = {"content": _content(fields, is_required=True)}
+        read = {"content": _content(fields, is_required=True, image=_IMAGE if role == "user" else None)}
     else:
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
@@ -198,8 +198,9 @@ def _call(value: Any, path: str) -> ToolCall:
     return valid(ToolCall, path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
 
 
-def _content(fields: Fields, *, is_required: bool) -> Content:
-    return "" if fields.get("content") is None and not is_required else read_content(fields, "content", _PARTS)
+def _content(fields: Fields, *, is_required: bool, image: str | None = None) -> Content:
+    is_missing = fields.get("content") is None and not is_required
+    return "" if is_missing else read_content(fields, "content", _PARTS, image)
 
 
 def _written(reply: ModelReply) -> dict[str, Any]:

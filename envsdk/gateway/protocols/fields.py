@@ -187,13 +187,6 @@ def valid(kind: type[Model], path: str, **fields: Any) -> Model:
         raise refused(path, what_is_invalid(error)) from None
 
 
-def content_of(texts: Sequence[str]) -> "str | list[dict[str, str]]":
-    """Return the content of a message with the given text parts: one part is a plain text, several stay parts."""
-    if len(texts) < 2:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
-
-
 def tool_schema(function: Fields, parameters: str) -> ToolSchema:
     """Return a tool in the OpenAI form, with its name, description and parameters only.
 

@@ -1,21 +1,17 @@
 """What OpenAI's two protocols have in common: sampling, choices of tools, errors, and log-probabilities."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from openai.types import Model
 
 from ...errors import RequestError
 from ..requests import ModelReply
-from .fields import Fields, content_of, finite, not_of_kind, refused
+from .fields import Fields, finite, not_of_kind, refused
 from .wire import LARGEST, WireFormat
 
 NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-Content: TypeAlias = str | list[dict[str, str]]
-"""The content of a message, as `Message` takes it."""
 
 
 class OpenAIFormat(WireFormat):
@@ -104,36 +100,6 @@ def read_choice(fields: Fields, named: "str | None") -> str | dict[str, str]:
         raise refused("tool_choice.type", f"got {given.text('type')!r:.40}; only 'function' is supported")
     function = given if named is None else Fields(given.get(named), f"tool_choice.{named}")
     return {"name": function.required_text("name")}
-
-
-def read_content(fields: Fields, key: str, parts: Mapping[str, str]) -> Content:
-    """Return the content of a message, given as a text or as a list of parts.
-
-    Args:
-        fields: The message.
-        key: The field of its content.
-        parts: The types of parts that are texts, each with the field that has the text.
-
-    Raises:
-        RequestError: If a part is of another type, such as an image. The error names its index.
-    """
-    given = fields.get(key)
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise not_of_kind(fields.name(key), "a text or a list of parts", given)
-    return content_of([_part_text(item, f"{fields.name(key)}[{i}]", parts) for i, item in enumerate(fields.items(key))])
-
-
-def _part_text(value: Any, path: str, parts: Mapping[str, str]) -> str:
-    part = Fields(value, path)
-    kind = part.text("type")
-    if kind is None or kind not in parts:
-        raise refused(path, f"a part of type {kind!r:.40} is not supported: only text is")
-    text = part.text(parts[kind])
-    if text is None:
-        raise refused(part.name(parts[kind]), "it is required")
-    return text
 
 
 def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:

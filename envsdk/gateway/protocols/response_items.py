@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from ...messages import Message, ToolCall, read_arguments
+from ...messages import ImagePart, Message, ToolCall, read_arguments
 from ..requests import ReceivedMessage
-from .fields import Fields, check_unique, content_of, not_of_kind, refused, valid
+from .contents import Content, content_of, read_content
+from .fields import Fields, check_unique, not_of_kind, refused, valid
 from .memory import Read, SessionMemory
-from .openai_format import Content, read_content
 from .wire import signed
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_IMAGE = "input_image"
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 
 
@@ -113,14 +114,14 @@ def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
     type_ = place_of(value, item.path).type
     if type_ == "function_call_output":
         call = item.required_text("call_id")
-        content = read_content(item, "output", _PARTS)
+        content = read_content(item, "output", _PARTS, _IMAGE)
         return (ReceivedMessage(valid(Message, item.path, role="tool", tool_call_id=call, content=content), value),)
     if type_ == "message":
         role = item.text("role")
         if role not in ("user", "system", "developer"):
             expected = "'user', 'assistant', 'system' or 'developer'"
             raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
-        content = read_content(item, "content", _PARTS)
+        content = read_content(item, "content", _PARTS, _IMAGE if role == "user" else None)
         return (ReceivedMessage(valid(Message, item.path, role=role, content=content), value),)
     raise refused(item.name("type"), f"items of type {type_!r:.60} are not supported")
 
@@ -160,9 +161,9 @@ def reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> 
 
 
 def _joined_contents(contents: Sequence[Content]) -> Content:
-    texts: list[str] = []
+    texts: list[str | ImagePart] = []
     for content in contents:
-        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+        texts += [content] if isinstance(content, str) else [p["text"] if isinstance(p, dict) else p for p in content]
     return content_of(texts)
 
 

@@ -12,7 +12,7 @@ from ..contents import find
 from ..transcript import Entry, Part
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "inherited": "dim"}
-_PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", "note": "dim"}
+_PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", "note": "dim", "image": "magenta"}
 
 
 class StyledLine(NamedTuple):

@@ -1,8 +1,11 @@
 """A real headless Chromium, and runs to look at, some of them damaged or hostile."""
 
+import hashlib
 import os
 import shutil
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,10 @@ import pytest
 import envsdk
 from envsdk import Env, Message, ToolEnv, Trajectory, Turn, get_renderer, tool
 from envsdk.episodes.event_loops import run
+from envsdk.images import Image, PlacedImage
+from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts, RunFolder
+from envsdk.trajectories.media import MEDIA, write_images
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer.resources import Resources
 from envsdk.viewer.server import ViewerServer
@@ -102,6 +108,35 @@ def hostile_episode() -> Trajectory:
     return trajectory
 
 
+def a_png(width: int, height: int) -> Image:
+    """A red picture, without Pillow."""
+    rows = (b"\0" + b"\xff\0\0" * width) * height
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+    return Image(hashlib.sha256(data).hexdigest(), "image/png", width, height, data)
+
+
+def run_with_images(path: Path) -> Path:
+    """A folder with an episode whose first message has two images, of which one file is damaged."""
+    trajectory = envsdk.rollout(envsdk.make("envsdk/MathChat-v0"), "reference", seed=0)
+    log, images = trajectory.contexts["main"], (a_png(300, 200), a_png(40, 90))
+    index = next(at for at, message in enumerate(log.messages) if message.role == "user")
+    text = TextPart(text=log.messages[index].content)
+    log.messages[index] = Message(role="user", content=[ImagePart(images[0]), text, ImagePart(images[1])])
+    log.media = [PlacedImage(images[0], 12, 40), PlacedImage(images[1], 45, 50)]
+    path.mkdir()
+    (path / "trajectories.jsonl").write_bytes(trajectory.to_json(embed_images=False) + b"\n")
+    write_images(images, path / MEDIA)
+    (path / MEDIA / images[1].file_name).write_bytes(b"<script>window.hacked = 1</script>")
+    return path
+
+
 def with_trained(samples: list[envsdk.Sample]) -> list[envsdk.Sample]:
     """Add what a trainer knows: its log-probabilities, and advantages."""
     for sample in samples:
@@ -188,6 +223,11 @@ def watched(browser: Any) -> Iterator[Watched]:
     yield own
     context.close()
     assert own.problems == []
+
+
+@pytest.fixture
+def illustrated(tmp_path: Path) -> Path:
+    return run_with_images(tmp_path / "illustrated")
 
 
 @pytest.fixture

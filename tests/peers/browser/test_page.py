@@ -351,3 +351,38 @@ def test_the_page_of_one_episode_works_in_the_frame_that_a_notebook_displays(wat
     frame = watched.page.frame_locator("iframe")
     frame.get_by_text("Tokens", exact=True).first.click()
     frame.locator(".tk").first.wait_for()
+
+
+MISSING = "The file of the image is missing or damaged."
+
+
+def test_images_are_in_the_conversation_and_at_their_tokens(watched, serve, illustrated):
+    url = serve(illustrated)
+    page = watched.open(url + "#/run/0/1", ".picture img")
+    assert page.inner_text(".picture figcaption").startswith("300 × 200 PNG · 28 tokens · ")
+    page.wait_for_function("document.querySelector('.picture img').naturalWidth === 300")
+    page.click(".picture button")
+    assert page.locator(".picture.large").count() == 1
+    page.get_by_text(MISSING).wait_for()
+    page = watched.open(url + "#/run/0/1?view=tokens&at=11", ".thumbnail img")
+    assert page.locator(".tk.image").all_inner_texts() == ["28 placeholders", "5 placeholders"]
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".tk.image.selected")
+    assert "28" in page.inner_text(".token-detail")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("[data-at='40'].selected")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(".tk.image.selected")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(".tk.selected:not(.image)")
+    assert page.evaluate("window.hacked") is None
+    assert all("404" in problem for problem in watched.problems)
+    watched.problems.clear()
+
+
+def test_a_file_has_its_images(watched, illustrated, tmp_path):
+    write_page(tmp_path / "page.html", Resources([Source(illustrated)]), parse_filter(""))
+    page = watched.open((tmp_path / "page.html").as_uri() + "#/run/0/1", ".picture img")
+    page.wait_for_function("document.querySelector('.picture img').naturalWidth === 300")
+    page.get_by_text("was changed").wait_for()
+    assert all(request.startswith(("file:", "data:", "about:")) for request in watched.requests)

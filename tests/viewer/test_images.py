@@ -1,0 +1,348 @@
+"""Images for who looks at runs: the page's data, `envsdk show` and `play`, and terminals that can show them."""
+
+import base64
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+from typer.testing import CliRunner
+from vision_models import picture, vision_renderer
+
+import envsdk
+from envsdk import Action, Env, Message, Turn
+from envsdk.cli import app, pictures
+from envsdk.cli.pictures import Choice, Pictures, detected, kitty, sixel
+from envsdk.cli.playing import Game
+from envsdk.errors import ImageError, UnknownName
+from envsdk.images import Image
+from envsdk.messages import ImagePart, TextPart
+from envsdk.rollouts import Rollouts
+from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.divergence import context_pairs
+from envsdk.viewer.filters import parse_filter
+from envsdk.viewer.images import image_file
+from envsdk.viewer.page import write_page
+from envsdk.viewer.resources import Resources
+from envsdk.viewer.server import ViewerServer
+from envsdk.viewer.sources import Source
+from envsdk.viewer.terminal.conversation import ConversationLines
+from envsdk.viewer.transcript import transcript
+
+FIRST, SECOND = picture(1, 200, 160), picture(2, 320, 200)
+JPEG = io.BytesIO()
+SECOND.data.pixels.save(JPEG, "JPEG")
+PHOTO = ImagePart(JPEG.getvalue())
+
+
+class Gallery(Env):
+    """Shows a picture between two texts, then a photograph."""
+
+    def start(self) -> Turn:
+        self.is_asked = False
+        return Turn([Message(role="user", content=[TextPart(text="This"), FIRST, TextPart(text="is what?")])])
+
+    def respond(self, reply: Message) -> Turn:
+        if self.is_asked:
+            return Turn(reward=1.0, terminated=True)
+        self.is_asked = True
+        return Turn([Message(role="user", content=[PHOTO])])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    renderer = vision_renderer()
+    reply = [*renderer.tokenizer.encode("Noise.").tolist(), renderer.stop_token_ids[0]]
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    options = {"renderer": renderer}
+    Rollouts(Gallery, lambda prompt, **_: Action(reply), env_options=options, seeds=range(2), out=folder).run()
+    return folder
+
+
+def _first(run: Path) -> envsdk.Trajectory:
+    source = Source(run)
+    source.refresh()
+    return source.trajectory(1)
+
+
+# The data of front ends.
+
+
+def test_an_episode_has_the_parts_of_its_messages_and_what_is_known_of_each_image(run):
+    shown = Resources([Source(run)]).episode(0, 1)
+    first, _, second, _ = shown["contexts"][0]["messages"]
+    assert first["parts"] == [{"text": "This"}, {"image": FIRST.data.sha256}, {"text": "is what?"}]
+    assert (first["content"], second["parts"]) == ("Thisis what?", [{"image": PHOTO.data.sha256}])
+    assert shown["contexts"][0]["messages"][1]["parts"] is None
+    renderer = vision_renderer()
+    assert shown["images"] == {
+        part.data.sha256: {
+            "media_type": part.data.media_type,
+            "width": part.data.width,
+            "height": part.data.height,
+            "file": part.data.file_name,
+            "tokens": renderer.vision.count(part.data),
+        }
+        for part in (FIRST, PHOTO)
+    }
+
+
+def test_the_tokens_of_a_context_have_the_ranges_of_its_images(run):
+    columns = Resources([Source(run)]).tokens(0, 1, "main")
+    assert [sha256 for *_, sha256 in columns["images"]] == [FIRST.data.sha256, PHOTO.data.sha256]
+    (pad,) = (int(id_) for id_, text in columns["texts"].items() if text == "<|image_pad|>")
+    inside = {at for start, stop, _ in columns["images"] for at in range(start, stop)}
+    assert {at for at, id_ in enumerate(columns["ids"]) if id_ == pad} == inside
+
+
+@pytest.fixture
+def get(run):
+    with ViewerServer(Resources([Source(run)])) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def ask(query: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+            connection.request("GET", f"/api/image?{query}")
+            answer = connection.getresponse()
+            body = answer.read()
+            connection.close()
+            return answer.status, answer.headers, body
+
+        yield ask
+        server.shutdown()
+
+
+@pytest.mark.parametrize("part", [FIRST, PHOTO], ids=["png", "jpeg"])
+def test_an_image_is_served_by_its_hash_with_its_type_and_nothing_else_is_read_from_it(get, part):
+    status, headers, body = get(f"run=0&line=1&sha256={part.data.sha256}")
+    assert (status, headers["Content-Type"], body) == (200, part.data.media_type, part.data.data)
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "run=0&line=1",
+        f"run=0&line=1&sha256={'0' * 64}",
+        "run=0&line=1&sha256=../run.json",
+        "run=0&line=1&sha256=%2e%2e%2frun.json",
+        f"run=0&line=1&sha256={FIRST.data.file_name}",
+        f"run=7&line=1&sha256={FIRST.data.sha256}",
+        f"run=0&line=99&sha256={FIRST.data.sha256}",
+    ],
+)
+def test_only_the_images_of_an_episode_are_served(get, query):
+    status, headers, body = get(query)
+    assert (status, headers["Content-Type"]) == (404, "application/json")
+    assert "error" in json.loads(body)
+
+
+def recorded(data: bytes, media: Path) -> envsdk.Trajectory:
+    """An episode whose record calls some bytes a PNG."""
+    renderer = vision_renderer()
+    trajectory = envsdk.rollout(Gallery(renderer=renderer), lambda prompt, **_: Action(renderer.stop_token_ids), seed=0)
+    line = trajectory.to_json(embed_images=False)
+    sha256 = hashlib.sha256(data).hexdigest()
+    media.mkdir()
+    (media / f"{sha256}.png").write_bytes(data)
+    return envsdk.Trajectory.from_json(line.replace(FIRST.data.sha256.encode(), sha256.encode()), media=media)
+
+
+def test_a_file_that_is_not_of_its_format_is_refused_even_if_it_has_its_hash(tmp_path):
+    html = b"<!doctype html><script>alert(1)</script>"
+    trajectory = recorded(html, tmp_path / "media")
+    with pytest.raises(ImageError, match="is not image/png"):
+        image_file(trajectory, hashlib.sha256(html).hexdigest())
+
+
+def test_a_missing_or_changed_file_is_an_error(tmp_path):
+    trajectory = recorded(FIRST.data.data, tmp_path / "media")
+    (tmp_path / "media" / FIRST.data.file_name).write_bytes(SECOND.data.data)
+    with pytest.raises(ImageError, match="was changed"):
+        image_file(trajectory, FIRST.data.sha256)
+    with pytest.raises(UnknownName, match="has no image"):
+        image_file(trajectory, "0" * 64)
+
+
+def test_a_page_with_data_has_each_image_once_as_a_data_url(run, tmp_path):
+    write_page(tmp_path / "page.html", Resources([Source(run)]), parse_filter(""))
+    found = re.findall(rb'data-name="([^"]*)">([^<]*)</script>', (tmp_path / "page.html").read_bytes())
+    contents = [(base64.b64decode(name).decode(), gzip.decompress(base64.b64decode(data))) for name, data in found]
+    images = [(name, json.loads(data)["url"]) for name, data in contents if name.startswith("image/")]
+    assert sorted(images) == sorted((f"image/{part.data.sha256}", part.data.url) for part in (FIRST, PHOTO))
+
+
+# Text.
+
+
+def test_a_transcript_names_each_image_between_the_texts(run):
+    entry = next(entry for entry in transcript(_first(run)) if entry.kind == "user")
+    tokens = vision_renderer().vision.count(FIRST.data)
+    assert [part.text for part in entry.parts] == [
+        "This",
+        f"[image 200 x 160 PNG, {tokens} tokens, {FIRST.data.sha256[:12]}]",
+        "is what?",
+    ]
+    assert [part.sha256 for part in entry.parts] == ["", FIRST.data.sha256, ""]
+
+
+@pytest.mark.parametrize("choice", ["auto", "kitty", "sixel", "none"])
+def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run, choice):
+    result = CliRunner().invoke(app, ["show", str(run), "--images", choice])
+    assert result.exit_code == 0, result.output
+    assert f"{FIRST.data.sha256[:12]}: {run / 'media' / FIRST.data.file_name}]" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_show_names_an_image_of_a_record_that_has_its_bytes(run, tmp_path):
+    write_jsonl(tmp_path / "trajectories.jsonl", [_first(run)])
+    result = CliRunner().invoke(app, ["show", str(tmp_path)])
+    assert f", {FIRST.data.sha256[:12]}]" in result.output
+
+
+def test_play_names_images(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Noise.\nStill noise.\n"))
+    trajectory = Game(Gallery(renderer=vision_renderer()), Pictures(Choice.AUTO)).play(0)
+    assert trajectory.reward == 1
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[image")]
+    assert [line.split(", ")[0] for line in shown] == ["[image 200 x 160 PNG", "[image 320 x 200 JPEG"]
+
+
+# Terminals.
+
+
+def test_kitty_gets_the_pixels_in_pieces():
+    codes = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", kitty(FIRST.data))
+    assert codes[0][0] == "a=T,f=100,q=2,m=1" and codes[-1][0] == "m=0"
+    assert all(len(piece) <= 4096 for _, piece in codes)
+    shown = Pillow.open(io.BytesIO(base64.b64decode("".join(piece for _, piece in codes))))
+    assert np.array_equal(np.asarray(shown), np.asarray(FIRST.data.pixels))
+
+
+def decoded(codes: str) -> np.ndarray:
+    """Draw what Sixel codes draw: uint8, shape (height, width, 3)."""
+    head = re.match(r'\x1bP0;1q"1;1;(\d+);(\d+)', codes)
+    assert head is not None and codes.endswith("\x1b\\")
+    width, height = int(head[1]), int(head[2])
+    drawn, palette, color, x, top = np.zeros((height, width, 3), np.uint8), {}, 0, 0, 0
+    for token in re.findall(r"#\d+;2;\d+;\d+;\d+|#\d+|!\d+.|.", codes[head.end() : -2]):
+        if token[0] == "#" and ";" in token:
+            number, _, *rgb = token[1:].split(";")
+            palette[int(number)] = [round(int(value) * 2.55) for value in rgb]
+        elif token[0] == "#":
+            color = int(token[1:])
+        elif token == "$":
+            x = 0
+        elif token == "-":
+            x, top = 0, top + 6
+        else:
+            count = int(token[1:-1]) if token[0] == "!" else 1
+            for bit in range(6):
+                if (ord(token[-1]) - 63) >> bit & 1:
+                    drawn[top + bit, x : x + count] = palette[color]
+            x += count
+    return drawn
+
+
+def test_sixel_draws_the_pixels():
+    colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0]], np.uint8)
+    pixels = np.kron(np.random.default_rng(0).integers(0, 5, (10, 7)), np.ones((4, 5), int))
+    image = Image.read(np.ascontiguousarray(colors[pixels][:-3]))  # 37 lines: the last band is not full
+    assert np.array_equal(decoded(sixel(image)), np.asarray(image.pixels))
+
+
+def test_a_large_image_is_made_smaller():
+    shown = decoded(sixel(picture(3, 1600, 300).data))
+    assert shown.shape == (120, 640, 3)
+
+
+@pytest.mark.parametrize(
+    ("environ", "answer", "expected"),
+    [
+        ({"TERM": "xterm-kitty"}, [], "kitty"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}, [], "kitty"),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, [], "kitty"),
+        ({"TERM": "foot", "KITTY_WINDOW_ID": "1"}, [], "sixel"),
+        ({"TERM": "xterm-256color"}, ["62", "4", "22"], "sixel"),
+        ({"TERM": "xterm-256color"}, ["62", "22"], "none"),
+        ({"TERM": "tmux-256color", "TMUX": "x", "KITTY_WINDOW_ID": "1"}, ["1", "2"], "none"),
+        ({"TERM": "dumb"}, ["4"], "none"),
+    ],
+)
+def test_the_protocol_is_that_of_the_terminal(monkeypatch, environ, answer, expected):
+    monkeypatch.setattr(pictures, "_attributes", lambda: answer)
+    assert detected(environ) == expected
+
+
+def on_terminal(run: Path, *options: str, answer: bytes = b"", **environ: str) -> bytes:
+    """Run `envsdk show` on a pseudo-terminal that gives an answer to the request of its attributes."""
+    main, other = pty.openpty()
+    command = [sys.executable, "-m", "envsdk", "show", str(run), *options]
+    clean = {name: value for name, value in os.environ.items() if name not in ("TMUX", "KITTY_WINDOW_ID")}
+    given = {**clean, "PAGER": "", "TERM": "xterm-256color", **environ}
+    with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=given) as process:
+        os.close(other)
+        output = b""
+        while True:
+            ready = select.select([main], [], [], 60)[0]
+            try:
+                piece = os.read(main, 65536) if ready else b""
+            except OSError:
+                piece = b""
+            if not piece:
+                break
+            output += piece
+            if piece.endswith(b"\x1b[c"):
+                os.write(main, answer)
+        assert process.wait() == 0, output
+    os.close(main)
+    return output
+
+
+def test_show_shows_images_on_a_terminal_that_can(run):
+    assert b"\x1b_Ga=T" in on_terminal(run, TERM="xterm-kitty")
+    assert b'\x1bP0;1q"1;1;200;160' in on_terminal(run, answer=b"\x1b[?62;4;22c")
+    plain = on_terminal(run, answer=b"\x1b[?62;22c")
+    assert b"\x1b_G" not in plain and b"\x1bP" not in plain and b"[image 200 x 160 PNG" in plain
+    none = on_terminal(run, "--images", "none")
+    assert b"\x1b[c" not in none and b"\x1b_G" not in none
+
+
+def test_an_image_without_its_file_is_named_with_the_reason(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = Pictures(Choice.SIXEL)
+    assert shown.protocol == "sixel"
+    shown.show(Image.from_reference({**picture(9).data.reference(), "sha256": "0" * 64}))
+    assert "is not next to its images" in " ".join(capsys.readouterr().out.split())
+
+
+def test_cards_of_notebooks_name_images(run):
+    trajectory = _first(run)
+    assert "&lt;Image 200x160 image/png " in trajectory._repr_html_()
+    assert "&lt;Image 320x200 image/jpeg " in trajectory.samples()[0]._repr_html_()
+
+
+def test_episodes_with_different_images_differ(run):
+    shown = Resources([Source(run)]).episode(0, 1)
+    other = json.loads(json.dumps(shown).replace(PHOTO.data.sha256, "0" * 64))
+    assert context_pairs(shown, shown)[0].different == ()
+    assert context_pairs(shown, other)[0].different == (2,)
+
+
+def test_the_terminal_viewer_names_images(run):
+    lines = ConversationLines([*transcript(_first(run))], width=100)
+    texts = [lines.line(index, 100).plain for index in range(len(lines))]
+    assert any(text.startswith("[image 200 x 160 PNG, ") for text in texts)
