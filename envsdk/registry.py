@@ -18,7 +18,6 @@ from gymnasium.envs.registration import load_env_creator
 
 from .contexts.history_policy import HistoryPolicy
 from .errors import ConfigError, PluginError, unknown_name
-from .history import is_named
 from .limits import Limits
 from .rendering import tokenizers
 from .rendering.renderer import Renderer
@@ -246,7 +245,11 @@ def _as_json(value: object) -> object:
     """Return limits and history policies as JSON, so that the environment's spec is JSON; other values unchanged."""
     if isinstance(value, Limits):
         return value.model_dump()  # all fields, because a mapping changes only those that it names
-    return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value
+    if not isinstance(value, HistoryPolicy):
+        return value
+    from .history import is_named
+
+    return value.specification() if is_named(value) else value
 
 
 def _path(entry_point: object) -> str:

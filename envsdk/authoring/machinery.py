@@ -14,7 +14,6 @@ from ..episodes.driver import Driver, driver_of
 from ..episodes.episode import Episode, SummarizerFactory
 from ..episodes.recording import EpisodeHeader
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
-from ..history import get_history
 from ..limits import Limits, plain_integer
 from ..messages import check_text
 from ..registry import find_renderer
@@ -58,6 +57,8 @@ class EnvDriver(Driver):
         history: str | Mapping[str, Any] | HistoryPolicy,
         limits: Limits | Mapping[str, Any] | None,
     ) -> None:
+        from ..history import get_history  # the built-in policies
+
         super().__init__(env)
         self.config: Any = self._read_config(config)
         self._inherits = renderer is None and tokenizer is None
