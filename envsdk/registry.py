@@ -6,7 +6,6 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 """
 
 import inspect
-import logging
 import re
 import threading
 import warnings
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
 
-_LOG = logging.getLogger(__name__)
 _ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
 _renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
@@ -73,7 +71,9 @@ def renderer_factories() -> dict[str, Callable[..., Renderer]]:
         try:
             found[name] = _factory(name, points)
         except PluginError as error:
-            _LOG.warning("%s", error)
+            import logging
+
+            logging.getLogger(__name__).warning("%s", error)
     return found
 
 

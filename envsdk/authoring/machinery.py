@@ -1,7 +1,6 @@
 """The machinery of an environment: what it was made with, how its episodes begin, and how it is copied."""
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
@@ -18,10 +17,8 @@ from ..limits import Limits, plain_integer
 from ..messages import check_text
 from ..registry import find_renderer
 from ..rendering.renderer import Renderer
-from ..trajectories.records import fragment
+from ..trajectories.fragments import fragment
 from .tasks import check_task, find_task, pick_task
-
-_log = logging.getLogger(__name__)
 
 
 class EnvConfig(BaseModel):
@@ -104,7 +101,9 @@ class EnvDriver(Driver):
         self._episodes += 1
         self.end_tasks()
         for error in self.close_children():
-            _log.warning("a sub-agent of %r could not be closed: %r", self.env, error)
+            import logging
+
+            logging.getLogger(__name__).warning("a sub-agent of %r could not be closed: %r", self.env, error)
         if self.episode is not None:
             self.episode.abandoned = True
         self.renderer = self._own_renderer

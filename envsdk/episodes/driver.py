@@ -4,7 +4,6 @@ The state machine does no I/O; whatever waits, runs in a thread, or is cancelled
 """
 
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
@@ -20,7 +19,6 @@ from .method_errors import explained, wrong_turn
 from .requests import Call, EpisodeGenerator, Join, Request, RunChildren
 from .turn import Turn
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
@@ -207,7 +205,9 @@ class Driver(Machinery):
         seed = self.running_episode.seed
         error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.usage.steps}.")
         if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
-            _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
+            import logging
+
+            logging.getLogger(__name__).warning("the sub-agent %r failed", agent.name, exc_info=error)
         return error
 
     # Event loops.

@@ -17,12 +17,13 @@ from ..errors import ConfigError, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from .emission import Emission, Encoder, Span
 from .splitting import Segment, SplitReply, Splitter
-from .tokenizers import ChatTemplateSource, Tokenizer
+from .tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .reading import Reading, ReplyReader
+    from .tokenizers import ChatTemplateSource
     from .vision import Vision
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
@@ -287,7 +288,7 @@ class Renderer(ABC):
         return 0
 
     @property
-    def chat_template(self) -> ChatTemplateSource | None:
+    def chat_template(self) -> "ChatTemplateSource | None":
         """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
         return self.tokenizer.chat_template
 
