@@ -175,7 +175,7 @@ class ImagePart(BaseModel):
             Pillow reads, a path, an image of Pillow, or an array of uint8 with the shape (height, width, 3).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     type: Literal["image"] = "image"
     data: Image

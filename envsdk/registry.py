@@ -6,29 +6,28 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 """
 
 import inspect
-import logging
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from .contexts.history_policy import HistoryPolicy
 from .errors import ConfigError, PluginError, unknown_name
-from .history import is_named
 from .limits import Limits
+from .rendering import tokenizers
 from .rendering.renderer import Renderer
-from .rendering.tokenizers import load_tokenizer
 from .specifications import specification
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
 
-_LOG = logging.getLogger(__name__)
 _ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
 _renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
@@ -52,7 +51,7 @@ def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
     Raises:
         PluginError: If another renderer has that name.
     """
-    points = {point.value for point in entry_points(group=RENDERERS) if point.name == name}
+    points = {point.value for point in _entry_points(RENDERERS) if point.name == name}
     known = {_path(_renderers[name])} if name in _renderers else points
     if known - {_path(factory)}:
         raise PluginError(f"the renderer name {name!r} is taken by {known.pop()}; {_path(factory)} needs another name")
@@ -61,22 +60,24 @@ def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
 
 def list_renderers() -> list[str]:
     """Return the names of all renderers, sorted."""
-    return sorted({*_renderers, *(point.name for point in entry_points(group=RENDERERS))})
+    return sorted({*_renderers, *(point.name for point in _entry_points(RENDERERS))})
 
 
 def renderer_factories() -> dict[str, Callable[..., Renderer]]:
     """Return what makes each renderer, such as its class, by name; without those whose package cannot be imported."""
-    points = list(entry_points(group=RENDERERS))
+    points = list(_entry_points(RENDERERS))
     found: dict[str, Callable[..., Renderer]] = {}
     for name in sorted({*_renderers, *(point.name for point in points)}):
         try:
             found[name] = _factory(name, points)
         except PluginError as error:
-            _LOG.warning("%s", error)
+            import logging
+
+            logging.getLogger(__name__).warning("%s", error)
     return found
 
 
-def _factory(name: str, points: Iterable[EntryPoint] | None = None) -> Callable[..., Renderer]:
+def _factory(name: str, points: "Iterable[EntryPoint] | None" = None) -> Callable[..., Renderer]:
     """Return what makes the renderer of a name.
 
     Raises:
@@ -85,7 +86,7 @@ def _factory(name: str, points: Iterable[EntryPoint] | None = None) -> Callable[
     """
     factory = _renderers.get(name)
     if factory is None:
-        own = [point for point in points or entry_points(group=RENDERERS) if point.name == name]
+        own = [point for point in points or _entry_points(RENDERERS) if point.name == name]
         if not own:
             raise unknown_name("renderer", name, list_renderers())
         if len({point.value for point in own}) > 1:
@@ -121,7 +122,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
         raise ConfigError(
             f"the renderer {name!r} does not accept {options}: {error}. Its arguments are {inspect.signature(factory)}"
         ) from error
-    renderer: object = factory(load_tokenizer(tokenizer), **options)
+    renderer: object = factory(tokenizers.load_tokenizer(tokenizer), **options)
     if not isinstance(renderer, Renderer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}; expected an envsdk.Renderer")
     return renderer
@@ -139,7 +140,7 @@ def find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any =
         UnknownName: If there is no renderer of that name.
     """
     if isinstance(renderer, Renderer):
-        if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
+        if tokenizer is not None and tokenizers.load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
             raise ConfigError(
                 f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that has another one, "
                 f"{renderer.tokenizer.name!r}: give one of both, or get_renderer({renderer.name!r}, tokenizer)"
@@ -220,7 +221,7 @@ def load_plugins() -> None:
 
 def _load_plugins() -> None:
     # Our own plug-in first, so that another plug-in that uses one of its ids is refused, not ours.
-    for point in sorted(entry_points(group=ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
+    for point in sorted(_entry_points(ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
         key = f"{point.name}={point.value}"
         if key in _loaded_plugins:
             continue
@@ -244,7 +245,11 @@ def _as_json(value: object) -> object:
     """Return limits and history policies as JSON, so that the environment's spec is JSON; other values unchanged."""
     if isinstance(value, Limits):
         return value.model_dump()  # all fields, because a mapping changes only those that it names
-    return value.specification() if isinstance(value, HistoryPolicy) and is_named(value) else value
+    if not isinstance(value, HistoryPolicy):
+        return value
+    from .history import is_named
+
+    return value.specification() if is_named(value) else value
 
 
 def _path(entry_point: object) -> str:
@@ -254,7 +259,13 @@ def _path(entry_point: object) -> str:
     return f"{getattr(entry_point, '__module__', '?')}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
 
 
-def _load(point: EntryPoint) -> Any:
+def _entry_points(group: str) -> "EntryPoints":
+    from importlib.metadata import entry_points  # which takes longer than the rest of this module
+
+    return entry_points(group=group)
+
+
+def _load(point: "EntryPoint") -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # a plug-in may raise anything while it is imported

@@ -24,7 +24,6 @@ from ..limits import Limits
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ..trajectories.trajectory import Trajectory
 from ..visible import visible
 from .machinery import DRIVERS, EnvConfig, EnvDriver
 from .mistakes import check_methods, missing_init
@@ -34,6 +33,8 @@ from .tasks import Rows, load_tasks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..trajectories.trajectory import Trajectory
 
 Returned: TypeAlias = Turn | Handoff | Sequence[Handoff]
 """What `start`, `respond` and `resume` may return."""
@@ -215,7 +216,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return self._envsdk.running_episode.id
 
     @property
-    def trajectory(self) -> Trajectory | None:
+    def trajectory(self) -> "Trajectory | None":
         """The episode, once it is over; None before."""
         episode = self._envsdk.episode
         return None if episode is None else episode.trajectory
@@ -322,7 +323,7 @@ class Env(gymnasium.Env[Observation, Any]):
         """
         return self._envsdk.fork()
 
-    def fail(self, error: BaseException) -> Trajectory:
+    def fail(self, error: BaseException) -> "Trajectory":
         """End the episode because something failed, and return its trajectory so far.
 
         Raises:

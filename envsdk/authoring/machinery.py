@@ -1,7 +1,6 @@
 """The machinery of an environment: what it was made with, how its episodes begin, and how it is copied."""
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
@@ -14,15 +13,12 @@ from ..episodes.driver import Driver, driver_of
 from ..episodes.episode import Episode, SummarizerFactory
 from ..episodes.recording import EpisodeHeader
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
-from ..history import get_history
 from ..limits import Limits, plain_integer
 from ..messages import check_text
 from ..registry import find_renderer
 from ..rendering.renderer import Renderer
-from ..trajectories.records import fragment
+from ..trajectories.fragments import fragment
 from .tasks import check_task, find_task, pick_task
-
-_log = logging.getLogger(__name__)
 
 
 class EnvConfig(BaseModel):
@@ -58,6 +54,8 @@ class EnvDriver(Driver):
         history: str | Mapping[str, Any] | HistoryPolicy,
         limits: Limits | Mapping[str, Any] | None,
     ) -> None:
+        from ..history import get_history  # the built-in policies
+
         super().__init__(env)
         self.config: Any = self._read_config(config)
         self._inherits = renderer is None and tokenizer is None
@@ -103,7 +101,9 @@ class EnvDriver(Driver):
         self._episodes += 1
         self.end_tasks()
         for error in self.close_children():
-            _log.warning("a sub-agent of %r could not be closed: %r", self.env, error)
+            import logging
+
+            logging.getLogger(__name__).warning("a sub-agent of %r could not be closed: %r", self.env, error)
         if self.episode is not None:
             self.episode.abandoned = True
         self.renderer = self._own_renderer

@@ -14,7 +14,6 @@ from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
-from ..rendering.reading import ReplyEvent, ReplyReader
 from ..rendering.renderer import Renderer
 from .arrays import GrowableArray
 from .edits import Edit, among, edited
@@ -26,6 +25,8 @@ from .view import View
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..rendering.reading import ReplyEvent, ReplyReader
 
 
 class Delta(NamedTuple):
@@ -144,7 +145,7 @@ class Context:
         view, tokens = self._view, self._view.tokens.view
         return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
 
-    def read_reply(self) -> tuple[ReplyReader, list[ReplyEvent]]:
+    def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
         """Return a reader of the reply that is sampled next, and what it reports of the part that was sampled."""
         prompt_tail, sampled = self.reply_tokens()
         reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._view.tools)

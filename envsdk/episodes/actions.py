@@ -11,7 +11,7 @@ from ..contexts.protocol import Action, FinishReason
 from ..contexts.side_data import Aligned, Ragged
 from ..errors import ActionError
 from ..messages import check_text
-from ..trajectories.records import fragment
+from ..trajectories.fragments import fragment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

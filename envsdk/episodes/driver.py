@@ -3,9 +3,7 @@
 The state machine does no I/O; whatever waits, runs in a thread, or is cancelled is here.
 """
 
-import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
@@ -14,14 +12,13 @@ from ..rendering.renderer import TokenIds
 from .agent import Agent
 from .environment import Machinery, StepResult, machinery_of
 from .episode import Episode
-from .event_loops import Tasks, in_event_loop, run
 from .functions import is_async
 from .handoff import Handoff, HandoffResult, is_handoff
+from .loop_tasks import Tasks, in_event_loop
 from .method_errors import explained, wrong_turn
 from .requests import Call, EpisodeGenerator, Join, Request, RunChildren
 from .turn import Turn
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
@@ -208,7 +205,9 @@ class Driver(Machinery):
         seed = self.running_episode.seed
         error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.usage.steps}.")
         if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
-            _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
+            import logging
+
+            logging.getLogger(__name__).warning("the sub-agent %r failed", agent.name, exc_info=error)
         return error
 
     # Event loops.
@@ -236,7 +235,7 @@ class Driver(Machinery):
             return value  # pyright: ignore[reportReturnType]
         if not self.needs_loop() and inspect.iscoroutine(value):
             return _run_at_once(value)
-        return run(not_cancelled(value))
+        return _run(not_cancelled(value))
 
     # Ends.
 
@@ -253,7 +252,7 @@ class Driver(Machinery):
             if in_event_loop():
                 tasks.cancel()
             elif tasks.are_left():
-                run(tasks.end())
+                _run(tasks.end())
 
     async def aend_tasks(self, error: BaseException | None = None) -> None:
         """As `end_tasks`, and wait until they have ended."""
@@ -316,12 +315,20 @@ def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise EpisodeError("a plain function returned an awaitable; declare it `async def`")
 
 
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    from .event_loops import run  # which imports asyncio, longer than all of envsdk
+
+    return run(coroutine)
+
+
 async def not_cancelled(value: T | Awaitable[T]) -> T:
     """Return a value, awaited if it is an awaitable.
 
     Raises:
         EpisodeError: If something that it waited for was cancelled, and not the running task.
     """
+    import asyncio
+
     try:
         return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
     except asyncio.CancelledError as error:
@@ -332,5 +339,9 @@ async def not_cancelled(value: T | Awaitable[T]) -> T:
 
 def is_being_cancelled() -> bool:
     """Return whether the running task is being cancelled, and not something that it waits for."""
-    task = asyncio.current_task() if in_event_loop() else None
+    if not in_event_loop():
+        return False
+    import asyncio
+
+    task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

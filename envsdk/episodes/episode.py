@@ -19,7 +19,6 @@ from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
 from ..trajectories.steps import Origin, Step
-from ..trajectories.trajectory import Trajectory
 from .agent import MAIN, Agent, Phase
 from .delegation import SUMMARY, child_of, end_child, hand_over, seed_of, why_rejected
 from .environment import Environment, StepResult
@@ -32,6 +31,8 @@ from .turn import Turn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..trajectories.trajectory import Trajectory
 
 FORK = "/fork-"
 """What separates the id of a forked episode from the fork's number."""
@@ -160,7 +161,7 @@ class Episode:
                 self._end_child(item, StopReason.ERROR, error)
         return self._end_child(child, StopReason.ERROR, error)
 
-    def fail(self, error: BaseException) -> Trajectory:
+    def fail(self, error: BaseException) -> "Trajectory":
         """End the episode because something failed; what was sampled so far is kept.
 
         Raises:
@@ -566,7 +567,7 @@ class Episode:
         agent.emitted = StepResult(observation, 0.0 if is_open else self._reward, terminated, truncated, info)
         return agent.emitted
 
-    def _end(self, reason: StopReason, *, error: str | None = None, final_break: Break | None = None) -> Trajectory:
+    def _end(self, reason: StopReason, *, error: str | None = None, final_break: Break | None = None) -> "Trajectory":
         self.trajectory = record(self.header, self.root, self.contexts, reason, error=error, final_break=final_break)
         for agent in self.root.agents():
             agent.due = None

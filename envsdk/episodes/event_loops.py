@@ -5,7 +5,7 @@ running, a coroutine runs in the caller's own thread, so that an object that is 
 connection) works as well. If a loop is running, as in a notebook, a second one cannot run in the same thread. The
 coroutine then runs in a worker thread that is kept for this purpose, and the caller's loop is blocked until it ends.
 
-Since a loop outlives the call, so would a task that the call starts. `Tasks` collects the tasks that must end.
+Since a loop outlives the call, so would a task that the call starts: `loop_tasks.py` collects those that must end.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from ..errors import EnvsdkError
+from .loop_tasks import collect, in_event_loop
 
 T = TypeVar("T")
 _WORKER_NOTE = (
@@ -28,11 +29,6 @@ _WORKER_NOTE = (
     "a thread or to an event loop works only where it was created: in a notebook, call `await envsdk.arollout(...)`, "
     "which stays in the caller's thread."
 )
-
-
-def in_event_loop() -> bool:
-    """Return whether an event loop is running in this thread."""
-    return asyncio._get_running_loop() is not None
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -43,68 +39,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return _run_in_worker(coroutine) if in_event_loop() else _run_here(coroutine)
 
 
-# Tasks that a coroutine leaves running.
-
-
-class Tasks:
-    """The asyncio tasks that were created inside `collecting()`.
-
-    Only tasks in the event loops of this module are collected; a caller manages the tasks in its own loop.
-    """
-
-    def __init__(self) -> None:
-        self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-
-    def collecting(self) -> "_Collecting":
-        """Collect the tasks that are created in the `with` block, and the tasks that those create."""
-        return _Collecting(self)
-
-    def add(self, task: "asyncio.Task[Any]") -> None:
-        """Add a task."""
-        self._created.add(task)
-
-    def are_left(self) -> bool:
-        """Return whether any task has not ended."""
-        return any(not task.done() for task in self._created)
-
-    def cancel(self) -> "list[asyncio.Task[Any]]":
-        """Cancel the tasks that have not ended and return them. They end the next time their loop runs."""
-        left = [task for task in self._created if not task.done()]
-        self._created.clear()
-        for task in left:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                task.get_loop().call_soon_threadsafe(task.cancel)
-        return left
-
-    async def end(self) -> None:
-        """Cancel the tasks that have not ended and wait until they have, as `asyncio.run` does."""
-        here = asyncio.get_running_loop()
-        left = [task for task in self.cancel() if task.get_loop() is here]
-        if left:
-            await asyncio.wait(left)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tasks, ()  # a copy, such as a fork's, has not started any task
-
-
-class _Collecting:
-    """A `with` block whose tasks are collected. It is entered at each step, where a generator would cost more."""
-
-    __slots__ = ("_tasks", "_token")
-
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
-
-    def __enter__(self) -> None:
-        self._token = _collector.set(self._tasks)
-
-    def __exit__(self, *failure: object) -> None:
-        _collector.reset(self._token)
-
-
-_collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)
-
-
 def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     loop.set_task_factory(_create_task)
@@ -113,9 +47,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 def _create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-    collector = _collector.get()
-    if collector is not None:
-        collector.add(task)
+    collect(task)
     return task
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..contexts.context import Context
 from ..contexts.protocol import Break
@@ -10,8 +10,10 @@ from ..errors import encodable, message_of
 from ..limits import StopReason
 from ..trajectories.roles import Roles
 from ..trajectories.steps import ContextLog, Origin, Step
-from ..trajectories.trajectory import Status, Trajectory
 from .agent import Agent
+
+if TYPE_CHECKING:
+    from ..trajectories.trajectory import Status, Trajectory
 
 
 @dataclass(slots=True)
@@ -37,8 +39,10 @@ def record(
     *,
     error: str | None = None,
     final_break: Break | None = None,
-) -> Trajectory:
+) -> "Trajectory":
     """Return the trajectory of an episode as far as it went: its steps depth-first by context."""
+    from ..trajectories.trajectory import Trajectory  # at the first end of an episode: authors' modules need no samples
+
     steps = [item for item in root.walk() if isinstance(item, Step)]
     for step in steps:
         if step.reply == len(contexts[step.context].messages):  # it was continued and never finished

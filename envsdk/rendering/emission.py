@@ -16,10 +16,11 @@ import numpy as np
 from ..errors import RenderError
 from ..images import Image
 from .tokenizers import Tokenizer
-from .vision import Vision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .vision import Vision
 
 
 _TEXT = -1
@@ -81,7 +82,7 @@ class Encoder:
         vision: What images are written with; None for a renderer that refuses them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, vision: Vision | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, vision: "Vision | None" = None) -> None:
         self.tokenizer = tokenizer
         self.vision = vision
         self.unsafe_content = unsafe_content
@@ -206,7 +207,7 @@ class Emission:
             for piece in pieces:
                 self._pieces.extend(self._with_image(piece, self._encoder.vision))
 
-    def _with_image(self, piece: Piece, vision: Vision) -> Sequence[Piece]:
+    def _with_image(self, piece: Piece, vision: "Vision") -> Sequence[Piece]:
         """Return a piece of scaffold, or what is written for the next image in place of the template's token for it."""
         if piece.control < 0 or piece.text != vision.placeholder:
             return (piece,)

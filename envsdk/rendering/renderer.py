@@ -16,13 +16,15 @@ import numpy as np
 from ..errors import ConfigError, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from .emission import Emission, Encoder, Span
-from .reading import Reading, ReplyReader, StreamedReader, WholeReader
 from .splitting import Segment, SplitReply, Splitter
-from .tokenizers import ChatTemplateSource, Tokenizer
-from .vision import Vision, find_processor
+from .tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .reading import Reading, ReplyReader
+    from .tokenizers import ChatTemplateSource
+    from .vision import Vision
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 """Token ids, shape (n,)."""
@@ -30,6 +32,12 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 NOT_ENDED = "the turn was not ended: there is no stop token"
 """The error of a reply without a stop token."""
 _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
+
+
+def _vision_of(processor: Any, tokenizer: Tokenizer) -> "Vision":
+    from .vision import Vision  # only models with images need it
+
+    return Vision(processor, tokenizer)
 
 
 def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
@@ -127,17 +135,21 @@ class Renderer(ABC):
         if processor is not None and not self.writes_images:
             raise ConfigError(f"{self.name!r} has a processor of images, but the model family has no place for images")
         if processor is not None:
-            self.vision = Vision(processor, tokenizer)
+            self.vision = _vision_of(processor, tokenizer)
         self._marks = names
         self._mark_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
         for mark, name in enumerate(names, start=1):
             self._mark_of_token[tokenizer.token_id(name)] = mark
 
     @cached_property
-    def vision(self) -> Vision | None:
+    def vision(self) -> "Vision | None":
         """The processor of images; None if the renderer refuses images."""
-        found = find_processor(self.tokenizer) if self.writes_images else None
-        return None if found is None else Vision(found, self.tokenizer)
+        if not self.writes_images:
+            return None
+        from .vision import find_processor
+
+        found = find_processor(self.tokenizer)
+        return None if found is None else _vision_of(found, self.tokenizer)
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -217,7 +229,7 @@ class Renderer(ABC):
                 parses each of them by the type of its parameter; without a schema, they are text.
         """
 
-    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
+    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> "ReplyReader":
         """Return a reader of one reply that is given the tokens as they are sampled and reports what they contain.
 
         Its last event holds the message that `parse` returns for the same tokens. A family that cannot read a part of a
@@ -227,15 +239,19 @@ class Renderer(ABC):
             tools: JSON schemas of the tools that the model has; see `parse`.
             prompt_tail: The end of the prompt, from the assistant's opening on; see `parse`.
         """
+        from .reading import WholeReader
+
         return WholeReader(lambda tokens: self.parse(tokens, prompt_tail=prompt_tail, tools=tools))
 
-    def streamed(self, reading: Reading, prompt_tail: TokenIds) -> ReplyReader:
+    def streamed(self, reading: "Reading", prompt_tail: TokenIds) -> "ReplyReader":
         """Return a reader that reads a reply as it comes, for families whose `reading` can do that.
 
         Args:
             reading: Reads the reply; `parse` must use the same.
             prompt_tail: See `reader`.
         """
+        from .reading import StreamedReader
+
         begun = self.after_opening(prompt_tail)
         if len(begun):
             reading.feed(self.split(begun).segments)
@@ -272,7 +288,7 @@ class Renderer(ABC):
         return 0
 
     @property
-    def chat_template(self) -> ChatTemplateSource | None:
+    def chat_template(self) -> "ChatTemplateSource | None":
         """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
         return self.tokenizer.chat_template
 

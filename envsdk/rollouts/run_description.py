@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
-from ..trajectories.records import fragment
+from ..trajectories.fragments import fragment
 from .unequal import unequal
 
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..episodes.event_loops import in_event_loop
+from ..episodes.loop_tasks import in_event_loop
 from ..errors import ConfigError, unknown_name
 from ..visible import visible
 from . import env_attacks, env_determinism, env_lifecycle, env_rewards, env_soundness, env_tasks, env_tools

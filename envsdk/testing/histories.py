@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..authoring.env import Env, EnvConfig
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
-from ..episodes.event_loops import in_event_loop
+from ..episodes.loop_tasks import in_event_loop
 from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..history import get_history

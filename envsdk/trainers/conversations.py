@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from ..messages import Message
-from ..trajectories.records import fragment
+from ..trajectories.fragments import fragment
 from ..trajectories.steps import ContextLog, Step
 from ..trajectories.trajectory import Trajectory
 

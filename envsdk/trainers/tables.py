@@ -11,7 +11,8 @@ import orjson
 
 from ..errors import InvalidRecord, InvalidSample
 from ..packages import load
-from ..trajectories.records import SCHEMA_VERSION, check_version, fragment, storing, whole_file
+from ..trajectories.fragments import fragment
+from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
 from ..trajectories.samples import Sample
 from ..trajectories.stored import pack
 from .capability import Capability

@@ -1,7 +1,6 @@
 """Records on disk: one JSON object per line, with a schema version. The same record gives the same bytes."""
 
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -12,7 +11,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,47 +48,6 @@ def dump(kind: str, fields: Mapping[str, Any]) -> bytes:
         return orjson.dumps({"schema": SCHEMA_VERSION, "kind": kind, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InvalidRecord(f"the record cannot be written: {error}") from error
-
-
-def fragment(value: Any) -> orjson.Fragment:
-    """Return a value as JSON: integers of any length, NumPy's values as plain ones, other objects as their `repr`.
-
-    Raises:
-        InvalidRecord: If a key is not a string, a value contains itself, or a text is not valid Unicode.
-    """
-    try:
-        try:
-            text = _as_json(value)
-        except ValueError:  # JSON has neither NaN nor infinities
-            text = _as_json(_finite(value))
-        return orjson.Fragment(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return cast("Any", value).tolist()
-    return repr(value)
-
-
-def _finite(value: Any) -> Any:
-    """Return a value with each number that is not finite replaced by its `repr`."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else repr(float(value))
-        case dict():
-            return {key: _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
-        case list() | tuple():
-            return [_finite(item) for item in cast("list[Any]", value)]
-        case np.ndarray() | np.generic():
-            return _finite(cast("Any", value).tolist())
-        case _:
-            return value
 
 
 def load(line: bytes | str, kind: str) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from ..contexts.side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
 from ..images import PlacedImage
 from .checks import check_break
+from .fragments import fragment
 from .media import embedded, read_embedded
-from .records import build, dump, fragment, load
+from .records import build, dump, load
 from .roles import Roles
 from .stored import (
     Bools,

@@ -5,8 +5,8 @@ A dataclass that is stored derives from `Stored`: its annotations are the format
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
 
@@ -97,14 +97,26 @@ Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A one-dimensional array, stored as a list; NaN is stored as null."""
+class _Read:
+    """A value that a function reads; it raises a `ValueError` for a damaged one."""
 
-    dtype: type[np.generic]
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.read)
+        return core_schema.no_info_plain_validator_function(self._function)
+
+
+class Array(_Read):
+    """A one-dimensional array, stored as a list; NaN is stored as null."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        super().__init__(self.read)
+        self.dtype = dtype
 
     def read(self, values: Any) -> "NDArray[Any]":
         """Read a list of values of this dtype, without conversion.
@@ -148,14 +160,6 @@ Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
 Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Messages:
-    """A chat message, stored with all its fields."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(_message)
-
-
 def _message(value: Any) -> Message:
     try:
         message = Message.model_validate(value)
@@ -168,26 +172,20 @@ def _message(value: Any) -> Message:
     return message
 
 
-StoredMessage: TypeAlias = Annotated[Message, _Messages()]
+StoredMessage: TypeAlias = Annotated[Message, _Read(_message)]
+"""A chat message, stored with all its fields."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Breaks:
     """A break, stored with all its fields."""
+
+    __slots__ = ()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return _record_schema(Break, handler)
 
 
 StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Media:
-    """Images with their tokens, in order."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(_media)
 
 
 def _media(values: Any) -> list[PlacedImage]:
@@ -213,7 +211,8 @@ def dump_media(media: Sequence[PlacedImage]) -> list[dict[str, Any]]:
     return [{"image": placed.image.reference(), "start": placed.start, "stop": placed.stop} for placed in media]
 
 
-StoredMedia: TypeAlias = Annotated[list[PlacedImage], _Media()]
+StoredMedia: TypeAlias = Annotated[list[PlacedImage], _Read(_media)]
+"""Images with their tokens, in order."""
 
 
 # Side data.
@@ -336,11 +335,5 @@ def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
     return array
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(unpack)
-
-
-Packed = _Packed()
+Packed = _Read(unpack)
 """Marks a mapping that is stored as `pack` writes it."""

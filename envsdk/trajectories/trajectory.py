@@ -16,8 +16,9 @@ from ..images import Image, PlacedImage
 from ..limits import StopReason
 from ..messages import ToolCall
 from .checks import check_break, check_log, check_parts
+from .fragments import fragment
 from .media import embedded, read_embedded
-from .records import build, dump, fragment, load
+from .records import build, dump, load
 from .replay import Prompt, SampleSize, prompt_images, prompts, replay, sample_sizes, tree_size
 from .samples import Sample, loss_weights
 from .scoring import is_judged, why_not_scored

@@ -3,7 +3,6 @@
 An entry point in the group `envsdk.viewers` points to a function that takes a trajectory and a tokenizer.
 """
 
-from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import PluginError
@@ -24,6 +23,8 @@ def open_viewer(trajectory: Any, tokenizer: Any) -> Any:
     Raises:
         PluginError: If the viewer is not among the entry points of installed packages.
     """
+    from importlib.metadata import entry_points
+
     point = next((point for point in entry_points(group=VIEWERS) if point.name == "page"), None)
     if point is None:
         raise PluginError(

@@ -40,3 +40,7 @@ def test_what_authors_import_brings_no_model_library_no_command_line_and_no_web_
 @pytest.mark.parametrize("name", ["policies", "rollouts"])
 def test_policies_and_rollouts_import_no_model_library(name):
     assert not imported_by(f"import envsdk.{name}") & HEAVY
+
+
+def test_what_authors_import_brings_no_event_loop_no_images_and_no_metadata_of_packages():
+    assert not imported_by("from envsdk import Env, Turn") & {"asyncio", "ssl", "PIL", "zipfile", "email"}

@@ -7,23 +7,10 @@ returns a control token. So no text of a user, a tool or a model can forge one.
 Hugging Face tokenizers match added tokens inside text under all of their options, so envsdk loads each tokenizer again
 without them. A byte-level BPE becomes a tiktoken encoding, which is several times faster, if both give the same ids
 for a corpus. All others stay with the `tokenizers` library. `backend="fastokens"` chooses a faster library for both.
+
+`__init__.pyi` lists the public names. Each is imported when it is first used: who writes an environment loads none.
 """
 
-from .chat_template import ChatTemplateSource
-from .corpus import DATA
-from .fast import FastokensTokenizer
-from .kinds import HuggingFaceTokenizer, TiktokenTokenizer
-from .load import load_tokenizer, local_tokenizer
-from .protocol import UNNAMED, Tokenizer
+import lazy_loader
 
-__all__ = [
-    "DATA",
-    "UNNAMED",
-    "ChatTemplateSource",
-    "FastokensTokenizer",
-    "HuggingFaceTokenizer",
-    "TiktokenTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-    "local_tokenizer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]

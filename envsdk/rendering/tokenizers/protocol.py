@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from .chat_template import ChatTemplateSource
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .chat_template import ChatTemplateSource
 
 UNNAMED = "�"
 """The text of an id without a name, such as the padding of a model's vocabulary."""
@@ -20,7 +20,7 @@ class Tokenizer(Protocol):
 
     name: str
     """The name in messages of errors."""
-    chat_template: ChatTemplateSource | None
+    chat_template: "ChatTemplateSource | None"
     """The chat template that came with the tokenizer, if any."""
 
     @property

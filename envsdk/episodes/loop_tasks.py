@@ -1,0 +1,88 @@
+"""Whether an event loop is running, and the tasks that an episode's methods start in one.
+
+Each step needs this, with and without an event loop. It does not import asyncio, which takes longer than the rest of
+the package: a program without an event loop never needs it.
+"""
+
+import contextlib
+import contextvars
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+def in_event_loop() -> bool:
+    """Return whether an event loop is running in this thread."""
+    running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
+    return running is not None and running() is not None
+
+
+class Tasks:
+    """The asyncio tasks that were created inside `collecting()`.
+
+    Only tasks in the event loops of this module are collected; a caller manages the tasks in its own loop.
+    """
+
+    def __init__(self) -> None:
+        self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def collecting(self) -> "_Collecting":
+        """Collect the tasks that are created in the `with` block, and the tasks that those create."""
+        return _Collecting(self)
+
+    def add(self, task: "asyncio.Task[Any]") -> None:
+        """Add a task."""
+        self._created.add(task)
+
+    def are_left(self) -> bool:
+        """Return whether any task has not ended."""
+        return any(not task.done() for task in self._created)
+
+    def cancel(self) -> "list[asyncio.Task[Any]]":
+        """Cancel the tasks that have not ended and return them. They end the next time their loop runs."""
+        left = [task for task in self._created if not task.done()]
+        self._created.clear()
+        for task in left:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        return left
+
+    async def end(self) -> None:
+        """Cancel the tasks that have not ended and wait until they have, as `asyncio.run` does."""
+        import asyncio
+
+        here = asyncio.get_running_loop()
+        left = [task for task in self.cancel() if task.get_loop() is here]
+        if left:
+            await asyncio.wait(left)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tasks, ()  # a copy, such as a fork's, has not started any task
+
+
+class _Collecting:
+    """A `with` block whose tasks are collected. It is entered at each step, where a generator would cost more."""
+
+    __slots__ = ("_tasks", "_token")
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+
+    def __enter__(self) -> None:
+        self._token = _collector.set(self._tasks)
+
+    def __exit__(self, *failure: object) -> None:
+        _collector.reset(self._token)
+
+
+_collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)
+
+
+def collect(task: "asyncio.Task[Any]") -> None:
+    """Add a task to those that the innermost `collecting()` around it collects, if there is one."""
+    collector = _collector.get()
+    if collector is not None:
+        collector.add(task)
