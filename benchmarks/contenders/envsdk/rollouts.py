@@ -4,14 +4,13 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import real_models
 
 from benchmarks.contender import Repetition, contender
 from benchmarks.retained import retained_bytes
 from benchmarks.talks import QUESTION, STEPS, SYSTEM, Script, answered, parsed, said, seconds_per_step, thought
 from envsdk import Action, Env, Limits, Message, Trajectory, Turn
 from envsdk.rollouts import Rollouts
-
-from .steps import qwen3
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "history": "keep", "limits": Limits(max_steps=STEPS)}
 
@@ -36,7 +35,7 @@ class Scripted:
     tokenizer = "any"
 
     def __init__(self, seconds: float) -> None:
-        env = User(**OPTIONS, tokenizer=qwen3())
+        env = User(**OPTIONS, tokenizer=real_models.qwen3_folder())
         self.seconds = seconds
         self.script = Script(lambda step: self._action(env, step))
         self.steps: dict[str, int] = {}
@@ -57,7 +56,7 @@ class Scripted:
 
 async def rolled(policy: Scripted, episodes: int) -> list[Trajectory]:
     """Return the finished episodes."""
-    options = {**OPTIONS, "tokenizer": qwen3()}
+    options = {**OPTIONS, "tokenizer": real_models.qwen3_folder()}
     rollouts = Rollouts(User, policy, seeds=range(episodes), group_size=1, env_options=options)
     return [trajectory async for trajectory in rollouts]
 
