@@ -330,7 +330,7 @@ def _png(image: Any) -> bytes:
     rows[:, 0], rows[0, 1:] = 2, values[0]  # the first byte is the filter: 2 is the difference
     np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
     band = rows[image.height // 2 : image.height // 2 + _BAND]
-    data = _compressed(rows) if 2 * len(_compressed(band)) < band.size else zlib.compress(rows, 0)
+    data = _compressed(rows) if 2 * len(_compressed(band)) < band.size else zlib.compress(rows.data, 0)
     header = struct.pack(">IIBBBBB", image.width, image.height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in chunks)
@@ -338,7 +338,7 @@ def _png(image: Any) -> bytes:
 
 def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
-    return compressor.compress(np.ascontiguousarray(rows)) + compressor.flush()
+    return compressor.compress(np.ascontiguousarray(rows).data) + compressor.flush()
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -149,7 +149,8 @@ def _images(renderer: Renderer) -> str:
     if vision is None:
         return renderer.images_note
     images = [ImagePart(np.full((height, 64, 3), height, np.uint8)) for height in (48, 96)]
-    message = Message(role="user", content=[TextPart(text="Compare"), images[0], TextPart(text="with"), images[1]])
+    parts = [TextPart(text="Compare"), images[0], TextPart(text="with"), images[1]]
+    message = Message.model_validate({"role": "user", "content": parts})
     found = renderer.render([message], generation_prompt=True).tokens
     counts = [vision.count(image) for image in message.images]
     places = vision.places(found, message.images)
