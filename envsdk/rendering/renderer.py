@@ -161,6 +161,8 @@ class Renderer(ABC):
         """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
         if not self.writes_images:
             return f"images are refused: {self.name!r} has no place for them"
+        from .vision import find_processor
+
         given = find_processor(self.tokenizer) if self._processor is None else self._named_processor
         return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
 
