@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -87,8 +87,9 @@ class Renderer(ABC):
         tokenizer: The model's tokenizer.
         unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
             or a tool can then forge a turn.
-        processor: The processor of a vision model: one of transformers, or a folder or a name on the hub. By default,
-            the one in the tokenizer's folder, if there is one. Without a processor, images are refused.
+        processor: The processor of a vision model: one of transformers, a folder or a name on the hub, or a mapping
+            with the options of an image processor (see `Vision`). By default, the one in the tokenizer's folder, if
+            there is one. Without a processor, images are refused.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -154,6 +155,16 @@ class Renderer(ABC):
     @cached_property
     def _encoder(self) -> Encoder:
         return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
+
+    @property
+    def images_note(self) -> str:
+        """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
+        if not self.writes_images:
+            return f"images are refused: {self.name!r} has no place for them"
+        from .vision import find_processor
+
+        given = find_processor(self.tokenizer) if self._processor is None else self._named_processor
+        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
 
     def refuse_images(self, messages: Sequence[Message], first: int = 0) -> None:
         """Refuse images if the renderer cannot write them.
@@ -311,9 +322,11 @@ class Renderer(ABC):
         }
 
     @property
-    def _named_processor(self) -> str:
-        """The folder or name that the processor was loaded from, or its class."""
+    def _named_processor(self) -> str | dict[str, Any]:
+        """The folder or name that the processor was loaded from, its options, or its class."""
         given = self._processor
+        if isinstance(given, Mapping):
+            return dict(cast("Mapping[str, Any]", given))
         return str(given) if isinstance(given, (str, Path)) else type(given).__name__
 
     def end_of_turn(self, following: Message | None) -> str:

@@ -4,11 +4,13 @@ A chat template writes one token for an image. The processor of transformers rep
 the image has features, and with what the family writes around them. That text is taken from the processor itself.
 """
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -48,7 +50,9 @@ class Vision:
     Args:
         processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
             families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
-            needs no torch; it is used where the rest of the processor cannot be loaded.
+            needs no torch; it is used where the rest of the processor cannot be loaded. A mapping has the options
+            of such an image processor as JSON, those of a `preprocessor_config.json`:
+            `{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}`.
         tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
 
     Raises:
@@ -60,8 +64,11 @@ class Vision:
         self.given = processor
         self._tokenizer = tokenizer
         self.processor: Any = _loaded(processor)
-        self._is_grid = hasattr(self.processor, "merge_size")  # an image processor alone
-        name: Any = _GRID_TOKEN if self._is_grid else getattr(self.processor, "image_token", None)
+        is_alone = hasattr(self.processor, "merge_size")  # an image processor
+        name: Any = _GRID_TOKEN if is_alone else getattr(self.processor, "image_token", None)
+        own = self.processor if is_alone else getattr(self.processor, "image_processor", None)
+        self._grid: Any = own if name == _GRID_TOKEN and hasattr(own, "merge_size") else None
+        """The image processor whose grid is the number of placeholders; None for other families."""
         if not isinstance(name, str):
             raise ConfigError(
                 f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
@@ -79,7 +86,13 @@ class Vision:
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
         """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        if self._grid is not None:
+            return self._grid_token
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
+
+    @cached_property
+    def _grid_token(self) -> "NDArray[np.int32]":
+        return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
 
     def process(self, image: Image) -> ProcessedImage:
         """Apply the processor to an image; the last few results are cached.
@@ -119,14 +132,12 @@ class Vision:
     def _process(self, image: Image) -> ProcessedImage:
         """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
         pixels = image.pixels
-        if self._is_grid:
-            arrays = self._called(image, images=[pixels])
-            count = int(np.prod(arrays["image_grid_thw"])) // int(self.processor.merge_size) ** 2
-            token = np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
-            return ProcessedImage(self.placeholder * count, count, token, arrays)
-        made = self._called(
-            image, text=[self.placeholder], images=[[pixels]], return_mm_token_type_ids=True, add_special_tokens=False
-        )
+        if self._grid is not None:
+            arrays = self._called(self._grid, image, images=[pixels])
+            count = int(np.prod(arrays["image_grid_thw"])) // int(self._grid.merge_size) ** 2
+            return ProcessedImage(self.placeholder * count, count, self._grid_token, arrays)
+        given: dict[str, Any] = {"text": [self.placeholder], "images": [[pixels]], "return_mm_token_type_ids": True}
+        made = self._called(self.processor, image, **given, add_special_tokens=False)
         ids = made["input_ids"][0].astype(np.int32)
         kinds = next((made[name][0] for name in _IS_PLACEHOLDER if name in made), None)
         if kinds is None or not (kinds == 1).any():
@@ -134,13 +145,15 @@ class Vision:
                 f"the processor {type(self.processor).__name__} does not mark the placeholders of images: install "
                 "transformers 5.20 or newer, whose processors return mm_token_type_ids"
             )
-        placeholders = ids[kinds == 1]
+        own = [token for token in getattr(self.processor, "image_token_ids", ()) if token is not None]
+        # Idefics 3 marks all that it writes for an image, line breaks included.
+        placeholders = ids[(kinds == 1) & np.isin(ids, own)] if own else ids[kinds == 1]
         arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
         return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
 
-    def _called(self, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
+    def _called(self, processor: Any, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
         try:
-            made: Any = self.processor(**arguments, return_tensors="np")
+            made: Any = processor(**arguments, return_tensors="np")
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}
@@ -153,6 +166,8 @@ def find_processor(tokenizer: Tokenizer) -> str | None:
 
 
 def _loaded(processor: Any) -> Any:
+    if isinstance(processor, Mapping):
+        return _of_options(cast("Mapping[str, Any]", processor))
     if not isinstance(processor, (str, Path)):
         return processor
     load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
@@ -170,6 +185,32 @@ def _loaded(processor: Any) -> Any:
         why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
+
+
+def _of_options(options: Mapping[str, Any]) -> Any:
+    """Make an image processor from its options; transformers chooses the class that works on this machine."""
+    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    if not isinstance(options.get("image_processor_type"), str):
+        raise ConfigError(
+            "the options of an image processor lack its image_processor_type; expected a mapping such as "
+            '{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}'
+        )
+    from transformers import AutoImageProcessor
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            (Path(folder) / _CONFIGS[1]).write_text(json.dumps(dict(options)))
+            made: Any = AutoImageProcessor.from_pretrained(folder)
+        except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
+            raise ConfigError(
+                f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(made, "merge_size"):
+        raise ConfigError(
+            f"the image processor {type(made).__name__} alone does not specify how many tokens an image has: give the "
+            "folder or the name of the model's whole processor"
+        )
+    return made
 
 
 def _images_alone(source: str) -> Any:

@@ -5,12 +5,15 @@ import json
 import numpy as np
 import pytest
 import real_models
+from envsdk_renderers.fixed_base import FixedBase
 from vision_models import picture, processed_ids, qwen_processor, vision_renderer
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
-from envsdk.errors import RenderError
+from envsdk.diagnostics.costs import cost
+from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import ImagePart, TextPart
+from envsdk.rendering.tokenizers import load_tokenizer
 from envsdk.rollouts import Rollouts, StoredRun
 
 PLACEHOLDER = "<|image_pad|>"
@@ -172,6 +175,18 @@ def test_an_edit_that_replaces_an_image_by_one_of_the_same_size_drops_it():
     images_at(env.prompt(), info["media"], env.renderer)
 
 
+def test_the_cost_counts_the_tokens_of_images_as_often_as_they_are_observed():
+    env = Gallery(renderer=vision_renderer(), history={"name": "compact", "every": 2, "keep_images": 1})
+    trajectory = play(env)
+    observed = [step.stop - step.start for step in trajectory.steps]
+    counts = [env.renderer.vision.count(picture(*which).data) for which in ((1, 200, 160), (2, 320, 200), (5, 200, 90))]
+    found = cost(trajectory)
+    assert found.image_tokens == counts[0] + 2 * counts[1] + counts[2] < sum(observed)
+    assert f"{found.image_tokens:,} of them of images" in str(found)
+    assert (found + found).image_tokens == 2 * found.image_tokens
+    assert found.to_dict()["image_tokens"] == found.image_tokens
+
+
 def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():
     with pytest.raises(RenderError, match=r"message 1 \(user\) has an image, which 'qwen3' cannot write"):
         envsdk.get_renderer("qwen3", "embedded").render(
@@ -188,6 +203,30 @@ def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_p
     renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
     message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
     assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
+
+
+def test_the_options_of_an_image_processor_are_json_in_the_specification():
+    options = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
+    renderer = FixedBase(
+        load_tokenizer(real_models.qwen3_folder()), template=real_models.template("qwen3_vl"), processor=options
+    )
+    message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
+    assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
+    assert json.loads(json.dumps(renderer.specification()))["processor"] == options
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"patch_size": 16}, "lack its image_processor_type"),
+        ({"image_processor_type": "NoSuchImageProcessor"}, "cannot be made"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": object()}, "cannot be made"),
+        ({"image_processor_type": "Gemma3ImageProcessor"}, "how many tokens an image has"),
+    ],
+)
+def test_options_that_make_no_image_processor_are_refused(options, error):
+    with pytest.raises(ConfigError, match=error):
+        vision_renderer(processor=options)
 
 
 def test_content_that_spells_a_placeholder_is_text():
