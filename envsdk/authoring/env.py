@@ -55,8 +55,8 @@ class Env(gymnasium.Env[Observation, Any]):
 
     Args:
         renderer: The renderer of the model's family: its name, its name with options (`{"name": "qwen3",
-            "enable_thinking": False}`), or an object. None is `qwen3` (where the environment `shows_images`, see there);
-            for a sub-agent, its parent's renderer.
+            "enable_thinking": False}`), or an object. None is `qwen3`, unless the environment `shows_images`; for a
+            sub-agent, its parent's renderer.
         tokenizer: What `load_tokenizer` takes: the tokenizer of the policy's model. None is the embedded vocabulary,
             which only the policies `random`, `reference` and `null` accept unless it is chosen (`"embedded"`). A
             renderer that is an object has its own.

@@ -37,14 +37,14 @@ class Answer(NamedTuple):
     """The answer to a tool call.
 
     Attributes:
-        content: What the model receives: a text, or texts and images.
+        content: What the model receives: a text, or a list of texts and images (`ContentPart`).
         is_error: Whether the call failed.
         was_run: Whether the tool was called at all.
         handoffs: The handoffs that the tool returned; their results become the answer.
         is_crash: Whether the tool itself failed, rather than the model's call.
     """
 
-    content: str | Sequence[ContentPart]
+    content: Any
     is_error: bool = False
     was_run: bool = True
     handoffs: tuple[Handoff, ...] = ()
