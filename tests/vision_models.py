@@ -44,7 +44,7 @@ def vision_renderer(template: str = "qwen2_5_vl", **options: Any) -> FixedBase:
     """Return a renderer of a family of Qwen's vision models."""
     processor = qwen_processor(template)
     tokenizer = load_tokenizer(real_models.qwen3_folder())
-    return FixedBase(tokenizer, template=processor.chat_template, processor=processor, **options)
+    return FixedBase(tokenizer, **{"template": processor.chat_template, "processor": processor, **options})
 
 
 def picture(seed: int, width: int = 64, height: int = 48) -> ImagePart:

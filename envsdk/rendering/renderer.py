@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -79,8 +79,9 @@ class Renderer(ABC):
         tokenizer: The model's tokenizer.
         unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
             or a tool can then forge a turn.
-        processor: The processor of a vision model: one of transformers, or a folder or a name on the hub. By default,
-            the one in the tokenizer's folder, if there is one. Without a processor, images are refused.
+        processor: The processor of a vision model: one of transformers, a folder or a name on the hub, or a mapping with
+            the options of an image processor (see `Vision`). By default, the one in the tokenizer's folder, if there is
+            one. Without a processor, images are refused.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -295,9 +296,11 @@ class Renderer(ABC):
         }
 
     @property
-    def _named_processor(self) -> str:
-        """The folder or name that the processor was loaded from, or its class."""
+    def _named_processor(self) -> str | dict[str, Any]:
+        """The folder or name that the processor was loaded from, its options, or its class."""
         given = self._processor
+        if isinstance(given, Mapping):
+            return dict(cast("Mapping[str, Any]", given))
         return str(given) if isinstance(given, (str, Path)) else type(given).__name__
 
     def end_of_turn(self, following: Message | None) -> str:

@@ -4,11 +4,13 @@ A chat template writes one token for an image. The processor of transformers rep
 the image has features, and with what the family writes around them. That text is taken from the processor itself.
 """
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -48,7 +50,9 @@ class Vision:
     Args:
         processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
             families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
-            needs no torch; it is used where the rest of the processor cannot be loaded.
+            needs no torch; it is used where the rest of the processor cannot be loaded. A mapping has the options
+            of such an image processor as JSON, those of a `preprocessor_config.json`:
+            `{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}`.
         tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
 
     Raises:
@@ -153,6 +157,8 @@ def find_processor(tokenizer: Tokenizer) -> str | None:
 
 
 def _loaded(processor: Any) -> Any:
+    if isinstance(processor, Mapping):
+        return _of_options(cast("Mapping[str, Any]", processor))
     if not isinstance(processor, (str, Path)):
         return processor
     load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
@@ -170,6 +176,32 @@ def _loaded(processor: Any) -> Any:
         why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
+
+
+def _of_options(options: Mapping[str, Any]) -> Any:
+    """Make an image processor from its options; transformers chooses the class that works on this machine."""
+    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    if not isinstance(options.get("image_processor_type"), str):
+        raise ConfigError(
+            "the options of an image processor lack its image_processor_type; expected a mapping such as "
+            '{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}'
+        )
+    from transformers import AutoImageProcessor
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            (Path(folder) / _CONFIGS[1]).write_text(json.dumps(dict(options)))
+            made: Any = AutoImageProcessor.from_pretrained(folder)
+        except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
+            raise ConfigError(
+                f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(made, "merge_size"):
+        raise ConfigError(
+            f"the image processor {type(made).__name__} alone does not specify how many tokens an image has: give the "
+            "folder or the name of the model's whole processor"
+        )
+    return made
 
 
 def _images_alone(source: str) -> Any:

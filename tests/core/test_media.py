@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 import real_models
+from envsdk_renderers.fixed_base import FixedBase
 from vision_models import picture, processed_ids, qwen_processor, vision_renderer
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
-from envsdk.errors import RenderError
+from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import ImagePart, TextPart
+from envsdk.rendering.tokenizers import load_tokenizer
 from envsdk.rollouts import Rollouts, StoredRun
 
 PLACEHOLDER = "<|image_pad|>"
@@ -188,6 +190,30 @@ def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_p
     renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
     message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
     assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
+
+
+def test_the_options_of_an_image_processor_are_json_in_the_specification():
+    options = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
+    renderer = FixedBase(
+        load_tokenizer(real_models.qwen3_folder()), template=real_models.template("qwen3_vl"), processor=options
+    )
+    message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
+    assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor("qwen3_vl"), [message])
+    assert json.loads(json.dumps(renderer.specification()))["processor"] == options
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"patch_size": 16}, "lack its image_processor_type"),
+        ({"image_processor_type": "NoSuchImageProcessor"}, "cannot be made"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": object()}, "cannot be made"),
+        ({"image_processor_type": "Gemma3ImageProcessor"}, "how many tokens an image has"),
+    ],
+)
+def test_options_that_make_no_image_processor_are_refused(options, error):
+    with pytest.raises(ConfigError, match=error):
+        vision_renderer(processor=options)
 
 
 def test_content_that_spells_a_placeholder_is_text():
