@@ -35,8 +35,9 @@ class VisionFamily:
         vocabulary: The folder of its vocabulary in shared/; else a substitute with its control tokens.
         special_tokens: The tokenizer's named tokens.
         renderer_options: The options of the renderer.
-        tools: Whether there are messages of tools, and images in them.
-        system: Whether there are system messages, images in them, or texts in them only.
+        tools: What messages of tools have: `"text"`, `"images"`; empty if there are none.
+        parts: Whether the template takes content only as a list of parts.
+        system: The same of system messages.
     """
 
     renderer: str
@@ -48,13 +49,14 @@ class VisionFamily:
     vocabulary: str = ""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     renderer_options: Mapping[str, Any] = field(default_factory=dict)
-    tools: bool = False
+    tools: str = ""
+    parts: bool = False
     system: str = "text"
 
 
 _QWEN_IMAGES = "qwen2_vl.image_processing_pil_qwen2_vl:Qwen2VLImageProcessorPil"
 _QWEN3 = {"processor": "qwen3_vl.processing_qwen3_vl:Qwen3VLProcessor", "images": _QWEN_IMAGES, "vocabulary": "qwen3"}
-_QWEN3 |= {"image_options": {"patch_size": 16}, "tools": True}
+_QWEN3 |= {"image_options": {"patch_size": 16}, "tools": "images"}
 _GEMMA3_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 _GEMMA4_TOKENS = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
 FAMILIES = {
@@ -86,7 +88,7 @@ FAMILIES = {
         image_options={"max_soft_tokens": 70},
         special_tokens={"bos_token": "<bos>", "eos_token": "<turn|>", "audio_token": "<|audio|>", **_GEMMA4_TOKENS}
         | {"boa_token": "<|audio>", "eoa_token": "<audio|>"},
-        tools=True,
+        tools="text",
     ),
     "idefics3": VisionFamily(
         "fixed_base",
@@ -96,6 +98,7 @@ FAMILIES = {
         image_options={"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
         options={"image_seq_len": 4},
         special_tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>"},
+        parts=True,
     ),
     "llava-next": VisionFamily(
         "fixed_base",
@@ -106,6 +109,7 @@ FAMILIES = {
         | {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
         options={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        parts=True,
     ),
 }
 """The families by their names here."""
