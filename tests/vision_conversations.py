@@ -32,7 +32,8 @@ def random_conversation(rng: Random, family: VisionFamily) -> list[Message]:
     if family.system and rng.random() < 0.5:
         count = min(left, rng.choice((0, 1))) if family.system == "images" else 0
         left -= count
-        messages.append(Message(role="system", content=_content(rng, count, text="Look closely.")))
+        system = _content(rng, count, text="Look closely.") if count else rng.choice(_TEXTS) + "Look closely."
+        messages.append(Message(role="system", content=system))
     rounds = rng.randint(1, 3)
     for round_ in range(rounds):
         is_last = round_ == rounds - 1

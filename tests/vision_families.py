@@ -188,4 +188,6 @@ def renderer_of(name: str) -> Renderer:
     family = FAMILIES[name]
     options = {"processor": processor_of(name), **family.renderer_options}
     alias = ALIASES.get(family.renderer)
-    return alias(tokenizer_of(name), **options) if alias else get_renderer(family.renderer, tokenizer_of(name), **options)
+    return (
+        alias(tokenizer_of(name), **options) if alias else get_renderer(family.renderer, tokenizer_of(name), **options)
+    )

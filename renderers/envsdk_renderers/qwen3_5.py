@@ -138,9 +138,7 @@ class Qwen36(Qwen35):
         unsafe_content: bool = False,
         processor: Any = None,
     ) -> None:
-        super().__init__(
-            tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content, processor=processor
-        )
+        super().__init__(tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content, processor=processor)
         preserve_thinking = self.preserves_thinking_by_default if preserve_thinking is None else preserve_thinking
         check_flag("preserve_thinking", preserve_thinking)
         self.preserve_thinking = preserve_thinking
