@@ -42,6 +42,11 @@ def end_of_turn(text: str) -> str:
 
 def tokenizer_with(names: Iterable[str]) -> Tokenizer:
     """The embedded vocabulary with more control tokens."""
+    return load_tokenizer(raw_tokenizer_with(names))
+
+
+def raw_tokenizer_with(names: Iterable[str]) -> tokenizers.Tokenizer:
+    """The same as a tokenizer of the `tokenizers` library."""
     specification = json.loads(_embedded())
     known = {token["content"] for token in specification["added_tokens"]}
     first = max(token["id"] for token in specification["added_tokens"]) + 1
@@ -50,7 +55,7 @@ def tokenizer_with(names: Iterable[str]) -> Tokenizer:
         {"id": token, "content": content, **flags, "special": True}
         for token, content in enumerate(sorted({*names} - known), first)
     ]
-    return load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(specification)))
+    return tokenizers.Tokenizer.from_str(json.dumps(specification))
 
 
 @cache

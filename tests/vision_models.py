@@ -52,10 +52,16 @@ def picture(seed: int, width: int = 64, height: int = 48) -> ImagePart:
     return ImagePart(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def processed_ids(processor: Any, messages: Sequence[Message], **options: Any) -> "list[int]":
-    """Return the ids that a processor renders a conversation to, with its own template and its own images."""
+def processed_ids(processor: Any, messages: Sequence[Message], *, parts: bool = True, **options: Any) -> "list[int]":
+    """Return the ids that a processor renders a conversation to, with its own template and its own images.
+
+    With `parts=False`, the content of a message without images is a text.
+    """
     given = [
-        {**message.to_openai(), "content": [_for_processor(part) for part in _parts(message)]} for message in messages
+        {**message.to_openai(), "content": [_for_processor(part) for part in _parts(message)]}
+        if parts or message.images
+        else {**message.to_openai(), "content": message.content}
+        for message in messages
     ]
     made = processor.apply_chat_template(given, tokenize=True, return_dict=True, return_tensors="np", **options)
     return made["input_ids"][0].tolist()

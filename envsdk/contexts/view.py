@@ -5,14 +5,14 @@ reasoning, the rest is copied if the cut falls on a token boundary. Only what re
 """
 
 import operator
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..images import Image, PlacedImage
+from ..images import PlacedImage
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import EmittedDelta, Rendered, Renderer
 from .arrays import GrowableArray
@@ -20,6 +20,9 @@ from .history_policy import Rewrite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_start_of, _stop_of = operator.attrgetter("start"), operator.attrgetter("stop")
 
 
 class View:
@@ -38,6 +41,9 @@ class View:
         """The position after the last message, where the generation prompt begins."""
         self.body = 0
         """The position after the generation prompt, where the next reply begins, or its prefill."""
+        self._placed: list[PlacedImage] = []
+        """The images of the first `_n_placed` messages, in order."""
+        self._n_placed = 0
 
     def append(
         self,
@@ -62,8 +68,8 @@ class View:
 
     def reopen_reply(self, kept: int, tokens: "NDArray[np.int32]") -> None:
         """Reopen the last message, a reply: its first `kept` tokens stay, and `tokens` follow them."""
-        del self.messages[-1]
-        self.end, self.body = self.starts.pop(), self.bodies.pop()
+        self.end, self.body = self.starts[-1], self.bodies[-1]
+        self._forget(len(self.messages) - 1)
         self.tokens.truncate(self.body + kept)
         self.tokens.append(tokens)
 
@@ -73,6 +79,7 @@ class View:
         view.tools, view.end, view.body = self.tools, self.end, self.body
         view.tokens.append(self.tokens.view)
         view.messages, view.starts, view.bodies = list(self.messages), list(self.starts), list(self.bodies)
+        view._placed, view._n_placed = list(self._placed), self._n_placed
         return view
 
     def drop_generation_prompt(self) -> None:
@@ -116,7 +123,7 @@ class View:
         before = len(view) - len(messages)
         written = [self._write(view, before + i, past) for i in range(len(messages))]
         prompt, asks = self.tokens.copy(self.end), self.body - self.end
-        del self.messages[first:], self.starts[first:], self.bodies[first:]
+        self._forget(first)
         self.tokens.truncate(past.start)
         for message, (tokens, body) in zip(messages, written, strict=True):
             start = len(self.tokens)
@@ -162,14 +169,14 @@ class View:
         """
         offset = self.starts[first] if first else 0
         old, new = self.tokens.copy(offset, self.end), rendered.tokens
-        keep, same = self._shared(old, new, self._first_other_image(self.messages[first:], messages, old, new))
+        keep, same = self._shared(old, new, self._first_other_image(first, messages, rendered))
         if keep == len(old) and same == len(new):
             self.messages[first:] = messages
             return len(self.tokens)
         keep += offset
         prompt, asks = self.tokens.copy(self.end), self.body - self.end
         starts, bodies = self.starts[first:], self.bodies[first:]
-        del self.messages[first:], self.starts[first:], self.bodies[first:]
+        self._forget(first)
         for index, (message, start) in enumerate(zip(messages, rendered.starts, strict=False)):
             if start < same and index < len(starts) and starts[index] < keep:
                 is_kept = index + 1 < len(starts) and starts[index + 1] <= keep
@@ -183,37 +190,49 @@ class View:
         self.body = self.end + asks
         return keep
 
-    def _first_other_image(
-        self,
-        before: Sequence[Message],
-        after: Sequence[Message],
-        old: "NDArray[np.int32]",
-        new: "NDArray[np.int32]",
-    ) -> tuple[int, int]:
-        """Return where the first image that differs begins in each of two sequences of tokens, or their ends.
+    def _first_other_image(self, first: int, messages: Sequence[Message], rendered: Rendered) -> tuple[int, int]:
+        """Return where the first image that differs begins, in the tokens after `first` and in rendered ones.
 
-        The placeholders of different images may be the same tokens.
+        The placeholders of different images may be the same tokens. Without such an image, it is their ends.
         """
-        images = [[image for message in messages for image in message.images] for messages in (before, after)]
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*images, strict=False)))
-        placed = [self._places(tokens, own) for tokens, own in zip((old, new), images, strict=True)]
-        starts = [own[same].start if same < len(own) else None for own in placed]
-        return len(old) if starts[0] is None else starts[0], len(new) if starts[1] is None else starts[1]
+        offset = self.starts[first] if first else 0
+        ends = self.end - offset, len(rendered.tokens)
+        if self.renderer.vision is None:
+            return ends
+        stops = [*rendered.starts[1 : len(messages)], len(rendered.tokens)]
+        new = [
+            placed.moved(start)
+            for message, start, stop in zip(messages, rendered.starts, stops, strict=False)
+            for placed in self._places(rendered.tokens[start:stop], message)
+        ]
+        old = [placed.moved(-offset) for placed in self.placed_images(offset)]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].image == pair[1].image, zip(old, new, strict=False)))
+        return old[same].start if same < len(old) else ends[0], new[same].start if same < len(new) else ends[1]
 
-    def _places(self, tokens: "NDArray[np.int32]", images: Sequence[Image]) -> list[PlacedImage]:
+    def _places(self, tokens: "NDArray[np.int32]", message: Message) -> list[PlacedImage]:
+        """Return where the images of a message are in its tokens."""
+        images = message.images if message.parts is not None else ()
         vision = self.renderer.vision if images else None
         return [] if vision is None else vision.places(tokens, images)
 
     def placed_images(self, keep: int = 0) -> list[PlacedImage]:
-        """Return the images whose tokens come after the first `keep`, with their positions in the view."""
-        first = max(bisect_right(self.starts, keep) - 1, 0)
-        found: list[PlacedImage] = []
-        for index in range(first, len(self.messages)):
-            message, start = self.messages[index], self.starts[index]
-            if message.parts is not None and message.images:
-                tokens = self.tokens.view[start : start + self.count(index)]
-                found += [placed.moved(start) for placed in self._places(tokens, message.images)]
-        return [placed for placed in found if placed.stop > keep]
+        """Return the images whose tokens come after the first `keep`, with their positions in the view.
+
+        Only the tokens of messages that were added since the last call are read.
+        """
+        for index in range(self._n_placed, len(self.messages)):
+            start = self.starts[index]
+            tokens = self.tokens.view[start : start + self.count(index)]
+            self._placed += [placed.moved(start) for placed in self._places(tokens, self.messages[index])]
+        self._n_placed = len(self.messages)
+        return self._placed[bisect_right(self._placed, keep, key=_stop_of) :]
+
+    def _forget(self, first: int) -> None:
+        """Drop the messages from `first` on; their tokens stay until they are truncated."""
+        if first < len(self.starts):
+            del self._placed[bisect_left(self._placed, self.starts[first], key=_start_of) :]
+        self._n_placed = min(self._n_placed, first)
+        del self.messages[first:], self.starts[first:], self.bodies[first:]
 
     def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
         """Return how many tokens of each have the same text at the start, cut where a control token begins.

@@ -79,9 +79,9 @@ class Renderer(ABC):
         tokenizer: The model's tokenizer.
         unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
             or a tool can then forge a turn.
-        processor: The processor of a vision model: one of transformers, a folder or a name on the hub, or a mapping with
-            the options of an image processor (see `Vision`). By default, the one in the tokenizer's folder, if there is
-            one. Without a processor, images are refused.
+        processor: The processor of a vision model: one of transformers, a folder or a name on the hub, or a mapping
+            with the options of an image processor (see `Vision`). By default, the one in the tokenizer's folder, if
+            there is one. Without a processor, images are refused.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.

@@ -138,7 +138,9 @@ class Vision:
                 f"the processor {type(self.processor).__name__} does not mark the placeholders of images: install "
                 "transformers 5.20 or newer, whose processors return mm_token_type_ids"
             )
-        placeholders = ids[kinds == 1]
+        own = [token for token in getattr(self.processor, "image_token_ids", ()) if token is not None]
+        # Idefics 3 marks all that it writes for an image, line breaks included.
+        placeholders = ids[(kinds == 1) & np.isin(ids, own)] if own else ids[kinds == 1]
         arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
         return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
 

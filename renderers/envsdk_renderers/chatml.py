@@ -7,10 +7,10 @@ and their results for all families that build on them.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.errors import RenderError
-from envsdk.messages import Message, ToolSchema
+from envsdk.messages import ImagePart, Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.reading import Reading, ReplyReader
 from envsdk.rendering.renderer import Renderer, TokenIds
@@ -34,6 +34,7 @@ HERMES = Calls(
     layout=('{"name": "', "name", '", "arguments": ', "arguments", "}"),
 )
 """Calls as NousResearch's Hermes writes them: JSON between tags."""
+_MARK = "\ue001"  # a private-use character that is in the place of an image
 
 
 class ChatML(Renderer):
@@ -42,6 +43,7 @@ class ChatML(Renderer):
     Args:
         tokenizer: A tokenizer with `<|im_start|>` and `<|im_end|>`.
         unsafe_content: See `Renderer`.
+        processor: See `Renderer`; only families with `writes_images` take one.
     """
 
     name: ClassVar[str] = "chatml"
@@ -53,11 +55,13 @@ class ChatML(Renderer):
     structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
     message_end: ClassVar[str] = "<|im_end|>"
     """The scaffold that ends a message; in an assistant's message it is sampled."""
+    image: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
+    """The scaffold that the templates of Qwen's vision models write for an image."""
     grammar: ClassVar[Grammar] = tagged()
     """How replies are written and read."""
 
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
-        super().__init__(tokenizer, unsafe_content=unsafe_content)
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
         self._reader = GrammarReader(replace(self.grammar, controls=(*self.blocks, *self.structure)))
         tags = self.grammar.call_tags
         self._call_opener = tags[0] if tags else ""
@@ -79,8 +83,30 @@ class ChatML(Renderer):
     def emit_block(self, out: Emission, message: Message) -> None:
         """Write a message as a block of its own."""
         out.scaffold(self.header(message.role))
-        out.content(self.trimmed(message.content))
+        self.emit_content(out, message)
         out.scaffold(self.message_end + self.after_turn)
+
+    def emit_content(self, out: Emission, message: Message) -> None:
+        """Write the content of a message: its texts, with the template's tokens for each image between them."""
+        first, *others = self.texts(message)
+        out.content(first)
+        for text in others:
+            out.scaffold(self.image)
+            out.content(text)
+
+    def texts(self, message: Message) -> list[str]:
+        """Return the texts before, between and after the images of a message, whose content is trimmed as a whole."""
+        if not message.images:
+            return [self.trimmed(message.content)]
+        texts = [""]
+        for part in message.parts or ():
+            if isinstance(part, ImagePart):
+                texts.append("")
+            else:
+                texts[-1] += part.text
+        texts[0] = self.trimmed(f"{texts[0]}{_MARK}").removesuffix(_MARK)
+        texts[-1] = self.trimmed(f"{_MARK}{texts[-1]}").removeprefix(_MARK)
+        return texts
 
     def header(self, role: str) -> str:
         """Return the beginning of a block; the assistant's is `opening`."""
@@ -222,7 +248,7 @@ class ToolChatML(ChatML):
         if previous is None or previous.role != "tool":
             out.scaffold("<|im_start|>user")
         out.scaffold("\n<tool_response>\n")
-        out.content(self.trimmed(message.content))
+        self.emit_content(out, message)
         out.scaffold("\n</tool_response>")
         if following is None or following.role != "tool":
             out.scaffold("<|im_end|>\n")

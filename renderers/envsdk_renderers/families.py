@@ -23,6 +23,7 @@ _LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_
 _MISTRAL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]")
 _GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "<arg_key>")
 _CHATML = ("<|im_start|>", "<|im_end|>")
+_QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 _QWEN = (*_CHATML, "<|endoftext|>", "<tool_call>", "</tool_call>")
 
 DEEPSEEK_V3 = Alias(
@@ -103,7 +104,7 @@ LLAMA_4 = Alias(
 )
 GEMMA_3 = Alias(
     name="gemma-3",
-    models="Gemma 3, without tools and images",
+    models="Gemma 3, without tools",
     controls=("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
     templates=("8d9e3a3c114f", "85f071443875", "85be955460e4"),
     special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"},
@@ -111,7 +112,7 @@ GEMMA_3 = Alias(
 )
 GEMMA_4 = Alias(
     name="gemma-4",
-    models="Gemma 4, without images and audio",
+    models="Gemma 4, without audio",
     controls=(
         "<bos>",
         "<|turn>",
@@ -242,9 +243,16 @@ QWEN3_CODER = Alias(
     templates=("eae48a330793", "2902a6768a1b", "ceede2b04032", "32bf2564d224"),
     special_tokens={"eos_token": "<|im_end|>"},
 )
+QWEN2_5_VL = Alias(
+    name="qwen2.5-vl",
+    models="Qwen2.5-VL, without tools",
+    controls=(*_CHATML, "<|endoftext|>", *_QWEN_VISION),
+    templates=("a0bc6f6fc7a2",),
+    special_tokens={"eos_token": "<|im_end|>"},
+)
 QWEN3_VL = Alias(
     name="qwen3-vl",
-    models="Qwen3-VL Instruct and Thinking, without images",
+    models="Qwen3-VL Instruct and Thinking",
     controls=_QWEN,
     templates=("9d879ef91075", "84ed326ccec3"),
     special_tokens={"eos_token": "<|im_end|>"},
@@ -277,6 +285,7 @@ ALIASES: Mapping[str, Alias] = {
         GLM_4_6,
         GLM_5,
         QWEN3_CODER,
+        QWEN2_5_VL,
         QWEN3_VL,
     )
 }

@@ -377,7 +377,9 @@ class FixedBase(Renderer):
     def _conversation_writer(self) -> ConversationWriter:
         stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
         ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
-        return ConversationWriter(self._template, self._writer, (self.generation_prompt, self.opening), ends)
+        placeholder = None if self.vision is None else self.vision.placeholder
+        openings = (self.generation_prompt, self.opening)
+        return ConversationWriter(self._template, self._writer, openings, ends, placeholder)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages as the template may see them, with ids."""

@@ -1,4 +1,4 @@
-"""Qwen3.5, Qwen3.6 and Qwen3.8.
+"""Qwen3.5, Qwen3.6 and Qwen3.8, with images.
 
 Source of the rules: the official `chat_template` of Qwen/Qwen3.5-4B, and of Qwen3.6 and Qwen3.8. Their vocabulary is
 not available here; the tests compare the renderers with the templates on that of Qwen3, which has all control tokens.
@@ -48,10 +48,12 @@ class Qwen35(ThinkingChatML):
         enable_thinking: False puts an empty think block into the generation prompt, so that the model does not think;
             True opens a block there. The templates of small models default to False.
         unsafe_content: See `Renderer`.
+        processor: The processor of images; see `Renderer`.
     """
 
     name: ClassVar[str] = "qwen3.5"
     prompt_opens_block: ClassVar[bool] = True
+    writes_images: ClassVar[bool] = True
     grammar: ClassVar[Grammar] = tagged(replace(_CALLS, values=values_of(">\n", PYTHON)), THINK)
     before_tools: ClassVar[str] = "# Tools\n\nYou have access to the following functions:\n\n<tools>"
     after_tools: ClassVar[str] = (
@@ -120,6 +122,7 @@ class Qwen36(Qwen35):
         enable_thinking: See `Qwen35`.
         preserve_thinking: Whether the reasoning of all replies stays visible; by default only after the last query.
         unsafe_content: See `Renderer`.
+        processor: See `Qwen35`.
     """
 
     name: ClassVar[str] = "qwen3.6"
@@ -133,8 +136,9 @@ class Qwen36(Qwen35):
         enable_thinking: bool = True,
         preserve_thinking: bool | None = None,
         unsafe_content: bool = False,
+        processor: Any = None,
     ) -> None:
-        super().__init__(tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content)
+        super().__init__(tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content, processor=processor)
         preserve_thinking = self.preserves_thinking_by_default if preserve_thinking is None else preserve_thinking
         check_flag("preserve_thinking", preserve_thinking)
         self.preserve_thinking = preserve_thinking
@@ -158,6 +162,7 @@ class Qwen38(Qwen36):
         preserve_thinking: Whether the reasoning of all replies stays visible, which is the default.
         reasoning_effort: `xhigh`, `medium` or `low`; it has no effect without thinking.
         unsafe_content: See `Renderer`.
+        processor: See `Qwen35`.
     """
 
     name: ClassVar[str] = "qwen3.8"
@@ -172,12 +177,14 @@ class Qwen38(Qwen36):
         preserve_thinking: bool | None = None,
         reasoning_effort: Literal["xhigh", "medium", "low"] = "xhigh",
         unsafe_content: bool = False,
+        processor: Any = None,
     ) -> None:
         super().__init__(
             tokenizer,
             enable_thinking=enable_thinking,
             preserve_thinking=preserve_thinking,
             unsafe_content=unsafe_content,
+            processor=processor,
         )
         if reasoning_effort not in _INSTRUCTIONS:
             raise ConfigError(f"reasoning_effort is {reasoning_effort!r}; expected one of {', '.join(_INSTRUCTIONS)}")

@@ -36,6 +36,7 @@ class ThinkingChatML(ToolChatML):
         tokenizer: A tokenizer with the family's control tokens.
         enable_thinking: False puts an empty think block into the generation prompt, so that the model does not think.
         unsafe_content: See `Renderer`.
+        processor: See `ChatML`.
     """
 
     blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n", "<tool_call>": "\n</tool_call>"}
@@ -44,8 +45,15 @@ class ThinkingChatML(ToolChatML):
     prompt_opens_block: ClassVar[bool]
     """Whether the generation prompt opens the think block, so that the model does not sample `<think>`."""
 
-    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool = True, unsafe_content: bool = False) -> None:
-        super().__init__(tokenizer, unsafe_content=unsafe_content)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        enable_thinking: bool = True,
+        unsafe_content: bool = False,
+        processor: Any = None,
+    ) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
         check_flag("enable_thinking", enable_thinking)
         self.enable_thinking = enable_thinking
 
@@ -95,8 +103,8 @@ class ThinkingChatML(ToolChatML):
 
     def settles(self, message: Message) -> bool:
         """Return whether the message is a user query; the text of a tool response does not count as one."""
-        content = self.trimmed(message.content)
-        is_tool_response = content.startswith("<tool_response>") and content.endswith("</tool_response>")
+        texts = self.texts(message)
+        is_tool_response = texts[0].startswith("<tool_response>") and texts[-1].endswith("</tool_response>")
         return message.role == "user" and not is_tool_response
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:

@@ -4,11 +4,12 @@ What a template writes between two messages is measured once for each pair of ki
 searched once, whatever the template rewrites in its past.
 """
 
+import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from envsdk.messages import Message, Role, ToolSchema
+from envsdk.messages import Message, Role, TextPart, ToolSchema
 
 from .bound_template import BoundTemplate
 from .chat_template import TemplateFailed
@@ -33,10 +34,12 @@ class Boundaries:
     Args:
         template: The template.
         openings: The scaffolds that may open a reply, the longest first.
+        placeholder: What the template writes for an image; None if no message has one.
     """
 
-    def __init__(self, template: BoundTemplate, openings: Sequence[str]) -> None:
+    def __init__(self, template: BoundTemplate, openings: Sequence[str], placeholder: str | None = None) -> None:
         self._template = template
+        self._placeholder = placeholder
         self._openings = [opening for opening in openings if opening]
         self._measured: dict[tuple[Role, bool, Role], Boundary] = {}
 
@@ -49,17 +52,30 @@ class Boundaries:
             text: The rendered conversation.
         """
         starts, opener = [0], ""
+        gaps = self._between_images(messages, text)
         for index, (before, after) in enumerate(pairwise(messages)):
-            boundary = self._between(before, after)
+            boundary, (least, most) = self._between(before, after), gaps[index]
             if before.role == "system" and not index:  # the tools may be next to its text
                 start = self._after_system(before, tools, text)
             elif before.role == "assistant":
-                start = _found(text, boundary, self._end_of_reply(before, starts[-1], text))
+                end = self._end_of_reply(before, starts[-1], text)
+                start = _found(text, boundary, min(max(end, least), most), most)
             else:
-                start = self._after_text(before, after, boundary, opener or self._opener(before), starts[-1], text)
-            starts.append(self._template.mask.outside(text, max(start, starts[-1])))
+                opened = opener or self._opener(before)
+                start = self._after_text(before, after, boundary, opened, (starts[-1], least), text)
+            starts.append(self._template.mask.outside(text, min(max(start, starts[-1], least), most)))
             opener = boundary.opener
         return starts
+
+    def _between_images(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+        """Return the range in which each message but the first begins: after the last image before it, if any."""
+        counts = [len(message.images) if message.parts is not None else 0 for message in messages]
+        name = self._placeholder if any(counts) else None
+        found = [match.start() for match in re.finditer(re.escape(name), text)] if name is not None else []
+        if name is None or len(found) != sum(counts):
+            return [(0, len(text))] * (len(messages) - 1)
+        ends, starts = [0, *(at + len(name) for at in found)], [*found, len(text)]
+        return [(ends[before], starts[before]) for before in accumulate(counts[:-1])]
 
     def _after_system(self, system: Message, tools: Sequence[ToolSchema], text: str) -> int:
         try:
@@ -73,11 +89,15 @@ class Boundaries:
         return self._end(text, reply.content, start + len(opening))
 
     def _after_text(
-        self, before: Message, after: Message, boundary: Boundary, opener: str, start: int, text: str
+        self, before: Message, after: Message, boundary: Boundary, opener: str, bounds: tuple[int, int], text: str
     ) -> int:
-        """Return where the message after one that is not a reply begins."""
-        opened = text.find(opener, start)
-        end = self._end(text, before.content, opened + len(opener) if opened >= 0 else start)
+        """Return where the message after one that is not a reply begins, which does so after `bounds`."""
+        opener = opener.rstrip() or opener if before.images else opener  # see _found
+        opened = text.find(opener, bounds[0])
+        end = opened + len(opener) if opened >= 0 else bounds[0]
+        for content in _texts_of(before):
+            end = self._end(text, content, end)
+        end = max(end, bounds[1])
         if text.startswith(boundary.closing, end):
             return end + len(boundary.closing)
         openings = self._openings if after.role == "assistant" else [boundary.opener]
@@ -124,10 +144,23 @@ class Boundaries:
         return Boundary(closing, _before_name(after[length:]), closing[last:])
 
 
-def _found(text: str, boundary: Boundary, start: int) -> int:
-    """Return where the message after a reply begins; `start` if that is not found."""
-    at = text.find(boundary.end + boundary.opener, start) if boundary.opener else -1
-    return at + len(boundary.end) if at >= 0 else start
+def _texts_of(message: Message) -> list[str]:
+    """Return the texts of a message that a template writes, between its images."""
+    if not message.images:
+        return [message.content]
+    return [part.text for part in message.parts or () if isinstance(part, TextPart)]
+
+
+def _found(text: str, boundary: Boundary, start: int, most: int) -> int:
+    """Return where the message after a reply begins, at `most` at the latest; `start` if that is not found.
+
+    Next to an image, a template may write no space after the opener (Idefics 3).
+    """
+    for opener in (boundary.opener, boundary.opener.rstrip()):
+        at = text.find(boundary.end + opener, start) if opener else -1
+        if 0 <= at <= most - len(boundary.end):
+            return at + len(boundary.end)
+    return start
 
 
 def _before_name(text: str) -> str:

@@ -19,14 +19,22 @@ class ConversationWriter:
         writer: Writes rendered text.
         openings: The scaffolds that may open a reply, the longest first.
         ends: The tokens that may end a reply in the past.
+        placeholder: What the template writes for an image; None for a renderer that refuses images.
     """
 
-    def __init__(self, template: BoundTemplate, writer: Writer, openings: Sequence[str], ends: Collection[str]) -> None:
+    def __init__(
+        self,
+        template: BoundTemplate,
+        writer: Writer,
+        openings: Sequence[str],
+        ends: Collection[str],
+        placeholder: str | None = None,
+    ) -> None:
         self._template = template
         self._mask = template.mask
         self._writer = writer
         self._openings = openings
-        self._boundaries = Boundaries(template, openings)
+        self._boundaries = Boundaries(template, openings, placeholder)
         self._ends = ends
 
     def write(

@@ -1,0 +1,88 @@
+"""Families of vision models against the processors of transformers, token by token."""
+
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from envsdk_renderers.fixed_base import FixedBase
+from template_conversations import TOOLS, called, emitted, result, user
+from vision_conversations import random_conversation
+from vision_families import FAMILIES, processor_of, renderer_of
+from vision_models import picture, processed_ids
+
+from envsdk import Message
+from envsdk.errors import RenderError
+from envsdk.messages import TextPart
+
+WITH_IMAGES = [name for name, family in FAMILIES.items() if family.tools == "images"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rendering_is_the_processors_own_to_the_token(name: str, is_full: bool) -> None:
+    family, renderer, rng = FAMILIES[name], renderer_of(name), Random(f"images {name}")
+    images, count = 0, 300 if is_full else 12
+    for _ in range(count):
+        messages = random_conversation(rng, family)
+        tools: Any = TOOLS if any(message.role == "tool" for message in messages) else ()
+        rendered = renderer.render(messages, tools=tools, generation_prompt=True)
+        given = {"tools": list(tools) or None, "add_generation_prompt": True}
+        assert rendered.tokens.tolist() == processed_ids(processor_of(name), messages, parts=family.parts, **given)
+        check_starts(messages, rendered.starts, rendered.tokens, renderer)
+        if isinstance(renderer, FixedBase):
+            renderer.check_episode(messages, emitted(renderer, messages, tools), tools)
+        images += sum(len(message.images) for message in messages)
+    assert images > count
+
+
+def check_starts(messages: list[Message], starts: list[int], tokens: Any, renderer: Any) -> None:
+    """Check that each message has exactly the placeholders of its own images."""
+    for message, (start, stop) in zip(messages, pairwise(starts), strict=True):
+        own = [renderer.vision.count(image) for image in message.images]
+        assert np.isin(tokens[start:stop], renderer.vision.token_ids).sum() == sum(own)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_images_in_several_results_of_tools_are_the_processors_own(name: str) -> None:
+    calls = called("search", "get_weather")
+    answers = [
+        result(call).model_copy(update={"parts": (picture(at), TextPart(text="é"))})
+        for at, call in enumerate(calls.tool_calls)
+    ]
+    answers = [answer.model_copy(update={"content": "é"}) for answer in answers]
+    messages = [user("Look."), calls, *answers]
+    rendered = renderer_of(name).render(messages, tools=TOOLS, generation_prompt=True)
+    given = {"tools": list(TOOLS), "add_generation_prompt": True}
+    assert rendered.tokens.tolist() == processed_ids(processor_of(name), messages, parts=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("qwen3-vl", "system"), ("qwen3.5", "system"), ("gemma-3", "system"), ("gemma-4", "tool")]
+)
+def test_an_image_where_the_template_writes_none_is_refused(name: str, role: str) -> None:
+    call = called("search")
+    content = [TextPart(text="x"), picture(1)]
+    given = Message(role="system", content=content)
+    messages = [given, user()]
+    if role == "tool":
+        parts = Message(role="tool", content=content)
+        answer = result(call.tool_calls[0]).model_copy(update={"content": parts.content, "parts": parts.parts})
+        messages = [user(), call, answer]
+    with pytest.raises(RenderError):
+        renderer_of(name).render(messages, tools=TOOLS if role == "tool" else (), generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "parts", [("<tool_response>", "</tool_response>"), ("", "</tool_response>"), ("<tool_response>", "x")]
+)
+def test_a_query_with_images_is_recognized_as_qwens_template_does(parts: tuple[str, str]) -> None:
+    """Reasoning is shown after the last query; what looks like a result of a tool is not one."""
+    before, after = parts
+    renderer = renderer_of("qwen3.5")
+    answer = Message(role="assistant", content="a", reasoning="r")
+    query = Message(role="user", content=[TextPart(text=before), picture(1), TextPart(text=after)])
+    messages = [user(), answer, query]
+    text = renderer.tokenizer.decode(renderer.render(messages, generation_prompt=True).tokens)
+    expected = processed_ids(processor_of("qwen3.5"), messages, parts=False, add_generation_prompt=True)
+    assert text == renderer.tokenizer.decode(np.array(expected, np.int32))
