@@ -11,6 +11,8 @@ from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.images import Image
 from envsdk.packages import load
 
+from .pictures import different
+
 WIDTH, HEIGHT = 320, 240
 """The size of a plot, in pixels."""
 MAX_VALUE = 20
@@ -103,9 +105,8 @@ class ChartReader(Env):
 
     def _draw(self) -> ChartReaderTask:
         config: ChartReaderConfig = self.config
-        chosen = sorted(self.np_random.permutation(len(_LABELS))[: config.labels].tolist())
-        labels = tuple(_LABELS[index] for index in chosen)
-        values = tuple((self.np_random.permutation(MAX_VALUE)[: config.labels] + 1).tolist())
+        labels = tuple(_LABELS[index] for index in sorted(different(self.np_random, config.labels, len(_LABELS))))
+        values = tuple(value + 1 for value in different(self.np_random, config.labels, MAX_VALUE))
         questions = tuple(_question(labels, values, self.np_random) for _ in range(config.questions))
         return ChartReaderTask(labels=labels, values=values, questions=questions)
 
@@ -149,7 +150,7 @@ def _matplotlib() -> tuple[Any, Any, Any]:
 
 def _question(labels: tuple[str, ...], values: tuple[int, ...], rng: np.random.Generator) -> ChartQuestion:
     """Draw a question about a table of different values."""
-    first, second = rng.permutation(len(labels))[:2].tolist()
+    first, second = different(rng, 2, len(labels))
     ranked = sorted(range(len(labels)), key=lambda index: values[index])
     match int(rng.integers(4)):
         case 0:

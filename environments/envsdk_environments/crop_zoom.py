@@ -4,12 +4,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from envsdk import ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk import EnvConfig, ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
 from envsdk.images import Image
 
-from .pictures import NAMES, Picture, Point
+from .pictures import NAMES, Picture, Point, different
 
 SHOWN = 320
 """The width and height of the picture as the model sees it, in pixels. A crop is at most as large."""
@@ -74,7 +74,7 @@ class CropZoom(ToolEnv):
     `{"items": [{"name": "red circle", "number": 417, "x": 300, "y": 200}]}`.
     """
 
-    Config: ClassVar[type[ToolEnvConfig]] = CropZoomConfig
+    Config: ClassVar[type[EnvConfig]] = CropZoomConfig
     Task: ClassVar[type[BaseModel] | None] = CropZoomTask
     default_limits: ClassVar[Limits] = Limits(max_steps=12, max_tool_calls=24)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -91,7 +91,7 @@ class CropZoom(ToolEnv):
         return Turn({"role": "user", "content": [overview, question]}, system=_SYSTEM)
 
     @tool
-    def crop(self, left: int, top: int, right: int, bottom: int) -> list[Any]:
+    def crop(self, left: int, top: int, right: int, bottom: int) -> list[str | Image]:
         """Show a part of the picture, larger. The smaller the part, the more of its details are visible.
 
         Args:
@@ -137,16 +137,16 @@ class CropZoom(ToolEnv):
 
     def _draw(self) -> CropZoomTask:
         config: CropZoomConfig = self.config
-        names = self.np_random.permutation(len(NAMES))[: config.items].tolist()
-        cells = self.np_random.permutation(_CELLS**2)[: config.items].tolist()
+        names = [NAMES[index] for index in different(self.np_random, config.items, len(NAMES))]
+        cells = different(self.np_random, config.items, _CELLS**2)
         return CropZoomTask(
-            items=tuple(self._item(NAMES[name], *divmod(cell, _CELLS)) for name, cell in zip(names, cells, strict=True))
+            items=tuple(self._item(name, *divmod(cell, _CELLS)) for name, cell in zip(names, cells, strict=True))
         )
 
     def _item(self, name: str, row: int, column: int) -> CropZoomItem:
         """Draw a number and a place in a cell, for an item."""
         margin = 2 * _RADIUS
-        x, y = self.np_random.integers(margin, _CELL - margin, size=2).tolist()
+        x, y = (int(self.np_random.integers(margin, _CELL - margin)) for _ in range(2))
         number = int(self.np_random.integers(100, 1000))
         return CropZoomItem(name=name, number=number, x=column * _CELL + x, y=row * _CELL + y)
 

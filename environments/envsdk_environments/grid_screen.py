@@ -1,15 +1,15 @@
 """A small screen that the model looks at and clicks on; each click answers with the next picture."""
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from envsdk import ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk import EnvConfig, ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
 from envsdk.images import Image
 
-from .pictures import NAMES, Picture, Point
+from .pictures import NAMES, Picture, Point, different
 
 COLUMNS, ROWS = 6, 4
 CELL = 40
@@ -73,7 +73,7 @@ class GridScreen(ToolEnv):
     `{"items": ["red circle", "blue square"], "screens": [[0, 5]]}`.
     """
 
-    Config: ClassVar[type[ToolEnvConfig]] = GridScreenConfig
+    Config: ClassVar[type[EnvConfig]] = GridScreenConfig
     Task: ClassVar[type[BaseModel] | None] = GridScreenTask
     default_limits: ClassVar[Limits] = Limits(max_steps=24, max_tool_calls=48)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -92,7 +92,7 @@ class GridScreen(ToolEnv):
         return Turn({"role": "user", "content": parts}, system=_SYSTEM)
 
     @tool
-    def click(self, x: int, y: int) -> list[Any]:
+    def click(self, x: int, y: int) -> str | list[str | Image]:
         """Click at a point of the screen.
 
         Args:
@@ -109,8 +109,8 @@ class GridScreen(ToolEnv):
         self.has_failed = found != self.clicked
         self.clicked += not self.has_failed
         if self.has_failed:
-            return [f"That is the {self.items[found]}, not the {self.items[self.clicked]}."]
-        return ["Clicked."] if self.is_over else ["Clicked.", self._picture()]
+            return f"That is the {self.items[found]}, not the {self.items[self.clicked]}."
+        return "Clicked." if self.is_over else ["Clicked.", self._picture()]
 
     @property
     def is_over(self) -> bool:
@@ -152,11 +152,9 @@ class GridScreen(ToolEnv):
 
     def _draw(self) -> GridScreenTask:
         config: GridScreenConfig = self.config
-        items = [NAMES[index] for index in self.np_random.permutation(len(NAMES))[: config.items]]
-        cells = [
-            self.np_random.permutation(COLUMNS * ROWS)[: config.items - number].tolist()
-            for number in range(config.clicks)
-        ]
+        items = [NAMES[index] for index in different(self.np_random, config.items, len(NAMES))]
+        counts = range(config.items, config.items - config.clicks, -1)
+        cells = [different(self.np_random, count, COLUMNS * ROWS) for count in counts]
         return GridScreenTask(items=tuple(items), screens=tuple(map(tuple, cells)))
 
 

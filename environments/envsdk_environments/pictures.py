@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from envsdk.packages import load
 
 COLORS = {
@@ -98,3 +100,8 @@ class Picture:
                     if bits & (4 >> column):
                         x, y = corner.x + (position * 4 + column) * scale, corner.y + row * scale
                         self._draw.rectangle((x, y, x + scale - 1, y + scale - 1), fill=COLORS["black"])
+
+
+def different(rng: np.random.Generator, count: int, below: int) -> list[int]:
+    """Draw `count` different integers from 0 to `below` - 1, such as items or cells."""
+    return [int(number) for number in rng.permutation(below)[:count]]
