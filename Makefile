@@ -13,7 +13,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -70,8 +70,19 @@ hooks: $(LINT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hooks]'
 	$(BIN)/pre-commit install
 
+# Side by side with other projects, each in an environment of its own; writes docs/benchmarks.md. Some rows, or quickly,
+# into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick"
+bench-peers: $(TEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,report]'
+	$(BIN)/python -m benchmarks $(BENCH)
+
+# What everything costs, compared with the last release: a row that got slower fails. Some rows: BENCH="-k samples"
 bench: $(TEST)
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only -s
+	PYTHONPATH=scripts $(BIN)/python -m regressions $(BENCH)
+
+# Stores the figures that `make bench` compares with. Run it for a release, on a machine that does nothing else.
+bench-release: $(TEST)
+	PYTHONPATH=scripts $(BIN)/python -m regressions --release $(BENCH)
 
 # The documentation site, in .cache/docs/site. A broken link or anchor, or any other warning, is an error.
 docs: $(DOCS) $(GATEWAY)

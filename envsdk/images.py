@@ -236,6 +236,7 @@ class PlacedImage(NamedTuple):
     """An image and its tokens in a sequence: an observation, a prompt, the log of a context, a sample."""
 
     image: Image
+    """The image."""
     start: int
     """The position of its first placeholder token."""
     stop: int
@@ -270,6 +271,8 @@ def _opened(data: bytes, what: str) -> Any:
         opened.load()
     except ImageError:
         raise
+    except pillow.UnidentifiedImageError as error:
+        raise ImageError(f"{what} cannot be read as an image: its format is not one that Pillow reads") from error
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened

@@ -78,7 +78,7 @@ class Limits(BaseModel):
     toward these 1,000 steps.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     max_steps: Annotated[Count, Field(ge=1)] | None = None
     max_context_tokens: Annotated[Count, Field(ge=1)] | None = None

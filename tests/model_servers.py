@@ -1,6 +1,7 @@
 """Real HTTP servers on loopback that speak the protocols of vLLM, SGLang and OpenAI, and misbehave on request.
 
-The vLLM part follows vLLM 0.32 as it was observed on a real server. SGLang does not run on the test machines, so its
+The vLLM part follows vLLM 0.32 as it was observed on a real server, except images, which follow the source of a later
+version. SGLang does not run on the test machines, so its
 part follows SGLang's public interface. The model is a table of logits: it has log-probabilities of its own, for any
 temperature, and samples its stop tokens often.
 """
@@ -18,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from envsdk.images import Image
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+from envsdk.rendering.vision import Vision
 
 _ROWS = 97
 PREFIX = "generate-tokens-"
@@ -104,6 +107,8 @@ class ModelServer:
         self.finish_reason = "stop"
         self.cached: Callable[[int], int] | None = None
         """How many tokens of a prompt of that length were cached; None if the server does not report it."""
+        self.vision: Vision | None = None
+        """What writes the placeholders of images; None for a vLLM that ignores `content_parts`."""
         self.lacks_usage = False
         """Whether a chat completion has no usage."""
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
@@ -260,6 +265,8 @@ class ModelServer:
             yield status, value
             return
         whole = value["choices"][0]
+        if "prompt_token_ids" in value:
+            yield {"choices": [], "prompt_token_ids": value["prompt_token_ids"]}
         rest = self._sampling.pop(_id_of(body)).entries[done:]
         for entry in rest[:-1]:
             yield {"choices": [{"index": 0, "finish_reason": None, **form([entry], count)}]}
@@ -310,6 +317,7 @@ class ModelServer:
 
     async def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
         given = body["sampling_params"]
+        body, returned = self._expanded(body)
         if len(body["token_ids"]) >= self.max_model_len:
             message = f"The prompt has {len(body['token_ids'])} tokens, the model takes {self.max_model_len}"
             return 400, {"error": {"message": message, "code": 400}}
@@ -322,7 +330,20 @@ class ModelServer:
             **_native(sampled.entries, given["logprobs"]),
             "weight_versions": self._spans(len(sampled.entries)),
         }
-        return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice], **self._usage(body["token_ids"])}
+        usage = self._usage(body["token_ids"])
+        return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice], **usage, **returned}
+
+    def _expanded(self, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A request with all placeholders of its images, and what its response has of them."""
+        if self.vision is None:
+            return body, {}
+        pad, rest = self.tokenizer.token_id(self.vision.placeholder), iter(body.get("content_parts") or ())
+        tokens: list[int] = []
+        for token in body["token_ids"]:
+            image = Image.from_url(next(rest)["image_url"]["url"]) if token == pad else None
+            tokens += [token] * (1 if image is None else self.vision.count(image))
+        returned = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
+        return {**body, "token_ids": tokens}, returned
 
     async def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         room = self.max_model_len - len(body["prompt"])

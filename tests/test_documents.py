@@ -15,6 +15,7 @@ RUNNABLE = [
         for name in (
             "environments",
             "history",
+            "images",
             "programs",
             "renderers",
             "rollouts",

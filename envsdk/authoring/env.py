@@ -80,7 +80,7 @@ class Env(gymnasium.Env[Observation, Any]):
     """The model of the environment's own options."""
     Task: ClassVar[type[BaseModel] | None] = None
     """The model of a task; None takes rows as they are."""
-    default_limits: ClassVar[Limits] = Limits()
+    default_limits: ClassVar[Limits] = Limits.model_construct()  # without building the validator at import
     """The limits of an environment that is made without `limits=`."""
     reward_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """The lowest and the highest undiscounted reward of an episode. `check_env` expects the reference policy to earn

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class EnvConfig(BaseModel):
     """The options of an environment. A subclass of `Env` declares its own in a subclass of this, named `Config`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class EnvDriver(Driver):

@@ -1,7 +1,7 @@
 """`envsdk show`: print episodes as conversations."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -9,18 +9,25 @@ import typer
 
 from ..errors import ConfigError
 from ..trajectories.trajectory import Trajectory
+from ..viewer.contents import Match, find
+from ..viewer.drawing import drawing
+from ..viewer.episodes import episode
 from ..viewer.filters import parse_filter
 from ..viewer.sources import Source
-from ..viewer.transcript import Entry, Part, transcript
+from ..viewer.transcript import Entry, Part, hit_text, transcript
+from ..visible import on_one_line
 from .output import console, print_text
 from .pager import page, pager_command
 
-WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 break:summary'."
+WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\"'."
 
 
 def show(
     run: Annotated[Path, typer.Argument(help="A run folder, or a file of trajectories.", metavar="RUN")],
     which: Annotated[str, typer.Argument(help=WHICH, metavar="[WHICH]", show_default=False)] = "1",
+    contexts: Annotated[
+        bool, typer.Option("--contexts", help="Print a drawing of the contexts, with handoffs and breaks, instead.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print long texts and repeated messages in full.")] = False,
 ) -> None:
     """Print episodes as conversations, with their rewards and breaks: the first one, or those that WHICH chooses.
@@ -29,7 +36,7 @@ def show(
     """
     source = Source(run)
     chosen = _chosen(source, which)
-    print_lines(line for number in chosen for line in lines_of(source.trajectory(number), full=full))
+    print_lines(line for match in chosen for line in _lines(source.trajectory(match.line), match, contexts, full))
 
 
 class Line(NamedTuple):
@@ -37,6 +44,17 @@ class Line(NamedTuple):
 
     text: str
     is_heading: bool
+
+
+def _lines(trajectory: Trajectory, match: Match, contexts: bool, full: bool) -> Iterator[Line]:
+    lines = drawn_lines(trajectory) if contexts else lines_of(trajectory, full=full, searched=match.searched)
+    heading = next(lines)
+    yield heading
+    for hit in match.hits:
+        yield Line(hit_text(hit), False)
+    if match.count > len(match.hits):
+        yield Line(f"found in {match.count - len(match.hits):,} further messages", False)
+    yield from lines
 
 
 def print_lines(lines: Iterator[Line]) -> None:
@@ -49,8 +67,8 @@ def print_lines(lines: Iterator[Line]) -> None:
         print_text(line.text, style="bold" if line.is_heading else "")
 
 
-def _chosen(source: Source, which: str) -> list[int]:
-    """Return the numbers of the episodes that a text chooses: by number, by id, or by a filter.
+def _chosen(source: Source, which: str) -> list[Match]:
+    """Return the episodes that a text chooses: by number, by id, or by a filter.
 
     Raises:
         ConfigError: If it chooses none.
@@ -58,13 +76,13 @@ def _chosen(source: Source, which: str) -> list[int]:
     """
     try:
         if which.isdecimal():
-            return [_checked(source, int(which))]
+            return [Match(_checked(source, int(which)))]
         _read(source)
     except OSError as error:
         raise ConfigError(f"{str(source.file)!r} cannot be read: {error}. Expected a file of trajectories") from error
-    by_id = [row.line for row in source.rows if row.id == which]
-    chosen = parse_filter(which) if not by_id else None
-    found = by_id if chosen is None else [row.line for row in source.rows if chosen.matches(row)]
+    found = [Match(row.line) for row in source.rows if row.id == which]
+    if not found:
+        found = [match for _, match in source.search(parse_filter(which)) if match is not None]
     if not found:
         raise ConfigError(f"no episode of {str(source.path)!r} matches {which!r}; {_size(source)}")
     return found
@@ -93,17 +111,30 @@ def _size(source: Source) -> str:
     return f"it has {len(source.rows)}{rest}"
 
 
-def lines_of(trajectory: Trajectory, *, full: bool = False) -> Iterator[Line]:
-    """Yield an episode as the lines of a conversation; long texts are folded unless it is shown in full."""
+def drawn_lines(trajectory: Trajectory) -> Iterator[Line]:
+    """Yield the drawing of the contexts of an episode."""
+    yield Line(on_one_line(trajectory.id), True)
+    for row in drawing(episode(trajectory)):
+        yield Line(f"{row.lanes} {row.text}", row.kind == "rewrite")
+
+
+def lines_of(trajectory: Trajectory, *, full: bool = False, searched: Sequence[str] = ()) -> Iterator[Line]:
+    """Yield an episode as the lines of a conversation.
+
+    Args:
+        trajectory: The episode.
+        full: Whether long texts are printed in full, and messages that a context began with.
+        searched: Texts, as `str.casefold` returns them, that are not folded away.
+    """
     for entry in transcript(trajectory):
         if entry.kind == "inherited" and full:
             for own in entry.inherited:
-                yield from _entry(own, full)
+                yield from _entry(own, full, searched)
         else:
-            yield from _entry(entry, full)
+            yield from _entry(entry, full, searched)
 
 
-def _entry(entry: Entry, full: bool) -> Iterator[Line]:
+def _entry(entry: Entry, full: bool, searched: Sequence[str]) -> Iterator[Line]:
     for heading in entry.headings:
         yield Line(heading, True)
     for break_ in entry.breaks:
@@ -111,7 +142,8 @@ def _entry(entry: Entry, full: bool) -> Iterator[Line]:
     if entry.kind == "inherited":
         yield Line("(left out; --full prints them)", False)
     for part in entry.parts:
-        yield Line(_text(part, full), False)
+        is_found = any(find(part.text, one) for one in searched)
+        yield Line(_text(part, full or is_found), False)
 
 
 def _text(part: Part, full: bool) -> str:

@@ -32,7 +32,7 @@ class GrowableArray(Generic[Scalar]):
 
     def copy(self, start: int = 0, stop: int | None = None) -> "NDArray[Scalar]":
         """Return a copy of the elements from `start` to `stop`."""
-        return self.view[start:stop].copy()
+        return self._array[: self._length][start:stop].copy()
 
     def append(self, values: "NDArray[Scalar]") -> None:
         """Add elements at the end."""
@@ -40,12 +40,13 @@ class GrowableArray(Generic[Scalar]):
 
     def extend(self, count: int, value: Any) -> None:
         """Add `count` elements at the end: the elements of an array, or one value for all."""
-        length = self._length + count
-        if length > len(self._array):
-            grown: NDArray[Scalar] = np.empty(max(length, 2 * len(self._array)), dtype=self._array.dtype)
-            grown[: self._length] = self.view
+        start = self._length
+        length = start + count
+        if length > self._array.size:
+            grown: NDArray[Scalar] = np.empty(max(length, 2 * self._array.size), dtype=self._array.dtype)
+            grown[:start] = self.view
             self._array = grown
-        self._array[self._length : length] = value
+        self._array[start:length] = value
         self._length = length
 
     def truncate(self, length: int) -> None:

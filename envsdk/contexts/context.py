@@ -325,6 +325,8 @@ class Context:
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""
+        if system is None and tools is None:
+            return delta
         view, first = self._view, self._view.messages[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None
@@ -385,6 +387,8 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
+        if type(self.policy).request is HistoryPolicy.request:  # it requests none, whatever the history is
+            return None
         return self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:

@@ -90,7 +90,7 @@ class SummaryRequest:
 class HistoryPolicy(BaseModel, ABC):
     """The base class of history policies. Its fields are the policy's options."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # at its first use, not at import
 
     name: ClassVar[str] = ""
     """The name for `history=`. A policy of your own needs none: pass the object."""

@@ -378,7 +378,7 @@ def _returns_of(returns: "Mapping[str, Values]", trajectory: str, steps: Sequenc
     missing = [step for step in steps if not 0 <= step < len(found)]
     if missing:
         raise ConfigError(
-            f"returns has no value for step {missing[0]} of trajectory {trajectory!r}; expected one for each step: "
+            f"returns has no value for step {missing[0] + 1} of trajectory {trajectory!r}; expected one for each step: "
             "step_returns(trajectory)"
         )
     return found[list(steps)].tolist()

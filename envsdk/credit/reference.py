@@ -11,6 +11,7 @@ from ..contexts.arrays import LARGEST
 from ..diagnostics.forward import forward_logprobs
 from ..diagnostics.inputs import logprobs_of, valid_samples
 from ..errors import ConfigError
+from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ token i, given the tokens before it. The value at 0 is ignored."""
 
 
 def add_reference(
-    samples: Sequence[Sample], reference: "Reference | Any", *, temperature: float | None = None
+    samples: Sequence[Sample],
+    reference: "Reference | Any",
+    *,
+    temperature: float | None = None,
+    vision: Vision | None = None,
 ) -> list[Sample]:
     """Add the log-probabilities of a reference: for on-policy distillation, or a KL penalty.
 
@@ -32,6 +37,8 @@ def add_reference(
             function from token ids to log-probabilities (see `Reference`), such as one that asks a server.
         temperature: The temperature by which a model's logits are divided. By default, that at which each token was
             sampled, as in `Sample.logprobs`. A function does this itself.
+        vision: The image processor for samples with images and a model: `renderer.vision`, of the renderer that wrote
+            them. By default, the processor in the folder that the model was loaded from.
 
     Returns:
         New samples in the same order, with `reference_logprobs`: float32 of shape (L,), 0.0 where mask is False.
@@ -50,7 +57,7 @@ def add_reference(
     if temperature is not None and not is_model:
         raise ConfigError("temperature is for models; a function divides logits itself")
     checked = valid_samples(samples)
-    computed = forward_logprobs(reference, checked, temperature=temperature) if is_model else []
+    computed = forward_logprobs(reference, checked, temperature=temperature, vision=vision) if is_model else []
     found: list[Sample] = []
     for index, sample in enumerate(checked):
         whose = f"the reference's logprobs of sample {index}, of trajectory {sample.trajectory_id!r}"

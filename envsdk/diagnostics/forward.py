@@ -7,6 +7,8 @@ import numpy as np
 
 from ..errors import ConfigError, InvalidSample
 from ..packages import load
+from ..rendering.model_images import ModelImages
+from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
 from .inputs import valid_samples
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def forward_logprobs(
-    model: Any, samples: Sequence[Sample], *, temperature: float | None = None
+    model: Any, samples: Sequence[Sample], *, temperature: float | None = None, vision: Vision | None = None
 ) -> "list[NDArray[np.float32]]":
     """Compute the log-probabilities that a model gives to the sampled tokens, one sample after the other.
 
@@ -26,25 +28,32 @@ def forward_logprobs(
         model: A causal language model of transformers, without dropout or in evaluation mode.
         samples: The samples.
         temperature: The temperature, above 0. By default, that at which each token was sampled.
+        vision: The image processor for samples with images: `renderer.vision`, of the renderer that wrote them. By
+            default, the processor in the folder that the model was loaded from.
 
     Returns:
         For each sample, nats, float32 of shape (L,): 0.0 where mask is False.
 
     Raises:
-        ConfigError: If the model lacks a token id of a sample.
+        ConfigError: If the model lacks a token id of a sample, or does not take its images.
         InvalidSample: If a sample is invalid, or was sampled at temperature 0 and no temperature was given. The error
             names the sample.
         MissingPackage: If torch is not installed.
     """
     torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
+    images = ModelImages(model, vision)
     with torch.no_grad():
         return [
-            _of_sample(torch, model, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}")
+            _of_sample(
+                torch, model, images, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}"
+            )
             for index, sample in enumerate(valid_samples(samples))
         ]
 
 
-def _of_sample(torch: Any, model: Any, sample: Sample, temperature: float | None, where: str) -> "NDArray[np.float32]":
+def _of_sample(
+    torch: Any, model: Any, images: ModelImages, sample: Sample, temperature: float | None, where: str
+) -> "NDArray[np.float32]":
     rows: int = model.get_input_embeddings().weight.shape[0]
     if sample.tokens.max() >= rows:
         raise ConfigError(
@@ -59,7 +68,8 @@ def _of_sample(torch: Any, model: Any, sample: Sample, temperature: float | None
     device = next(model.parameters()).device
     tokens = torch.as_tensor(sample.tokens.astype(np.int64), device=device)
     before = torch.as_tensor(positions - 1, device=device)
-    logits = model(input_ids=tokens[None], use_cache=False, logits_to_keep=before).logits[0].float()
+    inputs = images.inputs(sample.tokens, sample.media)
+    logits = model(input_ids=tokens[None], **inputs, use_cache=False, logits_to_keep=before).logits[0].float()
     scaled = logits / torch.as_tensor(divisors, device=device)[:, None]
     values = np.zeros(len(sample), dtype=np.float32)
     values[positions] = scaled.log_softmax(-1).gather(-1, tokens[before + 1][:, None])[:, 0].cpu().numpy()

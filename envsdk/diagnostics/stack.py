@@ -127,13 +127,14 @@ def check_stack(
         recorder.last_of(trajectory, sample)[:stop] for (trajectory, sample), stop in zip(pairs, stops, strict=True)
     ]
     trained = [sample.tokens[:stop] for sample, stop in zip(samples, stops, strict=True)]
+    renderer = _renderer_of(env, env_options or {})
     return StackReport(
         episodes=len(trajectories),
         failed=len(played) - len(trajectories),
         sampled=sum(trajectory.sampled_tokens for trajectory in trajectories),
         breaks=dict(Counter(break_.reason for trajectory in trajectories for break_ in trajectory.breaks)),
         tokens=token_match(sampled, trained),
-        kl=kl(samples, forward_logprobs(model, samples), renderer=_renderer_of(env, env_options or {})),
+        kl=kl(samples, forward_logprobs(model, samples, vision=renderer.vision), renderer=renderer),
     )
 
 

@@ -71,7 +71,8 @@ def check_action(action: object, vocab_size: int, prompt: PromptSize | None = No
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
     _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
-    extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in action.extra.items()}
+    given = action.extra
+    extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in given.items()} if given else {}
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
@@ -94,6 +95,8 @@ def _check_sampling(action: Action) -> None:
     if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
         raise ActionError(f"policy_version is {version!r:.80}; expected None or an integer from 0 to 2**31 - 1")
     extra: Any = action.extra
+    if type(extra) is dict and not extra:  # the common case
+        return
     if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
         raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
 

@@ -62,6 +62,8 @@ class Agent:
         self.role = role
         self.parent = parent
         self.handoff = handoff
+        self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
+        """Whether its rewards count for the episode, and not only for its own contexts."""
         self.limits = limits
         self.usage = Usage(limits, None if parent is None else parent.usage, counts_steps_above=not is_summary)
         self.phase = Phase.ACTIVE
@@ -98,11 +100,6 @@ class Agent:
         if self.current is None:
             raise TurnError(f"{self.name!r} has no context yet: its environment has not returned a turn")
         return self.current
-
-    @property
-    def adds_reward(self) -> bool:
-        """Whether its rewards count for the episode, and not only for its own contexts."""
-        return all(agent.handoff is None or agent.handoff.adds_reward for agent in self.lineage())
 
     # The agents above and below.
 
@@ -236,8 +233,8 @@ class Agent:
 
     def _read_reply(self, step: Step) -> Message:
         """Read the reply as a message; one that ended at a stop string needs no stop token."""
-        message, stops = self.context.parse_reply(), self.stops()
-        if NOT_ENDED in message.errors and stops and step.finish_reason == "stop":
+        message = self.context.parse_reply()
+        if NOT_ENDED in message.errors and step.finish_reason == "stop" and (stops := self.stops()):
             text = str(self.context.new_text(step.stop - step.action_start))
             if any(stop in text for stop in stops):
                 errors = tuple(error for error in message.errors if error != NOT_ENDED)
@@ -279,7 +276,8 @@ class Agent:
         return self._least(turn.max_tokens, self._context_left(context))
 
     def _least(self, *left: int | None) -> int | None:
-        return min((count for count in (*left, self.usage.sampled_left()) if count is not None), default=None)
+        counts = [count for count in (*left, self.usage.sampled_left()) if count is not None]
+        return min(counts) if counts else None
 
     def _turn_left(self, step: Step | None) -> int | None:
         """Return what a step has left of its turn's `max_tokens`, which the parts of a reply share."""

@@ -6,8 +6,7 @@ The state machine does no I/O; whatever waits, runs in a thread, or is cancelled
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import EpisodeError
@@ -132,7 +131,7 @@ class Driver(Machinery):
 
     def _refuse_event_loop(self, episode: EpisodeGenerator, request: Request) -> None:
         """Refuse a request that would have to wait; the caller is at fault then, and not the sub-agent."""
-        if isinstance(request, Call):
+        if in_event_loop() and isinstance(request, Call):
             driver = driver_of(request.agent.env)
             try:
                 driver.refuse_event_loop()
@@ -146,20 +145,26 @@ class Driver(Machinery):
             return self._let_join(request)
         assert isinstance(request, Call)
         driver = driver_of(request.agent.env)
-        with driver._noting(request), driver.tasks.collecting():
-            return driver._checked(request, driver.now(driver.call_method(request)))
+        with driver.tasks.collecting():
+            try:
+                return driver._checked(request, driver.now(driver.call_method(request)))
+            except Exception as failed:
+                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
 
     async def _handle_async(self, request: Request, call_method: MethodCaller | None) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
         driver = driver_of(request.agent.env)
-        with driver._noting(request), driver.tasks.collecting():
-            if call_method is None:
-                returned = await not_cancelled(driver.call_method(request))
-            else:
-                returned = await call_method(driver, request)
-            return driver._checked(request, returned)
+        with driver.tasks.collecting():
+            try:
+                if call_method is None:
+                    returned = await not_cancelled(driver.call_method(request))
+                else:
+                    returned = await call_method(driver, request)
+                return driver._checked(request, returned)
+            except Exception as failed:
+                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
 
     def _let_join(self, request: Join) -> None:
         agent = request.agent
@@ -195,22 +200,16 @@ class Driver(Machinery):
             self.started(returned)
         return returned
 
-    @contextmanager
-    def _noting(self, request: Call) -> Generator[None]:
+    def _noted(self, request: Call, failed: Exception) -> Exception:
         """Note on an exception which method it came from; log it if the parent of a sub-agent takes it."""
-        try:
-            yield
-        except Exception as failed:
-            agent, method = self.running, request.method
-            error = explained(failed, self.env, method) if isinstance(method, str) else failed
-            name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
-            seed = self.running_episode.seed
-            error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.usage.steps}.")
-            if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
-                _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
-            if error is failed:
-                raise
-            raise error  # noqa: B904 (it has its cause)
+        agent, method = self.running, request.method
+        error = explained(failed, self.env, method) if isinstance(method, str) else failed
+        name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
+        seed = self.running_episode.seed
+        error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.usage.steps}.")
+        if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
+            _log.warning("the sub-agent %r failed", agent.name, exc_info=error)
+        return error
 
     # Event loops.
 

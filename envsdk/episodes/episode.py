@@ -424,9 +424,10 @@ class Episode:
 
     def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
         """Give contexts the rewards that a turn names for them."""
-        rewards = {context_named(agent, name): reward for name, reward in turn.context_rewards.items()}
-        for name, reward in rewards.items():
-            self.contexts[name].earn(reward)
+        if turn.context_rewards:
+            rewards = {context_named(agent, name): reward for name, reward in turn.context_rewards.items()}
+            for name, reward in rewards.items():
+                self.contexts[name].earn(reward)
 
     def _reward_step(self, agent: Agent, step: Step, turn: Turn) -> None:
         """Give a step, or the contexts of an agent that keeps its reward, what a turn says that it earned."""

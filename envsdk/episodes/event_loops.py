@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -32,11 +32,7 @@ _WORKER_NOTE = (
 
 def in_event_loop() -> bool:
     """Return whether an event loop is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return asyncio._get_running_loop() is not None
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -59,14 +55,9 @@ class Tasks:
     def __init__(self) -> None:
         self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-    @contextlib.contextmanager
-    def collecting(self) -> Generator[None]:
+    def collecting(self) -> "_Collecting":
         """Collect the tasks that are created in the `with` block, and the tasks that those create."""
-        token = _collector.set(self)
-        try:
-            yield
-        finally:
-            _collector.reset(token)
+        return _Collecting(self)
 
     def add(self, task: "asyncio.Task[Any]") -> None:
         """Add a task."""
@@ -94,6 +85,21 @@ class Tasks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tasks, ()  # a copy, such as a fork's, has not started any task
+
+
+class _Collecting:
+    """A `with` block whose tasks are collected. It is entered at each step, where a generator would cost more."""
+
+    __slots__ = ("_tasks", "_token")
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+
+    def __enter__(self) -> None:
+        self._token = _collector.set(self._tasks)
+
+    def __exit__(self, *failure: object) -> None:
+        _collector.reset(self._token)
 
 
 _collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)

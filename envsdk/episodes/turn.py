@@ -191,7 +191,7 @@ class Turn:
         self.messages = [] if continues else _read_messages(messages)
         self.prefill = None if prefill is None else _read_start_of_reply("prefill", prefill)
         self.system = None if system is None else _read_system(system)
-        self.functions: dict[str, FunctionTool] = {tool.name: tool for tool in tools or () if _is_tool(tool)}
+        self.functions: dict[str, FunctionTool] = {t.name: t for t in tools if _is_tool(t)} if tools else {}
         self.tools = None if tools is None else _read_schemas(tools)
         self.rewards = {} if reward is None else _read_numbers("reward", reward)
         self.reward = None if reward is None else sum(self.rewards.values(), 0.0)
@@ -228,7 +228,7 @@ class Turn:
 
 def _refuse_awaitables(**given: object) -> None:
     for name, value in given.items():
-        if value is None or type(value) in (str, float):  # the common case
+        if value is None or type(value) in (str, float, Message):  # the common case
             continue
         parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else (value,)
         for part in parts:

@@ -32,25 +32,34 @@ class Usage:
 
     def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
         """Count steps, sampled tokens and tool calls, here and above."""
-        for usage in self._lineage():
+        usage: Usage | None = self
+        while usage is not None:
             usage.steps += steps
             usage.sampled += sampled
             usage.tool_calls += tool_calls
             if not usage._counts_steps_above:
                 steps = 0
+            usage = usage._parent
 
     def reached(self) -> StopReason | None:
         """Return the limit that is reached, here or above; `no_end` after the steps that are allowed without any."""
-        found = next((reason for usage in self._lineage() if (reason := usage._own_limit()) is not None), None)
-        return StopReason.NO_END if found is None and self._has_no_end() else found
+        usage: Usage | None = self
+        while usage is not None:
+            reason = usage._own_limit()
+            if reason is not None:
+                return reason
+            usage = usage._parent
+        return StopReason.NO_END if self._has_no_end() else None
 
     def _own_limit(self) -> StopReason | None:
         limits = self.limits
-        if _is_reached(self.steps, limits.max_steps):
+        if limits.max_steps is not None and self.steps >= limits.max_steps:
             return StopReason.MAX_STEPS
-        if _is_reached(self.sampled, limits.max_sampled_tokens):
+        if limits.max_sampled_tokens is not None and self.sampled >= limits.max_sampled_tokens:
             return StopReason.MAX_SAMPLED_TOKENS
-        return StopReason.MAX_TOOL_CALLS if _is_reached(self.tool_calls, limits.max_tool_calls) else None
+        if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
+            return StopReason.MAX_TOOL_CALLS
+        return None
 
     def _has_no_end(self) -> bool:
         if self.steps < STEPS_WITHOUT_LIMIT or any(u.limits.max_steps is not None for u in self._lineage()):
@@ -60,8 +69,15 @@ class Usage:
 
     def sampled_left(self) -> int | None:
         """Return how many tokens may still be sampled; None without a limit."""
-        left = [limit - usage.sampled for usage in self._lineage() if (limit := usage.limits.max_sampled_tokens)]
-        return max(0, min(left)) if left else None
+        least: int | None = None
+        usage: Usage | None = self
+        while usage is not None:
+            limit = usage.limits.max_sampled_tokens
+            if limit:
+                left = max(0, limit - usage.sampled)
+                least = left if least is None else min(least, left)
+            usage = usage._parent
+        return least
 
     def tool_calls_left(self, count: int) -> int:
         """Return how many of the last reply's `count` calls may be run."""
@@ -74,7 +90,3 @@ class Usage:
         self._empty_handoffs = self._empty_handoffs + 1 if self.steps == self._steps_at_handoff else 0
         self._steps_at_handoff = self.steps
         return self._empty_handoffs > STEPS_WITHOUT_LIMIT
-
-
-def _is_reached(count: int, limit: int | None) -> bool:
-    return limit is not None and count >= limit

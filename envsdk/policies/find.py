@@ -53,6 +53,25 @@ def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> N
     check_tokenizer(_of_role(policy, role), renderer)
 
 
+def check_takes_images(policy: Callable[..., Any], role: str) -> None:
+    """Check that a policy (or the policy of that role) accepts the images of a prompt; see `Policy`.
+
+    Raises:
+        PolicyError: If it has no argument `media`.
+    """
+    own = _of_role(policy, role)
+    try:
+        parameters = inspect.signature(own).parameters.values()
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return
+    if not any(each.name == "media" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        name = getattr(own, "__name__", type(own).__name__)
+        raise PolicyError(
+            f"the prompt has images, and the policy {name} takes none: add the keyword argument media, the images "
+            "(PlacedImage) in order, or use a renderer and an environment without images"
+        )
+
+
 def mark_untrainable(trajectory: Trajectory, policy: Callable[..., Any]) -> None:
     """Note in a trajectory the contexts whose policy does not return what it sampled; see `Policy`."""
     for name in {step.context for step in trajectory.steps if step.parts}:

@@ -36,6 +36,7 @@ class Computed:
         self.layers = layers
         """A `Cache` of transformers, or None if nothing is cached."""
         self.tokens: list[int] = []
+        """The tokens, with a negative number in place of the placeholders of an image; see `keyed`."""
         self.weights = weights
         """An identifier of the weights that computed the keys and values."""
 
@@ -103,7 +104,7 @@ class KVCache:
         """The size of the cache, in bytes. Tensors that contexts share are counted once for each context."""
         return sum(self._sizes.values())
 
-    def take(self, key: Key, base: str, keep: int, prompt: "NDArray[np.int32]", weights: object) -> Computed:
+    def take(self, key: Key, base: str, keep: int, prompt: "NDArray[np.integer[Any]]", weights: object) -> Computed:
         """Take the cached prefix of a prompt out of the cache. The caller owns it until it calls `put`.
 
         Entries include their tokens, which are compared with the prompt. So a wrong `keep` costs time, never
@@ -113,13 +114,14 @@ class KVCache:
             key: The episode and context of the prompt.
             base: The context whose prefix the prompt starts with.
             keep: The number of tokens in that prefix.
-            prompt: The whole prompt, int32 of shape (n,).
+            prompt: The whole prompt, integers of shape (n,): for a prompt with images, what `keyed` returns, so images
+                are compared as well.
             weights: An identifier of the current weights.
 
         Returns:
             The entry, cropped to the tokens that the prompt and `base` share, and to at most n - 1 tokens, so that at
-            least one token is left to compute. It is empty if they share none, if the weights have changed, or if a
-            layer has dropped tokens of the prefix.
+            least one token is left to compute. It has an image as a whole or not at all. It is empty if they share
+            none, if the weights have changed, or if a layer has dropped tokens of the prefix.
         """
         found = self._remove(key) if base == key[1] else None
         # A fork starts with the contexts of its original.
@@ -129,8 +131,10 @@ class KVCache:
         if computed is None or computed.weights != weights:
             return self._empty(weights)
         usable = min(keep, len(prompt) - 1, len(computed.tokens))
-        differs = np.asarray(computed.tokens[:usable], dtype=np.int32) != prompt[:usable]
+        differs = np.asarray(computed.tokens[:usable], dtype=np.int64) != prompt[:usable]
         shared = int(np.argmax(differs)) if differs.any() else usable
+        while shared > 0 and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
+            shared -= 1  # it is inside an image
         return computed if computed.crop(shared) else self._empty(weights)
 
     def put(self, key: Key, computed: Computed) -> None:

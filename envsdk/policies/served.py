@@ -20,6 +20,7 @@ import numpy as np
 from ..authoring.env import Env
 from ..contexts.protocol import Action
 from ..errors import ConfigError, RequestRefused, ServerReplyError
+from ..images import PlacedImage
 from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -182,6 +183,17 @@ class ServedPolicy(ABC):
             ConfigError: If a parameter is refused.
         """
 
+    def check_images(self) -> None:
+        """Refuse prompts with images.
+
+        Raises:
+            ConfigError: If the servers take none, or do not let their tokens be checked.
+        """
+        raise ConfigError(
+            f"the prompt has an image, which {self.name} does not take: use a policy that does, such as "
+            "TransformersPolicy or VLLM, or remove the images"
+        )
+
     # What a policy has.
 
     @property
@@ -200,7 +212,7 @@ class ServedPolicy(ABC):
             PolicyUnavailable: If no server answers.
             ServerReplyError: If a server's reply is not valid, or it refuses the request (`RequestRefused`).
             ServerMismatch: If a startup check fails.
-            ConfigError: If a sampling parameter is not valid.
+            ConfigError: If a sampling parameter is not valid, or the prompt has images that the servers do not take.
             UnknownName: If the environment requests an unknown sampling parameter.
         """
         return await self.sample(prompt, None, _NO_LIMITS, **request)
@@ -217,10 +229,13 @@ class ServedPolicy(ABC):
         stop: tuple[str, ...],
         max_tokens: int | None,
         sampling: Mapping[str, Any],
+        media: Sequence[PlacedImage] = (),
         on_tokens: OnTokens | None = None,
         **_: Any,
     ) -> Action:
         """Sample a reply for an environment with that renderer and those limits; see `__call__`."""
+        if media:
+            self.check_images()
         chosen = self._checked(self._sampling.updated(sampling, self.name))
         waiting = self._take_remainder((episode_id, context), prompt)
         if waiting:
@@ -236,12 +251,13 @@ class ServedPolicy(ABC):
             seed=self._seed_of(episode_id, context, len(prompt)),
             priority=self._priority,
             cache_key=self._cache_key,
+            media=media,
         )
         tokenizer = self._own_tokenizer() if renderer is None else renderer.tokenizer
 
         async def attempt(server: Server) -> list[Action]:
             if self._checks:
-                await self._check(server, tokenizer, prompt)
+                await self._check(server, tokenizer, _text_of(prompt, media))
             check_length(server, limits, self.flags)
             vocab_size = None if tokenizer is None else tokenizer.vocab_size
             return await self._reply(server, request, vocab_size, on_tokens)
@@ -401,6 +417,14 @@ def _same(server: Server) -> Server:
 def _checked(on_tokens: OnTokens, vocab_size: int | None) -> OnTokens:
     """Return a function that reports only tokens that are in the vocabulary."""
     return lambda tokens: on_tokens(checked_tokens(tokens, vocab_size).tolist())
+
+
+def _text_of(prompt: "NDArray[np.int32]", media: Sequence[PlacedImage]) -> "NDArray[np.int32]":
+    """Return the tokens of a prompt that are not placeholders of images."""
+    is_text = np.ones(len(prompt), dtype=np.bool_)
+    for placed in media:
+        is_text[placed.start : placed.stop] = False
+    return prompt[is_text]
 
 
 def _digest(tokens: "NDArray[np.int32]") -> bytes:

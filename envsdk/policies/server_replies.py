@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ..contexts.protocol import Action, FinishReason
 from ..contexts.side_data import Aligned, part_of, per_token
 from ..errors import ServerReplyError, what_is_invalid
+from ..images import PlacedImage
 from .sampling import Sampling
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class ServerRequest:
     """What requests have to share to read each other's prefixes in the server's cache; None for no restriction."""
     top_logprobs: int = 0
     """How many of the most likely tokens to return at each position, with their log-probabilities."""
+    media: Sequence[PlacedImage] = ()
+    """The images of the prompt, in order, each with the range of its placeholder tokens."""
 
 
 OnTokens: TypeAlias = Callable[[Sequence[int]], "bool | None"]

@@ -38,6 +38,8 @@ class SGLang(ServedPolicy):
     reply; a name that is not a number is in `extra["weight_version"]`. `routed_experts` needs a server with
     `--enable-return-routed-experts`.
 
+    Prompts with images are refused, because SGLang does not return the tokens that it makes of them.
+
     This class was tested with a local server that follows SGLang's public interface, not with SGLang itself.
 
     Args:
@@ -86,6 +88,17 @@ class SGLang(ServedPolicy):
                 f"top_k is {sampling.top_k} and top_p is {sampling.top_p}; expected None and 1.0, because SGLang "
                 "returns log-probabilities of the distribution before they apply"
             )
+
+    def check_images(self) -> None:
+        """Refuse images.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "the prompt has an image: SGLang's /generate writes the tokens of a prompt with images itself, and does "
+            "not return them, so they cannot be compared with those that are trained. Use VLLM or TransformersPolicy"
+        )
 
     async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply."""

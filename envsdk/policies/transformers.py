@@ -14,9 +14,13 @@ import numpy as np
 
 from ..contexts.protocol import Action, FinishReason
 from ..errors import ConfigError
+from ..images import PlacedImage
 from ..packages import load
+from ..rendering.model_images import ModelImages
 from ..rendering.tokenizers import Tokenizer, load_tokenizer, local_tokenizer
+from ..rendering.vision import Vision
 from .kv_cache import CacheKind, Computed, KVCache
+from .model_sequence import ModelSequence
 from .sampling import Sampling, draw
 
 if TYPE_CHECKING:
@@ -74,6 +78,9 @@ class TransformersPolicy:
         max_cache_bytes: The maximum size of the KV cache between replies, in bytes. The least recently used contexts
             are dropped first.
         policy_version: The version of the weights, which each action records.
+        vision: The image processor of a vision model: `renderer.vision`, of the environment's renderer. By default,
+            the processor in the folder that the model was loaded from. The policy takes images for Qwen's vision
+            models; the images that are in the KV cache are not computed again.
 
     Raises:
         ConfigError: If an option is not valid, or the model's vocabulary is smaller than the tokenizer's.
@@ -95,6 +102,7 @@ class TransformersPolicy:
         cache: CacheKind = "full",
         max_cache_bytes: int = _MAX_CACHE_BYTES,
         policy_version: int | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self._torch = _torch()
         self._config = _text_config(model)
@@ -117,6 +125,7 @@ class TransformersPolicy:
         self._policy_version = policy_version
         self._refreshed = self._aborted = 0
         self._cache = KVCache(model, cache, max_cache_bytes)
+        self._images = ModelImages(model, vision)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -174,6 +183,7 @@ class TransformersPolicy:
         stop: tuple[str, ...],
         max_tokens: int | None,
         sampling: Mapping[str, Any],
+        media: Sequence[PlacedImage] = (),
         on_tokens: Callable[[Sequence[int]], bool | None] | None = None,
         **_: Any,
     ) -> Action:
@@ -181,7 +191,8 @@ class TransformersPolicy:
 
         Raises:
             ConfigError: If the prompt is empty, is too long for the model, or has a token that the model lacks; if
-                there are stop strings but no tokenizer; or if a sampling parameter is not valid.
+                there are stop strings but no tokenizer; if the model takes no images, or its image processor makes
+                other tokens of one; or if a sampling parameter is not valid.
             UnknownName: If the environment requests an unknown sampling parameter.
         """
         chosen = self._sampling.updated(sampling, "TransformersPolicy")
@@ -190,10 +201,11 @@ class TransformersPolicy:
         reply = _Reply(stop_token_ids, tuple(map(str.encode, stop)), room, on_tokens)
         rng, version = self._rng(episode_id, context, prompt), self._policy_version
         key = (episode_id, context)
-        computed = self._cache.take(key, base, keep, prompt, self._weights())
+        sequence = ModelSequence(self._torch, self._images, prompt, media)
+        computed = self._cache.take(key, base, keep, sequence.prompt_keys, self._weights())
         self._count(len(computed.tokens), min(keep, len(prompt) - 1))
         try:
-            await self._sample(reply, prompt[len(computed.tokens) :].tolist(), computed, chosen, rng)
+            await self._sample(reply, sequence, computed, chosen, rng)
         finally:
             if computed.weights == self._weights():
                 self._cache.put(key, computed)
@@ -207,32 +219,37 @@ class TransformersPolicy:
         )
 
     async def _sample(
-        self, reply: "_Reply", new: list[int], computed: Computed, sampling: Sampling, rng: np.random.Generator
+        self,
+        reply: "_Reply",
+        sequence: ModelSequence,
+        computed: Computed,
+        sampling: Sampling,
+        rng: np.random.Generator,
     ) -> None:
         begun = self._refreshed, self._aborted
         while reply.has_room:
-            token, logprob = draw(self._logits(new, computed), sampling, rng.random())
+            token, logprob = draw(self._logits(sequence, computed), sampling, rng.random())
             piece = self._tokenizer.token_bytes(np.array([token], dtype=np.int32))[0] if self._tokenizer else b""
             if reply.add(token, logprob, piece):
                 return
-            new = [token]
+            sequence.append(token)
             await asyncio.sleep(0)
             if (self._refreshed, self._aborted) != begun:
                 reply.finish_reason = "abort"
                 return
         reply.finish_reason = "length"
 
-    def _logits(self, new: list[int], computed: Computed) -> Any:
+    def _logits(self, sequence: ModelSequence, computed: Computed) -> Any:
         """Process new tokens, and return the logits after the last one: float32, shape (vocab_size,)."""
         if self.model.training:
             raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
-        tokens = new if computed.layers is not None else [*computed.tokens, *new]
-        ids = self._torch.tensor([tokens], device=self.model.device)
+        start = len(computed.tokens) if computed.layers is not None else 0
+        inputs = sequence.inputs(start, self.model.device)
         use_cache = {"past_key_values": computed.layers, "use_cache": computed.layers is not None}
         with self._torch.no_grad():
-            logits = self.model(input_ids=ids, logits_to_keep=1, **use_cache).logits
-        computed.tokens += new
-        self.statistics.computed += len(tokens)
+            logits = self.model(**inputs, logits_to_keep=1, **use_cache).logits
+        computed.tokens += sequence.keys(len(computed.tokens))
+        self.statistics.computed += len(sequence) - start
         return logits[0, -1].float()
 
     def _weights(self) -> tuple[int, int]:
@@ -317,6 +334,8 @@ class _Reply:
 def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
     """Load a causal language model of transformers from a folder, in evaluation mode. Nothing is downloaded.
 
+    A model with images is loaded with the part that sees them.
+
     Args:
         folder: The folder, as `save_pretrained` writes it.
         dtype: The type of the weights: `float32`, `bfloat16` or `float16`.
@@ -332,8 +351,11 @@ def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
         raise ConfigError(
             f"{str(folder)!r} has no config.json; expected the folder of a model, as save_pretrained writes it"
         )
-    auto = load("transformers", "TransformersPolicy needs", _ADVICE).AutoModelForCausalLM
+    transformers = load("transformers", "TransformersPolicy needs", _ADVICE)
     try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        sees = getattr(config, "vision_config", None) is not None
+        auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         return auto.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(f"transformers cannot load a causal language model from {str(folder)!r}: {error}") from error

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from ..contexts.side_data import Ragged
-from ..errors import ConfigError, PolicyUnavailable, RequestRefused, ServerReplyError
+from ..errors import ConfigError, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
 from .client import Client, Failure
 from .sampling import Sampling
 from .served import ServedPolicy
@@ -26,6 +26,7 @@ from .server_replies import (
     routed_experts,
 )
 from .servers import Server
+from .vllm_images import check_prompt, image_fields
 from .vllm_streams import StreamedReply
 
 _GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
@@ -47,6 +48,11 @@ class VLLM(ServedPolicy):
     (`--enable-return-routed-experts`) are in `extra["routed_experts"]`: `Aligned` over the prompt and the reply, int32
     of shape (n, layers, experts), with -1 for the last token, which the model has not processed. The ids that sampling
     was restricted to are in `extra["sampling_mask"]`: `Ragged`, one list for each token.
+
+    Images need a server whose `/inference/v1/generate` has the fields `content_parts` and `return_token_ids`. The
+    prompt is sent with one placeholder for each image, and the server's processor writes the others; if the prompt that
+    the server returns then is not ours, token by token, the reply is refused. `/v1/completions` takes no images. This
+    part was tested with a local server that follows vLLM's protocol, not with vLLM itself.
 
     Tokens are reported while they are sampled where the reply is read meanwhile; see `Policy`. A request whose tokens
     were reported is not repeated: if it fails then, it raises `PolicyUnavailable`. The tokens of a reply of several
@@ -82,6 +88,9 @@ class VLLM(ServedPolicy):
                 f"temperature is {sampling.temperature}, which vLLM would raise to {_LEAST_TEMPERATURE}; expected 0, "
                 f"or at least {_LEAST_TEMPERATURE}"
             )
+
+    def check_images(self) -> None:
+        """Take images: the tokens that a server makes of them are checked with each reply."""
 
     async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply: with its endpoint for token ids, or else with `/v1/completions`."""
@@ -128,8 +137,12 @@ class VLLM(ServedPolicy):
             except RequestRefused as error:
                 if error.status not in _MISSING:
                     raise
+                if request.media:
+                    raise _no_images(server) from error
             else:
                 return _generated(read_response(_Generated, response), request)
+        if request.media:
+            raise _no_images(server)
         response = await ask(_COMPLETIONS, self._completions_body(request))  # which knows whether the model is missing
         reply = _completed(read_response(_Completed, response), request)
         server.lacks_token_endpoint = True
@@ -147,7 +160,8 @@ class VLLM(ServedPolicy):
             parameters["max_tokens"] = request.max_tokens
         if request.seed is not None:
             parameters["seed"] = request.seed
-        return {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
+        body = {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
+        return {**body, **image_fields(request)} if request.media else body
 
     def _completions_body(self, request: ServerRequest) -> dict[str, Any]:
         parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
@@ -183,6 +197,13 @@ def _parameters(request: ServerRequest) -> dict[str, Any]:
     }
 
 
+def _no_images(server: Server) -> ServerMismatch:
+    return ServerMismatch(
+        f"the prompt has an image, and {server.url} has no {_GENERATE}, which takes them: start vLLM with "
+        "--enable-scale-out, in a version with the field content_parts"
+    )
+
+
 class _Logprob(BaseModel):
     token_id: TokenId
     logprob: float
@@ -212,6 +233,7 @@ class _GeneratedChoice(BaseModel):
 class _Generated(BaseModel):
     choices: list[_GeneratedChoice] = Field(min_length=1, max_length=1)
     usage: ServerUsage | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class _CompletedLogprobs(BaseModel):
@@ -233,6 +255,8 @@ class _Completed(BaseModel):
 
 
 def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
+    if request.media:
+        check_prompt(response.prompt_token_ids, request)
     choice = response.choices[0]
     content = choice.logprobs.content
     named = [entry.token_id for entry in content]

@@ -21,6 +21,7 @@ class _Choice(BaseModel):
 class _Event(BaseModel):
     choices: list[_Choice] = Field(max_length=1)
     usage: dict[str, Any] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class StreamedReply:
@@ -38,6 +39,7 @@ class StreamedReply:
         self._on_tokens = on_tokens
         self._choice: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
+        self._prompt: list[int] | None = None
         self.count: int = 0
         self.length: int | None = None
 
@@ -49,6 +51,7 @@ class StreamedReply:
         """
         read = read_response(_Event, event)
         self._usage = read.usage or self._usage
+        self._prompt = read.prompt_token_ids or self._prompt  # in the first event, if it was requested
         for choice in read.choices:
             _join(self._choice, choice.model_dump(exclude_none=True))
             if choice.token_ids and self.length is None:
@@ -67,7 +70,8 @@ class StreamedReply:
         if "finish_reason" not in self._choice and self.length is None:
             raise ServerReplyError("the stream has no finish reason")
         choice: dict[str, Any] = {"token_ids": [], **self._choice}
-        return {"choices": [{"finish_reason": "stop", **choice}], "usage": self._usage}
+        choices = [{"finish_reason": "stop", **choice}]
+        return {"choices": choices, "usage": self._usage, "prompt_token_ids": self._prompt}
 
 
 def _join(joined: dict[str, Any], part: dict[str, Any]) -> None:

@@ -134,9 +134,9 @@ class Encoder:
     def text(self, pieces: Sequence[Piece]) -> "NDArray[np.int32]":
         """Encode adjacent texts as one string; only scaffold is cached."""
         text, _, is_content, _ = pieces[0]
-        if len(pieces) > 1:
-            text = "".join([piece[0] for piece in pieces])
-            is_content = True in [piece[2] for piece in pieces]
+        for other, _, is_other_content, _ in pieces[1:]:
+            text += other
+            is_content = is_content or is_other_content
         if is_content:
             return self.tokenizer.encode(text)
         tokens = self._encoded.get(text)
@@ -267,11 +267,13 @@ class Emission:
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
         length = 0
+        encode = self._encoder.text
         for first, run in self._runs():
             token_of_piece[first] = length
-            chunk = run[0].tokens
-            chunks.append(self._encoder.text(run) if chunk is None else chunk)
-            length += len(chunks[-1])
+            chunk = run[0][3]
+            chunk = encode(run) if chunk is None else chunk
+            chunks.append(chunk)
+            length += chunk.size
         token_of_piece[len(self._pieces)] = length
         tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
         starts = [token_of_piece[p] if p in token_of_piece else self._start_inside(p) for p in self._starts]

@@ -610,7 +610,7 @@ class Renderer(ABC):
         rest = splitter.end()
         if rest.segments:  # a character that is cut
             segments[-1] = Segment(segments[-1].control, segments[-1].text + rest.segments[0].text)
-        return rest._replace(segments=segments)
+        return SplitReply(segments, rest.is_ended, rest.overrun)
 
     def splitter(self) -> Splitter:
         """Return what cuts a reply at the control tokens of the family as it comes."""
@@ -655,4 +655,4 @@ def sets_content(start: Message) -> bool:
     return start.reasoning is None or "content" in start.model_fields_set
 
 
-_REPLY = Message(role="assistant")
+_REPLY = Message.model_construct(role="assistant")  # without building the validator at import

@@ -50,7 +50,8 @@ class Splitter:
         self._token_bytes = token_bytes
         self._marks = marks
         self._stops = stops
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = b""
+        """The beginning of a character that is cut."""
         self._is_ended = False
         self._overrun: list[bytes] = []
 
@@ -64,16 +65,23 @@ class Splitter:
         marks = self._marks_in(tokens)
         control, start = "", 0
         for position in marks.nonzero()[0].tolist():
-            segments.append(Segment(control, self._decoder.decode(b"".join(pieces[start:position]), final=True)))
+            segments.append(Segment(control, self._decoded(pieces[start:position], is_last=True)))
             control, start = self._marks[int(marks[position]) - 1], position + 1
             if control in self._stops:
                 self._is_ended, self._overrun = True, pieces[start:]
                 return segments
-        segments.append(Segment(control, self._decoder.decode(b"".join(pieces[start:]))))
+        segments.append(Segment(control, self._decoded(pieces[start:], is_last=False)))
         return segments
 
     def end(self) -> SplitReply:
         """Return the rest of the reply, and how it ended."""
-        rest = "" if self._is_ended else self._decoder.decode(b"", final=True)
+        rest = "" if self._is_ended else self._decoded([], is_last=True)
         overrun = b"".join(self._overrun).decode("utf-8", errors="replace")
         return SplitReply([Segment("", rest)] if rest else [], self._is_ended, overrun)
+
+    def _decoded(self, pieces: list[bytes], *, is_last: bool) -> str:
+        """Return the text of the next bytes; a character that is cut is held back unless nothing more comes."""
+        data = b"".join([self._held, *pieces]) if self._held else b"".join(pieces)
+        text, used = codecs.utf_8_decode(data, "replace", is_last)
+        self._held = data[used:]
+        return text

@@ -3,10 +3,12 @@
 All texts are as recorded, so whoever writes them escapes them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from .figures import Difference, Distribution
+from .scales import HistogramScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How a quantity is distributed in one run."""
+    """How a quantity is distributed in one run, on the scale of all runs."""
 
     title: str
     distribution: Distribution
+    scale: HistogramScale
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Differences with their intervals, each on a scale of its own."""
+    """Differences with their intervals. Each quantity has a scale of its own, the same in all comparisons."""
 
     title: str
     differences: tuple[Difference, ...]
+    scales: Mapping[str, float]
 
 
 Block: TypeAlias = str | Table | Histogram | Intervals | Command

@@ -1,9 +1,8 @@
 """The figures of one run, added up episode by episode: one trajectory is in memory at a time."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from ..diagnostics.costs import Cost, cost
 from ..rollouts.scores import task_of
@@ -81,15 +80,23 @@ class Collector:
         compared = {f"reward.{name}": value for name, value in named.items()}
         self.values.add(task_of(trajectory), {"reward": row.reward, **compared})
 
-    def figures(self, source: Source, name: str, most: int) -> RunFigures:
+    @property
+    def quantities(self) -> dict[str, list[float]]:
+        """The values of each quantity: `reward`, `reward.NAME`, and the lengths."""
+        named = {f"reward.{name}": values for name, values in self._rewards.items()}
+        return {"reward": [reward for reward, _ in self._scored], **named, **self._lengths}
+
+    def figures(self, source: Source, name: str, most: int, edges: Mapping[str, Sequence[float]]) -> RunFigures:
         """Return the figures.
 
         Args:
             source: The run.
             name: Its name in the report.
             most: The maximum number of best and of worst episodes.
+            edges: The edges of the histogram of each quantity.
         """
         info, stored = source.info, stored_divergence(source.file.parent)
+        found = {name: Distribution.of(own, edges.get(name)) for name, own in self.quantities.items()}
         best, worst = self._best_and_worst(most)
         return RunFigures(
             name=name,
@@ -109,13 +116,13 @@ class Collector:
             statuses=_by_count(self._statuses),
             stop_reasons=_by_count(self._stop_reasons),
             mean_reward=mean_reward(self.values),
-            reward=Distribution.of([reward for reward, _ in self._scored]),
-            rewards=_distributions(self._rewards),
+            reward=found["reward"],
+            rewards={own: one for own in sorted(self._rewards) if (one := found[f"reward.{own}"]) is not None},
             metrics=dict(sorted(self._metrics.items())),
-            steps=Distribution.of(self._lengths["steps"]),
-            observed_tokens=Distribution.of(self._lengths["observed_tokens"]),
-            sampled_tokens=Distribution.of(self._lengths["sampled_tokens"]),
-            duration_s=Distribution.of(self._lengths["duration_s"]),
+            steps=found.get("steps"),
+            observed_tokens=found.get("observed_tokens"),
+            sampled_tokens=found.get("sampled_tokens"),
+            duration_s=found.get("duration_s"),
             reply_errors=self._reply_errors,
             breaks=self._breaks(),
             costs=self._costs,
@@ -175,8 +182,3 @@ def history_of(trajectory: Trajectory) -> str:
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _distributions(values: Mapping[str, list[float]]) -> dict[str, Distribution]:
-    found: dict[str, Any] = {name: Distribution.of(own) for name, own in sorted(values.items())}
-    return found

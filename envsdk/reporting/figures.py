@@ -25,7 +25,8 @@ class Distribution:
         minimum: The smallest.
         quartiles: The 25th, 50th and 75th percentile.
         maximum: The largest.
-        edges: The edges of a histogram, one more than `counts`; equal values give one bin of width 1.
+        edges: The edges of a histogram, one more than `counts`: the same for all runs of a report. Equal values give
+            one bin of width 1.
         counts: The number of values in each bin. The last bin includes its upper edge.
     """
 
@@ -43,12 +44,18 @@ class Distribution:
         return self.minimum < self.maximum
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Distribution | None":
-        """Return the distribution of values; None if there are none."""
+    def of(cls, values: Sequence[float], edges: Sequence[float] | None = None) -> "Distribution | None":
+        """Return the distribution of values; None if there are none.
+
+        Args:
+            values: The values.
+            edges: The edges of the histogram, which include all values; None chooses them by the values.
+        """
         if not values:
             return None
         found = np.asarray(values, dtype=np.float64)
-        counts, edges = np.histogram(found, bins=_edges(found))
+        bins = histogram_edges(found) if edges is None else np.asarray(edges, dtype=np.float64)
+        counts, _ = np.histogram(found, bins=bins)
         low, median, high = np.quantile(found, [0.25, 0.5, 0.75]).tolist()
         return cls(
             count=len(found),
@@ -56,12 +63,12 @@ class Distribution:
             minimum=float(found.min()),
             quartiles=(low, median, high),
             maximum=float(found.max()),
-            edges=tuple(edges.tolist()),
+            edges=tuple(bins.tolist()),
             counts=tuple(counts.tolist()),
         )
 
 
-def _edges(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def histogram_edges(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """Return the edges of a histogram: one bin for each whole number if there are few, else at most 20 bins."""
     low, high = float(values.min()), float(values.max())
     if low == high:

@@ -83,10 +83,10 @@ def _blocks(blocks: tuple[Block, ...]) -> Iterator[str]:
     charts: list[str] = []
     for block in blocks:
         match block:
-            case Histogram(title, distribution):
-                charts.append(_figure(title, histogram(distribution)))
-            case Intervals(title, differences):
-                charts.append(_figure(title, intervals(differences)))
+            case Histogram(title, distribution, scale):
+                charts.append(_figure(title, histogram(distribution, scale)))
+            case Intervals(title, differences, scales):
+                charts.append(_figure(title, intervals(differences, scales)))
             case _:
                 yield from _row_of(charts)
                 yield _block(block)

@@ -11,6 +11,7 @@ from ..trajectories.records import storing
 from ..visible import on_one_line
 from .figures import RunComparison, RunFigures, RunReport
 from .labels import clipped, short_history, signed
+from .scales import interval_of, interval_scales
 
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colors that most color-blind people can tell apart (Okabe and Ito)."""
@@ -79,9 +80,13 @@ def _drawings(report: RunReport) -> dict[str, tuple[tuple[float, float], _Draw]]
     if any(run.costs for run in runs):
         count = sum(len(run.costs) for run in runs)
         found["cost"] = (9, 1.6 + 0.8 * count), partial(_costs, runs=runs)
+    scales = interval_scales(report.comparisons)
     for index, one in enumerate(report.comparisons, start=2):
         if one.differences:
-            found[f"comparison-{index}"] = (8, 1.4 + 0.45 * len(one.differences)), partial(_comparison, one=one)
+            found[f"comparison-{index}"] = (
+                (8, 1.4 + 0.45 * len(one.differences)),
+                partial(_comparison, one=one, scales=scales),
+            )
     return found
 
 
@@ -152,12 +157,12 @@ def _costs(figure: Any, runs: Sequence[RunFigures]) -> None:
     _legend(figure, axis)
 
 
-def _comparison(figure: Any, one: RunComparison) -> None:
-    """Draw each difference with its interval, on a scale of its own: quantities have different units."""
+def _comparison(figure: Any, one: RunComparison, scales: Mapping[str, float]) -> None:
+    """Draw each difference with its interval, on the scale of its quantity, which all comparisons share."""
     axis = figure.subplots()
     for place, own in enumerate(one.differences):
-        low, high = own.difference if own.low is None else own.low, own.difference if own.high is None else own.high
-        scale = max(map(abs, (own.difference, low, high))) or 1.0
+        low, _, high = interval_of(own)
+        scale = scales[own.quantity]
         axis.plot([low / scale, high / scale], [place, place], color=_COLORS[0], linewidth=2)
         axis.plot(own.difference / scale, place, "o", color=_COLORS[0])
         interval = "" if own.low is None else f"  [{signed(low)}, {signed(high)}]"

@@ -7,9 +7,10 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..viewer.sources import Source
 from .collecting import Collector
-from .comparing import TaskValues, compare_runs
-from .figures import RunFigures, RunReport
+from .comparing import compare_runs
+from .figures import RunReport
 from .links import VIEWER, Links
+from .scales import shared_edges
 
 
 def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
@@ -33,18 +34,20 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
         )
     sources = [Source(run) for run in runs]
     links = Links([str(run) for run in runs], viewer)
-    found = [_collected(*item, links, most) for item in enumerate(zip(sources, _names(sources), strict=True))]
+    collected = [_collected(run, source, links) for run, source in enumerate(sources)]
+    edges = shared_edges([one.quantities for one in collected])
+    named = zip(collected, sources, _names(sources), strict=True)
+    found = [(one.figures(source, name, most, edges), one.values) for one, source, name in named]
     (first, one), *others = found
     comparisons = tuple(compare_runs(first, one, second, other) for second, other in others)
     return RunReport(tuple(figures for figures, _ in found), comparisons, links.viewer_command)
 
 
-def _collected(index: int, item: tuple[Source, str], links: Links, most: int) -> tuple[RunFigures, TaskValues]:
-    source, name = item
-    collector = Collector(index, links)
+def _collected(run: int, source: Source, links: Links) -> Collector:
+    collector = Collector(run, links)
     for row, trajectory in source.episodes():
         collector.add(row, trajectory)
-    return collector.figures(source, name, most), collector.values
+    return collector
 
 
 def _names(sources: Sequence[Source]) -> list[str]:

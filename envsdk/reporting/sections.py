@@ -3,13 +3,14 @@
 All texts are as recorded, so whoever writes them escapes them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..diagnostics.costs import Cost
 from .blocks import Block, Cell, Command, Histogram, Intervals, Link, Section, Table
 from .comparing import FEW_TASKS
 from .figures import Difference, Distribution, EpisodeLink, MeanReward, RunComparison, RunFigures, RunReport
 from .labels import clipped, number, short_history, signed
+from .scales import HistogramScale, interval_scales
 
 _MAX_DAMAGED, _MAX_LISTED = 20, 3
 _MAX_ID = 80
@@ -18,9 +19,10 @@ _EMPTY = "–"
 
 def sections_of(report: RunReport) -> list[Section]:
     """Return the sections of a report, without those that would be empty."""
+    scales = interval_scales(report.comparisons)
     found = [
         ("Summary", _summary(report)),
-        *((f"{one.second} compared with {one.first}", _comparison(one)) for one in report.comparisons),
+        *((f"{one.second} compared with {one.first}", _comparison(one, scales)) for one in report.comparisons),
         ("Rewards", _rewards(report.runs)),
         ("Lengths", _lengths(report.runs)),
         ("How episodes ended", _endings(report.runs)),
@@ -110,7 +112,7 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
         yield f"the run is not complete.{planned}"
 
 
-def _comparison(comparison: RunComparison) -> Iterator[Block]:
+def _comparison(comparison: RunComparison, scales: Mapping[str, float]) -> Iterator[Block]:
     heads = ("quantity", "tasks", comparison.first, comparison.second, "difference", "95 % interval", "p")
     rows = [
         (
@@ -126,7 +128,7 @@ def _comparison(comparison: RunComparison) -> Iterator[Block]:
     ]
     if rows:
         yield Table(heads, tuple(rows), texts=2)
-        yield Intervals(f"{comparison.second} minus {comparison.first}", comparison.differences)
+        yield Intervals(f"{comparison.second} minus {comparison.first}", comparison.differences, scales)
         yield (
             f"The difference is {comparison.second} minus {comparison.first}. Intervals and p-values are of a "
             "bootstrap over tasks, each with the mean of its episodes. Paired: over the tasks that both runs have."
@@ -151,13 +153,20 @@ def _rewards(runs: Sequence[RunFigures]) -> Iterator[Block]:
         yield _by_run(runs, ("run", "reward", *_CELLS), rows, texts=2)
     if any(run.mean_reward and run.mean_reward.tasks != run.mean_reward.episodes for run in runs):
         yield "The means of this table are over episodes; those with intervals are over tasks."
-    for run in runs:
-        if run.reward is not None and run.reward.is_spread:
-            yield Histogram(_of(runs, run, "reward"), run.reward)
+    yield from _histograms(runs, "reward", [(run, run.reward) for run in runs if run.reward is not None])
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     if names:
         rows = [(name, *(_of_metric(run, name) for run in runs)) for name in names]
         yield Table(("metric, over all episodes", *_columns(runs, "sum")), tuple(rows))
+
+
+def _histograms(
+    runs: Sequence[RunFigures], title: str, found: Sequence[tuple[RunFigures, Distribution]]
+) -> Iterator[Block]:
+    """Yield the histogram of each run, on one scale; none if all values are the same."""
+    if found and (scale := HistogramScale.of(own for _, own in found)).low < scale.high:
+        for run, own in found:
+            yield Histogram(_of(runs, run, title), own, scale)
 
 
 def _of_metric(run: RunFigures, name: str) -> str:
@@ -177,9 +186,7 @@ def _lengths(runs: Sequence[RunFigures]) -> Iterator[Block]:
         rows = tuple((run.name, label, *_cells(own)) for run, label, own in found)
         yield _by_run(runs, ("run", "of an episode", *_CELLS), rows, texts=2)
     for chosen in ("steps", "sampled tokens"):
-        for run, label, own in found:
-            if label == chosen and own.is_spread:
-                yield Histogram(_of(runs, run, label), own)
+        yield from _histograms(runs, chosen, [(run, own) for run, label, own in found if label == chosen])
     for run in runs:
         if run.reply_errors:
             yield _of(
@@ -294,7 +301,7 @@ def _episodes(report: RunReport) -> Iterator[Block]:
         if run.reward is not None and not run.reward.is_spread and run.reward.count > 1:
             yield _of(runs, run, f"all scored episodes have the reward {number(run.reward.mean)}.")
         if ranked:
-            heads = ("run", "", "episode", "task", "ended", "command", "reward", "steps")
+            heads = ("run", "rank", "episode", "task", "ended", "command", "reward", "steps")
             yield _by_run(runs, heads, [_episode(run.name, *one) for one in ranked], texts=6)
     if report.viewer and any(run.best for run in runs):
         yield "The links lead to the page of this command:"

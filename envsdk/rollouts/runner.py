@@ -14,7 +14,7 @@ from ..episodes.environment import StepResult
 from ..episodes.handoff import HandoffResult
 from ..episodes.requests import EpisodeGenerator
 from ..errors import PolicyError
-from ..policies.find import check_policy, mark_untrainable, streams
+from ..policies.find import check_policy, check_takes_images, mark_untrainable, streams
 from ..policies.policy import request_of
 from ..trajectories.trajectory import Trajectory
 from .ahead import AheadSampler
@@ -100,6 +100,8 @@ class EpisodeRunner:
             check_policy(self._policy, info["role"], agent.context.renderer)
             self._checked.add(observation.context)
         request = request_of(observation, info, self._episode.id)
+        if "media" in request:
+            check_takes_images(self._policy, info["role"])
         ahead = driver_of(agent.env).ahead()
         listener = driver_of(agent.env).listener() if streams(self._policy, info["role"]) else None
         action = await self._ahead.sample(agent, agent.context.prompt(), request, ahead, listener)

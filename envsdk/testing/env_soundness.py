@@ -57,7 +57,7 @@ def _run_and_check(episodes: Episodes, policy: str, seed: int, history: object =
     check_sound(trajectory, seed)
     for index, (seen, replayed) in enumerate(zip(prompts, trajectory.prompts(), strict=True)):
         if not np.array_equal(seen, replayed.prompt):
-            raise Failure(f"the record of step {index} gives a different prompt than the policy saw", seed)
+            raise Failure(f"the record of step {index + 1} gives a different prompt than the policy saw", seed)
     return trajectory
 
 

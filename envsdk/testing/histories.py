@@ -239,8 +239,8 @@ def _expect_same(first: Sequence[_Step], second: Sequence[_Step], what: str) -> 
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             raise Failure(
-                f"{what} differ at step {index}: the first keeps {one.keep} tokens ({one.reason or 'no break'}), the "
-                f"second {other.keep} ({other.reason or 'no break'})"
+                f"{what} differ at step {index + 1}: the first keeps {one.keep} tokens ({one.reason or 'no break'}), "
+                f"the second {other.keep} ({other.reason or 'no break'})"
             )
     if len(first) != len(second):
         raise Failure(f"{what} have {len(first) - 1} and {len(second) - 1} replies")

@@ -151,7 +151,7 @@ def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], voc
             step = LoggedStep(**given) if isinstance(given, Mapping) else LoggedStep(*cast("tuple[Any, ...]", given))
             runs = _checked(step, vocab_size)
         except (ActionError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidRecord(f"step {index}: {error}") from error
+            raise InvalidRecord(f"step {index + 1}: {error}") from error
         for prompt, action, outcome in runs:
             match = prompts.add(prompt, action.tokens)
             matched.append(_MatchedStep(prompt[match.shared :].copy(), action, outcome, match))
@@ -263,7 +263,7 @@ class _Writer:
     def _begin(self, index: int, match: Match) -> Break:
         """Choose the context of a new chain, and return the break that begins it."""
         base = "" if match.nearest is None else self._names[match.nearest]
-        detail = f"step {index} of the log, which does not specify the reason"
+        detail = f"step {index + 1} of the log, which does not specify the reason"
         if base and self._last_use[match.nearest] == index:
             self._names.append(base)
             return Break("rewrite", UNDECLARED, base, base, match.shared, self._lengths[base] - match.shared, detail)

@@ -14,16 +14,9 @@ from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .rows import (
-    IGNORED,
-    advantages,
-    check_lengths,
-    check_max_length,
-    labels,
-    observation_weights,
-    padded,
-    temperatures,
-)
+from .places import Places
+from .plain_inputs import model_inputs as model_inputs
+from .rows import IGNORED, check_lengths, check_max_length, observation_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +33,6 @@ PadTo: TypeAlias = Literal["longest", "max_length"]
 Batch: TypeAlias = dict[str, Any]
 _OBSERVED = ("system", "developer", "user", "tool", "scaffold")
 """The labels of tokens that may be observed. Those of an assistant's text are what a policy samples."""
-_PADDING = {"temperature": 1.0, "labels": IGNORED, "step_ids": -1, "sample_ids": -1}  # the others are padded with 0
 
 
 def collate(
@@ -110,34 +102,31 @@ def collate(
     valid = _check(samples)
     if not truncate:
         check_lengths(valid, max_length)
-    rows = [_row(index, sample) for index, sample in enumerate(valid)]
+    lengths = [min(len(sample), max_length or len(sample)) for sample in valid]
+    places = Places(lengths, 0 if layout == "packed" else max(lengths) if pad_to == "longest" else max_length or 0)
+    batch = _columns(valid, places, pad_token_id)
     if observation_weight is not None:
         weights = _checked_weights(observation_weight)
-        for row, sample in zip(rows, valid, strict=True):
-            row["observation_weight"] = observation_weights(sample, weights)
+        own = [observation_weights(sample, weights) for sample in valid]
+        batch["observation_weight"] = places.array(own, np.float32)
     if importance is not None:
-        _add_importance(rows, importance)
-    rows = [{name: array[:max_length] for name, array in row.items()} for row in rows]
-    lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
-    width = 0 if layout == "packed" else int(lengths.max()) if pad_to == "longest" else max_length or 0
-    padding = {**_PADDING, "tokens": pad_token_id}
-    batch: Batch = {name: _laid_out([row[name] for row in rows], padding.get(name, 0), width) for name in rows[0]}
-    if width:
-        batch["attention_mask"] = np.arange(width) < lengths[:, None]
+        batch["importance_weight"] = places.array(_importance(valid, importance), np.float32)
+    if places.width:
+        batch["attention_mask"] = places.attention_mask
     if truncate:
         cut = [np.count_nonzero(sample.mask[length:]) for sample, length in zip(valid, lengths, strict=True)]
         batch["dropped_tokens"] = np.array(cut, dtype=np.int64)
-    batch["lengths"], batch["max_seqlen"] = lengths, int(lengths.max())
+    batch["lengths"], batch["max_seqlen"] = places.lengths, max(lengths)
     batch["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
     for name in ("reward", "loss_weight"):
         batch[name] = np.array([getattr(sample, name) for sample in valid], dtype=np.float32)
     if valid[0].stream_weights:
         batch["stream_weights"] = {
-            name: _laid_out([sample.stream_weights[name][:max_length] for sample in valid], 0, width)
+            name: places.array([sample.stream_weights[name] for sample in valid], np.float32)
             for name in valid[0].stream_weights
         }
     if extra:
-        batch["extra"] = {key: _extra(key, valid, max_length, width) for key in extra}
+        batch["extra"] = {key: _extra(key, valid, places) for key in extra}
     return batch if arrays == "numpy" else _tensors(batch)
 
 
@@ -175,41 +164,57 @@ def _check(samples: Iterable[Sample]) -> list[Sample]:
     return valid
 
 
-def _row(index: int, sample: Sample) -> "dict[str, NDArray[Any]]":
-    """Return the arrays of a sample that have one value for each token, each of shape (L,)."""
-    row: dict[str, NDArray[Any]] = {
-        "tokens": sample.tokens.astype(np.int64),
-        "labels": labels(sample),
-        "mask": sample.mask,
-        "step_ids": sample.step_ids.astype(np.int64),
-        "position_ids": np.arange(len(sample), dtype=np.int64),
-        "sample_ids": np.full(len(sample), index, dtype=np.int64),
-        "temperature": temperatures(sample),
+def _columns(samples: Sequence[Sample], places: Places, pad_token_id: int) -> Batch:
+    """Return the arrays that have one value for each token."""
+    tokens = places.array([sample.tokens for sample in samples], np.int64, pad_token_id)
+    mask = places.array([sample.mask for sample in samples], np.bool_)
+    batch: Batch = {
+        "tokens": tokens,
+        "labels": np.where(mask, tokens, IGNORED),
+        "mask": mask,
+        "step_ids": places.array([sample.step_ids for sample in samples], np.int64, -1),
+        "position_ids": places.position_ids,
+        "sample_ids": places.sample_ids,
+        "temperature": _temperatures(samples, places, mask),
     }
-    if sample.logprobs is not None:
-        row["logprobs"] = sample.logprobs
-    if sample.advantage is not None:
-        row["advantage"] = advantages(sample)
-    if sample.reference_logprobs is not None:
-        row["reference_logprobs"] = sample.reference_logprobs
-    return row
+    if samples[0].logprobs is not None:
+        batch["logprobs"] = places.array([cast("Any", sample.logprobs) for sample in samples], np.float32)
+    if samples[0].advantage is not None:
+        own = places.array([cast("Any", sample.advantage) for sample in samples], np.float32)
+        batch["advantage"] = np.where(mask, own, np.float32(0))
+    if samples[0].reference_logprobs is not None:
+        own = [cast("Any", sample.reference_logprobs) for sample in samples]
+        batch["reference_logprobs"] = places.array(own, np.float32)
+    return batch
 
 
-def _add_importance(rows: "Sequence[dict[str, NDArray[Any]]]", importance: ImportanceWeights) -> None:
-    if len(importance.weights) != len(rows):
+def _temperatures(samples: Sequence[Sample], places: Places, mask: "NDArray[np.bool_]") -> "NDArray[np.float32]":
+    """Return the temperature of each token: 1.0 where mask is False."""
+    counts = [len(sample.temperature) for sample in samples]
+    known = np.concatenate([sample.temperature for sample in samples])
+    if (known == known[0]).all():
+        return np.where(mask, known[0], np.float32(1))
+    firsts = np.cumsum(counts) - counts
+    parts = places.array([sample.part_ids + first for sample, first in zip(samples, firsts, strict=True)], np.int64)
+    return np.where(mask, known[parts], np.float32(1))
+
+
+def _importance(samples: Sequence[Sample], importance: ImportanceWeights) -> "list[NDArray[np.float32]]":
+    """Return the importance weights of the samples."""
+    if len(importance.weights) != len(samples):
         raise InvalidSample(
-            f"importance has the weights of {len(importance.weights)} samples, but there are {len(rows)} samples"
+            f"importance has the weights of {len(importance.weights)} samples, but there are {len(samples)} samples"
         )
-    for index, (row, weights) in enumerate(zip(rows, importance.weights, strict=True)):
-        if weights.shape != row["tokens"].shape:
+    for index, (sample, weights) in enumerate(zip(samples, importance.weights, strict=True)):
+        if weights.shape != sample.tokens.shape:
             raise InvalidSample(
-                f"importance.weights[{index}] has shape {weights.shape}; expected {row['tokens'].shape}: pass the "
+                f"importance.weights[{index}] has shape {weights.shape}; expected {sample.tokens.shape}: pass the "
                 "samples in the order in which importance_weights had them"
             )
-        row["importance_weight"] = weights
+    return list(importance.weights)
 
 
-def _extra(key: str, samples: Sequence[Sample], max_length: int | None, width: int) -> "NDArray[Any] | Batch":
+def _extra(key: str, samples: Sequence[Sample], places: Places) -> "NDArray[Any] | Batch":
     """Return the side data of the samples: an array, or the values and lengths of lists."""
     data: list[PerToken] = []
     for index, sample in enumerate(samples):
@@ -220,17 +225,12 @@ def _extra(key: str, samples: Sequence[Sample], max_length: int | None, width: i
                 f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
                 "for each token, of one kind, type and shape in all samples"
             )
-        data.append(own.take(slice(max_length)))
+        data.append(own.take(slice(int(places.lengths[index]))))
     first = data[0]
     if isinstance(first, Ragged):
-        lengths = _laid_out([cast("Ragged", own).lengths for own in data], 0, width)
+        lengths = places.array([cast("Ragged", own).lengths for own in data], np.int64)
         return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
-    return _laid_out([own.values for own in data], first.unknown, width)
-
-
-def _laid_out(rows: "Sequence[NDArray[Any]]", padding: float, width: int) -> "NDArray[Any]":
-    """Return a row for each sample, padded to a width; with width 0, all in one row without padding."""
-    return padded(rows, padding, width) if width else np.concatenate(rows)[None]
+    return places.array([own.values for own in data], first.values.dtype, first.unknown, first.values.shape[1:])
 
 
 def _tensors(batch: Batch) -> Batch:

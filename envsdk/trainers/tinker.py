@@ -327,7 +327,7 @@ def _check_unmasked(episode: Trajectory) -> None:
     masked = [index for index, step in enumerate(episode.steps) if step.masked]
     if masked:
         raise InvalidSample(
-            f"trajectory {episode.id!r} leaves sampled tokens of step {masked[0]} out of training (Turn(mask=) or "
+            f"trajectory {episode.id!r} leaves sampled tokens of step {masked[0] + 1} out of training (Turn(mask=) or "
             "Turn(train_dropped=False)), but the cookbook's trajectory_to_data trains every sampled token: sample with "
             "CompleterPolicy and train with to_datums instead"
         )

@@ -29,7 +29,8 @@ def check_break(break_: Any) -> None:
         raise InvalidRecord(f"is a {type(break_).__name__}: {break_!r:.80}; expected a Break")
     counts: tuple[Any, ...] = (break_.kept, break_.dropped)
     texts: tuple[Any, ...] = (break_.context, break_.base, break_.detail)
-    if not all(type(count) is int and count >= 0 for count in counts) or not all(isinstance(t, str) for t in texts):
+    wrong = [count for count in counts if type(count) is not int or count < 0]
+    if wrong or [text for text in texts if not isinstance(text, str)]:
         raise InvalidRecord(f"is {break_!r:.200}; expected counts of tokens, and names of contexts")
     if break_.reason not in _REASONS.get(break_.kind, ()) or (break_.kind == "rewrite") != (break_.dropped > 0):
         raise InvalidRecord(
@@ -50,7 +51,9 @@ def check_parts(index: int, step: Step, log: ContextLog) -> None:
         logprobs = log.logprobs[start : part.stop]
         unknown = np.isnan(logprobs)
         if unknown.any() and not unknown.all():
-            raise InvalidRecord(f"step {index} has log-probabilities for some tokens of an action but not for others")
+            raise InvalidRecord(
+                f"step {index + 1} has log-probabilities for some tokens of an action but not for others"
+            )
         for key, value in part.extra.items():
             data, count = per_token(value), part.stop - start
             if data is None:
@@ -58,15 +61,17 @@ def check_parts(index: int, step: Step, log: ContextLog) -> None:
             is_over_all = isinstance(data, Aligned) and data.over == "all"
             longest = step.keep + part.stop - step.start if is_over_all else count
             if not count <= len(data) <= longest:
-                raise InvalidRecord(f"step {index} has {len(data)} rows of {key!r} for {count} tokens")
+                raise InvalidRecord(f"step {index + 1} has {len(data)} rows of {key!r} for {count} tokens")
         start = part.stop
     bounds = [step.action_start, *(bound for masked in step.masked for bound in masked), step.stop]
     if bounds != sorted(bounds):
-        raise InvalidRecord(f"step {index} has the masked ranges {step.masked}; expected some of its sampled tokens")
+        raise InvalidRecord(
+            f"step {index + 1} has the masked ranges {step.masked}; expected some of its sampled tokens"
+        )
     if step.reply is not None and (step.reply >= len(log.messages) or log.messages[step.reply].role != "assistant"):
-        raise InvalidRecord(f"step {index} has the reply {step.reply}, which is not a message of the assistant")
+        raise InvalidRecord(f"step {index + 1} has the reply {step.reply}, which is not a message of the assistant")
     if (log.logprobs[step.start : step.action_start] != 0).any():
-        raise InvalidRecord(f"step {index} has log-probabilities on its observation; expected 0.0")
+        raise InvalidRecord(f"step {index + 1} has log-probabilities on its observation; expected 0.0")
 
 
 def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:

@@ -60,45 +60,87 @@ class Piece(NamedTuple):
 
 
 class Path:
-    """The tokens that a context holds, and the pieces of logs that they are. A path only truncates and appends."""
+    """The tokens that a context holds, as the pieces of logs that they are. A path only truncates and appends.
 
-    def __init__(self) -> None:
+    Args:
+        contexts: The logs of the contexts, by name.
+    """
+
+    def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
         self.pieces: list[Piece] = []
         self.starts: list[int] = []
         """The position of the first token of each piece."""
+        self._contexts = contexts
+        self._length = 0
         self._tokens = GrowableArray(np.int32)
+        self._gathered = 0  # how many of the pieces `_tokens` has: all, once the tokens are read
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._length
 
-    def append(self, piece: Piece, log: ContextLog) -> None:
+    def append(self, piece: Piece) -> None:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
-        self.starts.append(len(self))
-        self._tokens.append(log.tokens[piece.start : piece.stop])
+        self.starts.append(self._length)
+        self._length += piece.stop - piece.start
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
-        if keep == len(self):
+        if keep == self._length:
             return
         count = bisect_right(self.starts, keep - 1)
         del self.pieces[count:], self.starts[count:]
         if count:
             last = self.pieces[-1]
             self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
-        self._tokens.truncate(keep)
+        self._length = keep
+        self._tokens.truncate(min(keep, len(self._tokens)))
+        self._gathered = min(count, self._gathered)
 
     def branch(self, keep: int) -> "Path":
         """Return a path of its own that begins with the first `keep` tokens."""
-        other = Path()
+        other = Path(self._contexts)
         other.pieces, other.starts = list(self.pieces), list(self.starts)
+        other._length, other._gathered = self._length, self._gathered
         other._tokens.append(self._tokens.view)
         other.truncate(keep)
         return other
 
     def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
         """Return the tokens of the path up to position `stop`: int32, a copy."""
+        for context, start, end in merged(self.pieces[self._gathered :]):
+            self._tokens.append(self._contexts[context].tokens[start:end])
+        self._gathered = len(self.pieces)
         return self._tokens.copy(0, stop)
+
+
+class Range(NamedTuple):
+    """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
+
+    context: str
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return self.stop - self.start
+
+
+def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
+    """Return pieces as ranges, with those that follow each other in a log as one."""
+    found: list[Range] = []
+    context, first, last = "", 0, 0
+    for piece in pieces:
+        if piece.start == last and piece.context == context:
+            last = piece.stop
+        elif piece.start < piece.stop:
+            if first < last:
+                found.append(Range(context, first, last))
+            context, first, last = piece.context, piece.start, piece.stop
+    if first < last:
+        found.append(Range(context, first, last))
+    return found
 
 
 class Paths:
@@ -123,24 +165,25 @@ class Paths:
         elif step.base != step.context:
             self._paths[step.context] = self._paths[step.base].branch(step.keep)
         else:
-            self._paths[step.context] = Path()
+            self._paths[step.context] = Path(self._contexts)
         path = self._paths[step.context]
-        piece = Piece(step.context, step.start, step.action_start, index, OBSERVATION)
-        path.append(piece, self._contexts[step.context])
+        path.append(Piece(step.context, step.start, step.action_start, index, OBSERVATION))
         return path
 
     def act(self, replayed: ReplayedStep) -> None:
         """Apply a step's action: one piece for each of its parts."""
         step, start = replayed.step, replayed.step.action_start
+        path = self._paths[step.context]
         for number, part in enumerate(step.parts):
-            piece = Piece(step.context, start, part.stop, replayed.step_index, number)
-            self._paths[step.context].append(piece, self._contexts[step.context])
+            path.append(Piece(step.context, start, part.stop, replayed.step_index, number))
             start = part.stop
 
 
 def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
     """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
     found: list[PlacedImage] = []
+    if not any(log.media for log in contexts.values()):
+        return found
     for start, piece in zip(path.starts, path.pieces, strict=True):
         media = contexts[piece.context].media
         first = bisect_left(media, piece.start, key=attrgetter("start"))
@@ -166,7 +209,7 @@ def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterato
             is_new, length = step.context not in lengths, lengths.get(step.context, 0)
             _check_step(index, step, is_new, length, lengths.get(step.base, 0))
         except (TypeError, AttributeError) as error:
-            raise InvalidRecord(f"step {index} is damaged: {type(error).__name__}: {error}") from error
+            raise InvalidRecord(f"step {index + 1} is damaged: {type(error).__name__}: {error}") from error
         lengths[step.context] = step.keep + step.stop - step.start
         yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
 
@@ -248,15 +291,17 @@ def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping
     """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
     if step.context not in ends or step.base not in ends:
         name = step.base if step.context in ends else step.context
-        raise InvalidRecord(f"step {index} is in the context {name!r}, which is not in the record")
+        raise InvalidRecord(f"step {index + 1} is in the context {name!r}, which is not in the record")
     log = contexts[step.context]
-    stops = [step.start, step.action_start, *(part.stop for part in step.parts)]
+    stops = [step.start, step.action_start, *[part.stop for part in step.parts]]
     if {*map(type, (step.keep, *stops))} != {int}:  # a slice would take what an index refuses
-        raise InvalidRecord(f"step {index} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers")
+        raise InvalidRecord(
+            f"step {index + 1} keeps {step.keep!r} tokens and has the bounds {stops}; expected integers"
+        )
     if step.start != ends[step.context] or stops != sorted(stops) or stops[-1] > len(log.tokens):
         raise InvalidRecord(
-            f"step {index} points outside the log of its context {step.context!r}: it has the tokens {step.start} to "
-            f"{stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
+            f"step {index + 1} points outside the log of its context {step.context!r}: it has the tokens "
+            f"{step.start} to {stops[-1]}; expected them from {ends[step.context]} on, of {len(log.tokens)}"
         )
     if len(log.tokens) != len(log.logprobs):
         raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
@@ -267,15 +312,15 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
     drops = step.base == step.context and step.keep < length
     if drops and (step.break_ is None or step.break_.kind != "rewrite"):
         raise UndeclaredBreak(
-            f"step {index} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares it. A "
-            "history policy declares what it drops; if you changed the record, record a Break with it"
+            f"step {index + 1} keeps {step.keep} of the {length} tokens of {step.context!r}, and no break declares "
+            "it. A history policy declares what it drops; if you changed the record, record a Break with it"
         )
     if step.base != step.context and not is_new:
-        raise InvalidRecord(f"step {index} starts {step.context!r} from {step.base!r}, but it has begun before")
+        raise InvalidRecord(f"step {index + 1} starts {step.context!r} from {step.base!r}, but it has begun before")
     if not 0 <= step.keep <= base_length:
-        raise InvalidRecord(f"step {index} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
+        raise InvalidRecord(f"step {index + 1} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
     if step.extends != (not is_new and step.break_ is None):
-        raise InvalidRecord(f"step {index} says extends={step.extends}, with the break {step.break_}")
+        raise InvalidRecord(f"step {index + 1} says extends={step.extends}, with the break {step.break_}")
     if step.break_ is not None:
         _check_break(index, step, step.break_, length if drops else step.keep)
 
@@ -286,5 +331,5 @@ def _check_break(index: int, step: Step, break_: Break, length: int) -> None:
     expected = (kind, step.context, step.base, step.keep, length - step.keep)
     found = (break_.kind, break_.context, break_.base, break_.kept, break_.dropped)
     if found != expected:
-        raise InvalidRecord(f"step {index} has the break {found}; expected {expected}, which is what it does")
+        raise InvalidRecord(f"step {index + 1} has the break {found}; expected {expected}, which is what it does")
     check_break(break_)

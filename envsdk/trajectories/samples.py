@@ -186,7 +186,8 @@ class Sample(Stored):
         if self.mask[0]:
             raise InvalidSample("mask[0] is True, but nothing comes before that token to predict it")
         vocab_size = self._vocab_size()
-        self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
+        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+            self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
         self._check_ids()
         self._check_logprobs("logprobs", self.logprobs)
         self._check_logprobs("reference_logprobs", self.reference_logprobs)
@@ -201,10 +202,12 @@ class Sample(Stored):
         return self
 
     def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
-        if logprobs is not None:
+        if logprobs is None:
+            return
+        if not (logprobs.min() > -np.inf and logprobs.max() <= 0):  # also if one is NaN
             self._refuse(name, self.mask & np.isnan(logprobs), "is missing (NaN), but mask is True")
             self._refuse(name, ~(logprobs <= 0) | np.isinf(logprobs), "is not a log-probability")
-            self._refuse(name, ~self.mask & (logprobs != 0), "is not 0.0, but mask is False")
+        self._refuse(name, (logprobs != 0) > self.mask, "is not 0.0, but mask is False")
 
     def _check_streams(self) -> None:
         for name, weights in self.stream_weights.items():
@@ -236,9 +239,11 @@ class Sample(Stored):
             ("part_ids", len(self.temperature), "temperature"),
         ):
             ids: NDArray[np.int32] = getattr(self, name)
-            self._refuse(name, self.mask & (ids < 0), f"is not a {name[:4]}, but mask is True")
-            self._refuse(name, ids < -1, f"is below -1, which means no {name[:4]}")
-            self._refuse(name, ids >= count, f"has no entry in {of}")
+            self._refuse(name, self.mask > (ids >= 0), f"is not a {name[:4]}, but mask is True")
+            if ids.min() < -1:
+                self._refuse(name, ids < -1, f"is below -1, which means no {name[:4]}")
+            if ids.max() >= count:
+                self._refuse(name, ids >= count, f"has no entry in {of}")
         self._refuse("part_ids", (self.part_ids < 0) != (self.step_ids < 0), "does not fit step_ids: one of them is -1")
 
     def _check_scalars(self) -> None:

@@ -1,6 +1,6 @@
 """The segments of a trajectory in which a token is trained: what its samples are made of."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -137,42 +137,40 @@ def _close(
     contexts: Mapping[str, ContextLog],
     is_trained: Callable[[Step], bool],
 ) -> Segment | None:
-    """Gather the arrays of a segment; None if no token is trained in it."""
-    own = {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
-    trained = {replayed.step_index for replayed in opened.steps if is_trained(replayed.step)}
+    """Write the arrays of a segment; None if no token is trained in it."""
+    log, numbers = contexts[name], {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
     first = len(path.pieces)
-    while first and path.pieces[first - 1].step in own:  # what was kept of earlier segments comes before
+    while first and path.pieces[first - 1].step in numbers:  # what was kept of earlier segments comes before
         first -= 1
-    pieces, kept = path.pieces[first:], path.starts[first]
-    sampled = np.array([piece.part != OBSERVATION for piece in pieces])
-    lengths = np.array([piece.stop - piece.start for piece in pieces])
-    masked = np.repeat(sampled & [piece.step in trained for piece in pieces], lengths)
-    _leave_out(masked, pieces, lengths, {replayed.step_index: replayed.step for replayed in opened.steps})
-    if not masked.any():
+    sampled = [
+        (position, piece)
+        for position, piece in zip(path.starts[first:], path.pieces[first:], strict=True)
+        if piece.part != OBSERVATION
+    ]
+    trained = list(_trained_runs(sampled, opened.steps, numbers, is_trained))
+    if not trained:
         return None
-    length = kept + int(masked.nonzero()[0][-1]) + 1  # no token after the last trained one is needed
-    steps = np.where(sampled, [own[piece.step] for piece in pieces], _NONE)
-    parts = np.where(sampled, np.cumsum(sampled) - 1, _NONE)
-    known = [contexts[piece.context].logprobs[piece.start : piece.stop] for piece in pieces]
-    positions = kept + np.cumsum(lengths) - lengths
-
-    def after_kept(values: "NDArray[Any]", value: object, dtype: type[np.generic]) -> "NDArray[Any]":
-        """Return an array that has one value on all kept tokens, and these on the segment's own."""
-        array = np.full(length, value, dtype=dtype)
-        array[kept:] = values[: length - kept]
-        return array
-
+    position, start, stop = trained[-1]
+    length = position + stop - start  # no token after the last trained one is needed
+    step_ids, part_ids = np.full(length, _NONE, np.int32), np.full(length, _NONE, np.int32)
+    for number, (position, piece) in enumerate(sampled):
+        own = slice(position, position + piece.stop - piece.start)
+        step_ids[own], part_ids[own] = numbers[piece.step], number
+    mask, logprobs = np.zeros(length, np.bool_), np.zeros(length, np.float32)
+    for position, start, stop in trained:
+        own = slice(position, position + stop - start)
+        mask[own], logprobs[own] = True, log.logprobs[start:stop]
     return Segment(
         context=name,
         steps=opened.steps,
         breaks=list(opened.breaks),
         tokens=path.tokens(length),
-        mask=after_kept(masked, False, np.bool_),
-        logprobs=after_kept(np.where(masked, np.concatenate(known), 0.0), 0.0, np.float32),
-        step_ids=after_kept(np.repeat(steps, lengths), _NONE, np.int32),
-        part_ids=after_kept(np.repeat(parts, lengths), _NONE, np.int32),
+        mask=mask,
+        logprobs=logprobs,
+        step_ids=step_ids,
+        part_ids=part_ids,
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
-        spans=list(zip(positions[sampled].tolist(), lengths[sampled].tolist(), strict=True)),
+        spans=[(position, piece.stop - piece.start) for position, piece in sampled],
         pieces=list(path.pieces),
         roles=_roles(path, contexts, length),
         media=[placed for placed in placed_images(path, contexts) if placed.stop <= length],
@@ -180,14 +178,26 @@ def _close(
     )
 
 
-def _leave_out(
-    mask: "NDArray[np.bool_]", pieces: Sequence[Piece], lengths: "NDArray[np.int64]", steps: Mapping[int, Step]
-) -> None:
-    """Set False in a mask of pieces what their steps leave out of training."""
-    for piece, end in zip(pieces, np.cumsum(lengths).tolist(), strict=True):
-        for start, stop in steps[piece.step].masked:
-            shift = end - piece.stop
-            mask[max(start, piece.start) + shift : max(min(stop, piece.stop), piece.start) + shift] = False
+def _trained_runs(
+    sampled: Iterable[tuple[int, Piece]],
+    steps: Sequence[ReplayedStep],
+    numbers: Mapping[int, int],
+    is_trained: Callable[[Step], bool],
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the position of each run of trained tokens, and its bounds in the log.
+
+    Args:
+        sampled: The sampled pieces of a segment, each with the position of its first token.
+        steps: The steps of the segment.
+        numbers: The index in `steps` of each step, by its index in the trajectory.
+        is_trained: Whether the reply of a step is trained.
+    """
+    trained = [is_trained(replayed.step) for replayed in steps]
+    for position, piece in sampled:
+        number = numbers[piece.step]
+        for start, stop, is_masked in steps[number].step.runs(piece.start, piece.stop) if trained[number] else ():
+            if not is_masked:
+                yield position + start - piece.start, start, stop
 
 
 def trained_steps(

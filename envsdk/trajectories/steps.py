@@ -109,6 +109,8 @@ class Step(Stored):
 
     def runs(self, start: int, stop: int) -> list[tuple[int, int, bool]]:
         """Return a range of its sampled tokens as runs: the bounds of each, and whether it is masked."""
+        if not self.masked:
+            return [(start, stop, False)] if start < stop else []
         bounds = [start, *(min(max(bound, start), stop) for masked in self.masked for bound in masked), stop]
         pairs = enumerate(pairwise(bounds))
         return [(first, last, bool(index % 2)) for index, (first, last) in pairs if first < last]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -273,13 +273,15 @@ class Trajectory(Stored):
         found = segments(self.steps, self.contexts, is_trained)
         weights = loss_weights([int(np.count_nonzero(segment.mask)) for segment in found])
         counts, seen = Counter(segment.context for segment in found), Counter[str]()
+        scores = {name: _Score(self.reward_of(name), self.is_scored(name)) for name in counts}
         samples: list[Sample] = []
         for segment, weight in zip(found, weights, strict=True):
-            samples.append(self._sample(segment, seen[segment.context], counts[segment.context], weight))
-            seen[segment.context] += 1
+            name = segment.context
+            samples.append(self._sample(segment, seen[name], counts[name], weight, scores[name]))
+            seen[name] += 1
         return samples
 
-    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float) -> Sample:
+    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_Score") -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
         log, mask = self.contexts[segment.context], segment.mask
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
@@ -288,7 +290,7 @@ class Trajectory(Stored):
             mask=mask,
             logprobs=None if np.isnan(segment.logprobs[mask]).all() else segment.logprobs,
             step_ids=segment.step_ids,
-            reward=self.reward_of(segment.context),
+            reward=score.reward,
             step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
             temperature=np.array([part.temperature for part in segment.parts], dtype=np.float32),
             policy_version=np.array(versions, dtype=np.int32),
@@ -313,7 +315,7 @@ class Trajectory(Stored):
                 "tokenizer": log.tokenizer or self.tokenizer,
                 "vocab_size": log.vocab_size or self.vocab_size,
                 "steps": [replayed.step_index for replayed in segment.steps],
-                "is_scored": self.is_scored(segment.context),
+                "is_scored": score.is_scored,
             },
         )
 
@@ -367,6 +369,13 @@ class Trajectory(Stored):
             for image in (*(placed.image for placed in log.media), *(i for m in log.messages for i in m.images)):
                 image.find_in(media, images)
         return trajectory
+
+
+class _Score(NamedTuple):
+    """What the samples of a context are scored with."""
+
+    reward: float
+    is_scored: bool
 
 
 def _check_end(trajectory: Trajectory) -> None:

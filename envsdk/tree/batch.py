@@ -10,6 +10,8 @@ import numpy as np
 from ..cards import card, mask_bar, shortened
 from ..contexts.side_data import Aligned, PerToken, placed
 from ..errors import InvalidSample, TreeTooLarge, unknown_name
+from ..images import PlacedImage
+from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
 from ..trajectories.segments import LossRule
 from ..trajectories.trajectory import Trajectory
@@ -58,6 +60,8 @@ class TreeBatch:
         stream_weights: `Sample.stream_weights` by the name of the stream, 0.0 where mask is False: float32, shape (N,).
         extra: The side data that `tree_batch(extra=)` requested, by key: `Aligned` or `Ragged` with N rows. What
             belongs to sampled tokens is known where mask is True.
+        media: The images in the tokens, in order, each with the range of its placeholder tokens. Branches share an
+            image like other tokens; two images with equally many placeholders are different tokens.
         enter: The index of each token, which is the time at which it enters the tree: int32, shape (N,).
         trained: The indices of the M trained tokens: int32, shape (M,).
         predecessors: For each trained token, the index of the token whose logits predict it: int32, shape (M,).
@@ -80,6 +84,7 @@ class TreeBatch:
     samples: list[TreeSample]
     stream_weights: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict[str, "NDArray[np.float32]"])
     extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
+    media: list[PlacedImage] = field(default_factory=list[PlacedImage])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -258,6 +263,7 @@ class TreeBatch:
             samples=self.samples,
             stream_weights={name: weights[indices] for name, weights in self.stream_weights.items()},
             extra={key: data.take(indices) for key, data in self.extra.items()},
+            media=_selected(self.media, indices),
         )
 
     def dense_mask(
@@ -296,7 +302,12 @@ class TreeBatch:
         return block_mask(self, sliding_window, device=device)
 
     def model_inputs(
-        self, model: Any, *, attention: Attention | None = None, max_dense_tokens: int = MAX_DENSE_TOKENS
+        self,
+        model: Any,
+        *,
+        attention: Attention | None = None,
+        max_dense_tokens: int = MAX_DENSE_TOKENS,
+        vision: Vision | None = None,
     ) -> dict[str, Any]:
         """Return the arguments of a transformers model: `logits = model(**tree.model_inputs(model)).logits[0]`.
 
@@ -308,21 +319,26 @@ class TreeBatch:
                 `attn_implementation="flex_attention"`. `"dense"`: additive masks of N * N values in the model's dtype.
                 By default `"flex"` for such a model, else `"runs"`.
             max_dense_tokens: The largest tree, in tokens, for which a dense mask is made.
+            vision: The image processor for a tree with images: `renderer.vision`, of the renderer that wrote them. By
+                default, the processor in the folder that the model was loaded from.
 
         Returns:
-            `input_ids` and `position_ids`, both int64 of shape (1, N); `attention_mask`, of shape (1, 1, N, N) if it is
+            `input_ids` and `position_ids`, both int64 of shape (1, N), `position_ids` of shape (3, 1, N) if there are
+            images (mRoPE: time, height and width, along each branch), with the arrays of the images, each of `media`
+            once (`pixel_values`, `image_grid_thw`); `attention_mask`, of shape (1, 1, N, N) if it is
             dense, or a dict of masks with one for each kind of layer; `use_cache`, which is False; with `"runs"`
             `tree_runs`. The log-probability of the token at `trained[i]` is
             `logits[predecessors[i]].log_softmax(-1)[tokens[trained[i]]]`.
 
         Raises:
-            TreeUnsupported: If the tree would not be exact for the model, see `check_model`; or if the model's own
-                attention does not take such masks.
+            TreeUnsupported: If the tree would not be exact for the model, see `check_model`; if it has images, and the
+                model is not one of Qwen's; or if the model's own attention does not take such masks.
+            ConfigError: If the image processor is missing, or makes other tokens of an image.
             TreeTooLarge: If the model needs a dense mask and the tree is too large for one.
             UnknownName: If there is no such attention.
             MissingPackage: If torch is not installed.
         """
-        return model_inputs(self, model, attention=attention, max_dense_tokens=max_dense_tokens)
+        return model_inputs(self, model, attention=attention, max_dense_tokens=max_dense_tokens, vision=vision)
 
 
 def tree_batch(
@@ -370,6 +386,16 @@ def tree_batch(
         for trajectory in cast("list[Trajectory]", sources):
             builder.add_trajectory(trajectory, loss, include_failed=include_failed)
     return _prune(builder)
+
+
+def _selected(media: Sequence[PlacedImage], indices: "NDArray[np.int64]") -> list[PlacedImage]:
+    """Return the images at the tokens that are selected, with their new places."""
+    starts = np.searchsorted(indices, [placed.start for placed in media])
+    return [
+        placed.moved(start - placed.start)
+        for placed, start in zip(media, starts.tolist(), strict=True)
+        if start < len(indices) and indices[start] == placed.start
+    ]
 
 
 def _as_list(source: Any) -> "list[Trajectory] | list[Sample]":

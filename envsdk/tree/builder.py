@@ -12,6 +12,8 @@ import numpy as np
 
 from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import InvalidSample
+from ..images import Image, PlacedImage
+from ..rendering.model_images import within
 from ..trajectories.replay import replay
 from ..trajectories.samples import Sample, loss_weights
 from ..trajectories.segments import LossRule, trained_steps
@@ -33,6 +35,9 @@ TRAINED_COLUMNS: dict[str, tuple[Any, Any]] = {
     "advantage": (np.float32, 0.0),
     "reference_logprobs": (np.float32, 0.0),
 }
+
+
+_FIRST_IMAGE = -2  # no token id, and not NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class TreeBuilder:
         self._tree = PrefixTree(merges=merges)
         self._rows: dict[str, list[tuple[NDArray[np.int64], PerToken]]] = {key: [] for key in extra}
         self._trained: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
+        self._images: dict[int, tuple[Image, NDArray[np.int32]]] = {}  # by the number of their first placeholder
+        self._image_keys: dict[str, int] = {}  # what takes the place of an image's placeholders in the tree, by hash
         self._tokenizers: dict[str, str] = {}  # each fingerprint, with the first place that used it
 
     def add_trajectory(self, trajectory: Trajectory, loss: LossRule = "all", *, include_failed: bool = False) -> None:
@@ -120,8 +127,10 @@ class TreeBuilder:
                 current[name] = _Segment(name)
                 segments.append(current[name])
             last = tree.ancestor(ends.get(step.base, NO_TOKEN), step.keep)
-            observed = trajectory.contexts[name].tokens[step.start : step.action_start]
-            last = _end(tree.add(observed, last, is_trained=False), last)
+            log = trajectory.contexts[name]
+            observed = log.tokens[step.start : step.action_start]
+            media = [image.moved(-step.start) for image in within(log.media, step.start, step.action_start)]
+            last = _end(self._add(observed, media, last, is_trained=False), last)
             ends[name] = self._add_action(trajectory, step, last, current[name], is_trained(step))
         self._add_segments(trajectory, [segment for segment in segments if segment.trained])
 
@@ -232,9 +241,35 @@ class TreeBuilder:
         changes = np.flatnonzero(sample.mask[1:] != sample.mask[:-1]) + 1
         last, pieces = NO_TOKEN, list["NDArray[np.int64]"]()
         for piece in np.split(np.arange(len(sample)), changes):
-            pieces.append(self._tree.add(sample.tokens[piece], last, is_trained=bool(sample.mask[piece[0]])))
+            start, stop = int(piece[0]), int(piece[-1]) + 1
+            media = [image.moved(-start) for image in within(sample.media, start, stop)]
+            pieces.append(self._add(sample.tokens[piece], media, last, is_trained=bool(sample.mask[start])))
             last = _end(pieces[-1], last)
         return np.concatenate(pieces)
+
+    def _add(
+        self, tokens: "NDArray[np.int32]", media: Sequence[PlacedImage], last: int, *, is_trained: bool
+    ) -> "NDArray[np.int64]":
+        """Add tokens with their images; see `PrefixTree.add`. Placeholders are equal only if their images are."""
+        if not media:
+            return self._tree.add(tokens, last, is_trained=is_trained)
+        keys = tokens.copy()
+        for image, start, stop in media:
+            keys[start:stop] = self._image_keys.setdefault(image.sha256, _FIRST_IMAGE - len(self._image_keys))
+        numbers = self._tree.add(keys, last, is_trained=is_trained)
+        for image, start, stop in media:
+            self._images[int(numbers[start])] = image, tokens[start:stop]
+        return numbers
+
+    def _placeholders(self, order: "NDArray[np.int64]") -> "tuple[NDArray[np.int32], list[PlacedImage]]":
+        """Return the tokens in the order of a tree's layout, with placeholders again, and the images in them."""
+        tokens, media = self._tree.tokens.view[order], list[PlacedImage]()
+        index = np.argsort(order) if self._images else order
+        for number, (image, placeholders) in self._images.items():
+            start = int(index[number])
+            tokens[start : start + len(placeholders)] = placeholders
+            media.append(PlacedImage(image, start, start + len(placeholders)))
+        return tokens, sorted(media, key=lambda each: each.start)
 
     def _add_sampled_rows(self, part: Part, tokens: "NDArray[np.int64]", first: int) -> None:
         """Add the side data of trained tokens, which begin with number `first` of their part."""
@@ -320,10 +355,12 @@ class TreeBuilder:
             )
         for name in ("advantage", "reference_logprobs"):
             columns[name] = columns[name] if self._has.get(name) else None
+        tokens, media = self._placeholders(layout.order)
         return {
             "stream_weights": self._stream_weights(layout.order),
             "extra": self._extra(layout.order),
-            "tokens": self._tree.tokens.view[layout.order],
+            "tokens": tokens,
+            "media": media,
             "position_ids": layout.position_ids,
             "parent": layout.parent,
             "exit": layout.exit,

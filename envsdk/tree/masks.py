@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_a
 import numpy as np
 
 from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, unknown_name
+from ..images import PlacedImage
 from ..packages import load
+from ..rendering.vision import Vision
+from .images import image_inputs
 from .run_attention import RUNS, TreeRuns, install, own_attention, placeholder, text_config
 from .runs import Runs
 
@@ -51,6 +54,7 @@ class Tree(Protocol):
     parent: "NDArray[np.int32]"
     position_ids: "NDArray[np.int32]"
     exit: "NDArray[np.int32]"
+    media: list[PlacedImage]
 
 
 def dense_mask(
@@ -142,7 +146,9 @@ def _torch() -> Any:
     return load("torch", "masks as torch tensors need", "pip install torch")
 
 
-def model_inputs(tree: Tree, model: Any, *, attention: Attention | None, max_dense_tokens: int) -> dict[str, Any]:
+def model_inputs(
+    tree: Tree, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
+) -> dict[str, Any]:
     """See `TreeBatch.model_inputs`."""
     if attention is not None and attention not in get_args(Attention):
         raise unknown_name("attention", attention, get_args(Attention))
@@ -157,6 +163,7 @@ def model_inputs(tree: Tree, model: Any, *, attention: Attention | None, max_den
         "input_ids": torch.as_tensor(tree.tokens, device=device).long()[None],
         "position_ids": torch.as_tensor(tree.position_ids, device=device).long()[None],
         "use_cache": False,
+        **image_inputs(tree, model, vision),
     }
     if chosen == "runs":
         install(model)

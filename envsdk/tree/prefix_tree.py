@@ -225,7 +225,9 @@ def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:
     """Return the length of the common prefix of two token sequences."""
     length = min(len(first), len(second))
     for start, stop in ((0, min(length, _FIRST_CHUNK)), (_FIRST_CHUNK, length)):
-        differs = first[start:stop] != second[start:stop]
-        if differs.any():
-            return start + int(np.argmax(differs))
+        if start < stop:
+            differs = first[start:stop] != second[start:stop]
+            at = int(differs.argmax())  # the first difference, or 0 if there is none
+            if differs[at]:
+                return start + at
     return length

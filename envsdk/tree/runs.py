@@ -66,6 +66,14 @@ class Runs:
         parents = np.where(above < 0, -1, run_of[above])
         return cls(np.diff(np.append(starts, count)).tolist(), parents.tolist())
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest branch."""
+        lengths: list[int] = []
+        for parent, size in zip(self.parents, self.sizes, strict=True):
+            lengths.append(size if parent < 0 else lengths[parent] + size)
+        return max(lengths, default=0)
+
     def paths(self) -> Iterator[list[int]]:
         """Yield for each run the runs that it sees, from its root to itself."""
         path: list[int] = []

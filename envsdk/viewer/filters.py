@@ -1,4 +1,4 @@
-"""The filter language of lists of episodes: `reward<0.5 break:summary role:researcher -status:error word`.
+"""The filter language of lists of episodes: `reward<0.5 break:summary -status:error text:"refund policy" word`.
 
     filter     = term*                        all terms hold
     term       = ["-"] (comparison | match | word)      "-" negates
@@ -7,17 +7,19 @@
     word       = text that occurs in the id, the task, the group, the environment, or what failed
     value      = characters except space and comma, or "quoted text"
 
-Upper and lower case are the same. The page of the viewer has the same language in TypeScript; the cases of
-`tests/viewer/filter_cases.json` hold for both.
+The field `text` is matched with the contents of an episode: `Source.search` reads them, but only of the episodes for
+which all other terms hold. Upper and lower case are the same. The page of the viewer has the same language in
+TypeScript; the cases of `tests/viewer/filter_cases.json` hold for both.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from ..errors import InvalidFilter
+from ..errors import ConfigError, InvalidFilter
+from .contents import Contents
 from .rows import EpisodeRow
 
 _Number: TypeAlias = Callable[[EpisodeRow], float | int | None]
@@ -54,6 +56,8 @@ TEXTS: Mapping[str, _Texts] = {
     "error": lambda row: [row.error or "", row.damage],
 }
 """The fields that match a part of a text."""
+CONTENTS = "text"
+"""The field that matches a part of the contents."""
 _GROUPS: Mapping[str, Callable[[EpisodeRow], Mapping[str, float | int]]] = {
     "reward": lambda row: row.rewards,
     "metric": lambda row: row.metrics,
@@ -74,6 +78,19 @@ _VALUE = re.compile(r'"([^"]*)"|([^,"]+)')
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
+class TextTerm(NamedTuple):
+    """A term about the contents of an episode."""
+
+    values: tuple[str, ...]
+    """The texts, as `str.casefold` returns them: one of them has to occur."""
+    is_negated: bool
+    """Whether none of them may occur."""
+
+    def matches(self, contents: Contents) -> bool:
+        """Return whether the term holds."""
+        return any(map(contents.has, self.values)) != self.is_negated
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A filter of rows; make one with `parse_filter`.
@@ -81,14 +98,33 @@ class Filter:
     Attributes:
         text: What it was read from.
         terms: Functions that return whether a term holds for a row.
+        texts: The terms about the contents of an episode, which a row does not have.
     """
 
     text: str
     terms: tuple[Callable[[EpisodeRow], bool], ...]
+    texts: tuple[TextTerm, ...] = ()
 
-    def matches(self, row: EpisodeRow) -> bool:
-        """Return whether all terms hold for a row."""
-        return all(term(row) for term in self.terms)
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The texts that are to occur in the contents, as `str.casefold` returns them."""
+        return tuple(dict.fromkeys(value for term in self.texts if not term.is_negated for value in term.values))
+
+    def matches(self, row: EpisodeRow, contents: Contents | None = None) -> bool:
+        """Return whether all terms hold for an episode.
+
+        Args:
+            row: Its row.
+            contents: Its line; needed if the filter has `texts`.
+
+        Raises:
+            ConfigError: If it is needed and not given.
+        """
+        if not all(term(row) for term in self.terms):
+            return False
+        if self.texts and contents is None:
+            raise ConfigError(f"the filter {self.text!r} is about contents, which a row does not have: Source.search")
+        return contents is None or all(term.matches(contents) for term in self.texts)
 
 
 def parse_filter(text: str) -> Filter:
@@ -98,15 +134,19 @@ def parse_filter(text: str) -> Filter:
         InvalidFilter: If a field is unknown, a number or a value is missing, or a quote is not closed; the message
             names the position and what is known.
     """
-    return Filter(text, tuple(_term(found[0], found.start()) for found in _TERM.finditer(text)))
+    terms = [_term(found[0], found.start()) for found in _TERM.finditer(text)]
+    texts = tuple(term for term in terms if isinstance(term, TextTerm))
+    return Filter(text, tuple(term for term in terms if not isinstance(term, TextTerm)), texts)
 
 
-def _term(text: str, position: int) -> Callable[[EpisodeRow], bool]:
+def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
     if text.count('"') % 2:
         raise InvalidFilter(f"{text} has a quote that is not closed", position, len(text))
     is_negated = text.startswith("-") and len(text) > 1
     body = text[1:] if is_negated else text
     try:
+        if (match := _MATCH.fullmatch(body)) is not None and match[1].lower() == CONTENTS:
+            return TextTerm(tuple(_values(CONTENTS, match[2])), is_negated)
         holds = _positive(body)
     except ValueError as error:
         raise InvalidFilter(str(error), position, len(text)) from None
@@ -123,8 +163,8 @@ def _positive(body: str) -> Callable[[EpisodeRow], bool]:
         return _comparison(comparison[1], comparison[2], comparison[3])
     if (match := _MATCH.fullmatch(body)) is not None:
         return _match(match[1].lower(), match[2])
-    word = body.replace('"', "").lower()
-    return lambda row: any(word in text.lower() for text in _searched(row))
+    word = body.replace('"', "").casefold()
+    return lambda row: any(word in text.casefold() for text in _searched(row))
 
 
 def _searched(row: EpisodeRow) -> tuple[str, ...]:
@@ -151,7 +191,8 @@ def _number_of(field: str) -> _Number:
         return lambda row: values(row).get(name, 0 if group.lower() == "break" else None)
     if not dot and field.lower() in NUMBERS:
         return NUMBERS[field.lower()]
-    kind = "is matched with a text, such as " + f"{field}:..." if field.lower() in {*NAMES, *TEXTS} else "is unknown"
+    is_text = field.lower() in {*NAMES, *TEXTS, CONTENTS}
+    kind = f"is matched with a text, such as {field}:..." if is_text else "is unknown"
     raise ValueError(f"{field!r} {kind}; numbers are {', '.join(NUMBERS)}, reward.NAME, metric.NAME, break.REASON")
 
 
@@ -159,10 +200,15 @@ def _match(field: str, given: str) -> Callable[[EpisodeRow], bool]:
     texts = NAMES.get(field) or TEXTS.get(field)
     if texts is None:
         kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
-        raise ValueError(f"{field!r} {kind}; texts are {', '.join([*NAMES, *TEXTS])}")
-    values = [(quoted or plain).lower() for quoted, plain in _VALUE.findall(given)]
-    if not values:
-        raise ValueError(f"{field}: needs a text, such as {field}:word")
+        raise ValueError(f"{field!r} {kind}; texts are {', '.join([*NAMES, *TEXTS, CONTENTS])}")
+    values = _values(field, given)
     if field in NAMES:
-        return lambda row: any(text.lower() in values for text in texts(row))
-    return lambda row: any(value in text.lower() for text in texts(row) for value in values)
+        return lambda row: any(text.casefold() in values for text in texts(row))
+    return lambda row: any(value in text.casefold() for text in texts(row) for value in values)
+
+
+def _values(field: str, given: str) -> list[str]:
+    values = [(quoted or plain).casefold() for quoted, plain in _VALUE.findall(given)]
+    if not values or (field == CONTENTS and not all(values)):
+        raise ValueError(f"{field}: needs a text, such as {field}:word")
+    return values

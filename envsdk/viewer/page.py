@@ -59,7 +59,7 @@ def _contents(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]
     yield "runs", {**resources.runs(), "follow": False}
     for run, source in enumerate(resources.sources):
         source.refresh()
-        rows = [row for row in source.rows if chosen.matches(row)]
+        rows = [row for row, match in source.search(chosen) if match is not None]
         answer = {"generation": 0, "start": 0, "rows": rows, "more": False, "unread_bytes": source.unread_bytes}
         yield f"rows/{run}", {**answer, "is_complete": source.info.is_complete}
         for row in rows:

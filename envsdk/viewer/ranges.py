@@ -10,22 +10,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import InvalidRecord
-from ..trajectories.replay import Paths, Piece, ReplayedStep, replay
+from ..trajectories.replay import Paths, Piece, Range, ReplayedStep, merged, replay
 from ..trajectories.segments import Segment, segments, trained_steps
 from ..trajectories.trajectory import Trajectory
-
-
-class Range(NamedTuple):
-    """Consecutive tokens of the log of a context."""
-
-    context: str
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        """The number of tokens."""
-        return self.stop - self.start
 
 
 class StepRanges(NamedTuple):
@@ -75,18 +62,9 @@ def prompt_of(trajectory: Trajectory, step: int) -> list[Range]:
     """
     found = next((ranges.prompt for ranges in step_ranges(trajectory) if ranges.step.step_index == step), None)
     if found is None:
-        raise InvalidRecord(f"{trajectory.id!r} has no step {step}; expected 0 to {len(trajectory.steps) - 1}")
-    return found
-
-
-def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
-    """Return pieces as ranges, with those that follow each other in a log as one."""
-    found: list[Range] = []
-    for piece in pieces:
-        if found and found[-1].context == piece.context and found[-1].stop == piece.start:
-            found[-1] = found[-1]._replace(stop=piece.stop)
-        elif piece.start < piece.stop:
-            found.append(Range(piece.context, piece.start, piece.stop))
+        raise InvalidRecord(
+            f"{trajectory.id!r} has no steps[{step}]; expected an index from 0 to {len(trajectory.steps) - 1}"
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """What a page asks for, as JSON: runs, rows, an episode, its tokens, and the prompt of a step."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +12,15 @@ from ..errors import EnvsdkError, InvalidRecord, UnknownName
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .episodes import episode
+from .filters import parse_filter
 from .ranges import prompt_of
 from .rows import EpisodeRow
 from .sources import Source
 from .tokens import context_tokens
 
 _BATCHES_AT_ONCE = 500
+_MATCHES_AT_ONCE, _SEARCH_S = 500, 0.2
+"""How many matches an answer has, and about how long it takes, so that a search shows what it has and can be left."""
 _KEPT = 4
 """How many episodes stay in memory, since a page asks for several things about one."""
 
@@ -65,6 +69,36 @@ class Resources:
                 "unread_bytes": source.unread_bytes if stop == len(source.rows) else 0,
                 "is_complete": source.info.is_complete,
             }
+
+    def search(self, run: int, text: str, after: int = 0, generation: int = 0) -> dict[str, Any]:
+        """Search the next rows of a run, as many as take a moment.
+
+        Args:
+            run: The index of the run.
+            text: A filter.
+            after: How many rows have been searched.
+            generation: The generation of these rows; with another one than the run's, the search begins again.
+
+        Returns:
+            `matches`, `searched` (how many rows now have been), `more` (whether there are others), and `generation`.
+
+        Raises:
+            UnknownName: If there is no such run.
+            InvalidFilter: If the filter is not valid.
+            OSError: If its file cannot be read.
+        """
+        source, chosen = self._source(run), parse_filter(text)
+        with self._mutex:
+            searched = after if generation == source.generation else 0
+            found, now, count = source.search(chosen, searched), source.generation, len(source.rows)
+        matches, until = list[dict[str, Any]](), time.monotonic() + _SEARCH_S
+        for row, match in found:
+            searched = row.line
+            if match is not None:
+                matches.append(match.to_dict())
+            if len(matches) == _MATCHES_AT_ONCE or time.monotonic() > until:
+                break
+        return {"generation": now, "searched": searched, "more": searched < count, "matches": matches}
 
     def episode(self, run: int, line: int) -> dict[str, Any]:
         """Return an episode without its tokens.

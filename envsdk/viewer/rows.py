@@ -91,6 +91,11 @@ class EpisodeRow:
         """The number of observed and sampled tokens."""
         return self.observed_tokens + self.sampled_tokens
 
+    @property
+    def task_key(self) -> str:
+        """What episodes of the same task share: the group, else the environment and the seed, else the task."""
+        return self.group_id or (f"{self.env}/{self.seed}" if self.seed is not None else self.task or self.id)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values for JSON."""
         return asdict(self)

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from ..errors import ConfigError, EnvsdkError, InvalidRecord, UnknownName
+from ..errors import ConfigError, EnvsdkError, InvalidFilter, InvalidRecord, UnknownName
 from .page import page
 from .resources import Resources, as_json, error_of
 
@@ -78,6 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = _answer(server.resources, url.path, parse_qs(url.query))
         except (InvalidRecord, UnknownName) as error:
             self._send_json(HTTPStatus.NOT_FOUND, error_of(error))
+        except InvalidFilter as error:
+            self._send_json(HTTPStatus.BAD_REQUEST, error_of(error))
         except (EnvsdkError, OSError) as error:
             self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, error_of(error))
         else:
@@ -129,6 +131,10 @@ def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> 
             return resources.runs()
         case "/api/rows":
             return resources.rows(number("run"), number("after", 0), number("generation", 0))
+        case "/api/search":
+            return resources.search(
+                number("run"), query.get("q", [""])[-1], number("after", 0), number("generation", 0)
+            )
         case "/api/episode":
             return resources.episode(number("run"), number("line"))
         case "/api/tokens":
@@ -137,6 +143,6 @@ def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> 
             return resources.prompt(number("run"), number("line"), number("step"))
         case _:
             raise UnknownName(
-                f"there is nothing at {path!r:.80}; expected /, /api/runs, /api/rows, /api/episode, /api/tokens or "
-                "/api/prompt"
+                f"there is nothing at {path!r:.80}; expected /, /api/runs, /api/rows, /api/search, /api/episode, "
+                "/api/tokens or /api/prompt"
             )

@@ -18,6 +18,8 @@ from ..rollouts.stored_run import StoredRun
 from ..rollouts.times import EpisodeTime, read_times
 from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
+from .contents import Contents, Match
+from .filters import Filter
 from .rows import EpisodeRow, read_row
 
 _SAMPLES = "samples.jsonl"
@@ -225,6 +227,40 @@ class Source:
                         yield _checked(row, line, self.media)
         for row in rows:
             yield row, None
+
+    def search(self, chosen: Filter, after: int = 0) -> Iterator[tuple[EpisodeRow, Match | None]]:
+        """Search the rows that were read. The file is read only if the filter is about contents, as far as needed.
+
+        Args:
+            chosen: The filter.
+            after: How many rows at the start to leave out.
+
+        Yields:
+            Each row with how it matches; with None if it does not.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        rows = self.rows[after:]
+        if not chosen.texts or not rows:
+            return ((row, Match(row.line) if chosen.matches(row) else None) for row in rows)
+        return self._searched(chosen, rows, self._places[after])
+
+    def _searched(
+        self, chosen: Filter, rows: list[EpisodeRow], place: _Place
+    ) -> Iterator[tuple[EpisodeRow, Match | None]]:
+        lines = self._lines_from(place)
+        for row in rows:
+            contents = Contents(next(lines, b""))  # of a line that cannot be read, nothing
+            found = chosen.matches(row, contents)
+            yield row, contents.match(row.line, chosen.searched) if found else None
+
+    def _lines_from(self, place: _Place) -> Iterator[bytes]:
+        left_out = place.offset
+        with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
+            for batch in read_batches(self.file, place.start):
+                yield from batch.lines[left_out:]
+                left_out = 0
 
     def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
         """Return the tokenizer of a context, by its fingerprint; None if the source does not have it, or not intact."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line, visible
+from .contents import Hit
 from .episodes import episode
 
 Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "call", "error", "note"]
@@ -87,7 +88,7 @@ def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -
         yield from entries[count:]
     if shown["final_break"] is not None:
         context = shown["final_break"]["context"] or ""
-        yield Entry("break", context, (on_one_line(f"at the end {_break_text(shown['final_break'])}"),))
+        yield Entry("break", context, (on_one_line(f"at the end {break_text(shown['final_break'])}"),))
 
 
 def _head(trajectory: Trajectory) -> Entry:
@@ -125,7 +126,7 @@ def _message(context: Mapping[str, Any], index: int, steps: Sequence[Mapping[str
         kind=message["role"],
         context=context["name"],
         headings=tuple(on_one_line(f"{who}{_step_head(step)}") for step in own) or (on_one_line(who),),
-        breaks=tuple(on_one_line(_break_text(step["break"])) for step in own if step["break"] is not None),
+        breaks=tuple(on_one_line(break_text(step["break"])) for step in own if step["break"] is not None),
         parts=tuple(Part(kind, visible(text)) for kind, text in _parts(message)),
         steps=tuple(numbers),
         message=index,
@@ -147,11 +148,18 @@ def _step_head(step: Mapping[str, Any]) -> str:
     return f" · step {step['index'] + 1} · {tokens} tokens · {reward}" + (f" ({named})" if named else "")
 
 
-def _break_text(break_: Mapping[str, Any]) -> str:
+def hit_text(hit: Hit) -> str:
+    """Return where a text was found, and what is around it."""
+    step = [] if hit.step is None else [f"step {hit.step + 1}"]
+    where = " · ".join([*step, hit.context, hit.role if hit.part == "text" else hit.part])
+    return on_one_line(f"found in {where}: {hit.before}{hit.found}{hit.after}")
+
+
+def break_text(break_: Mapping[str, Any]) -> str:
     """Return the reason of a break, and what it cost."""
-    again = f", {break_['observed_again']} of them observed again" if break_["observed_again"] else ""
+    again = f", {break_['observed_again']:,} of them observed again" if break_["observed_again"] else ""
     detail = f" ({break_['detail']})" if break_["detail"] else ""
-    return f"{break_['reason']}: {break_['kept']} kept, {break_['dropped']} dropped{again}{detail}"
+    return f"{break_['reason']}: {break_['kept']:,} kept, {break_['dropped']:,} dropped{again}{detail}"
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:

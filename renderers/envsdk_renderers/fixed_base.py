@@ -135,6 +135,7 @@ class FixedBase(Renderer):
         text_stop = plain.stops.of_text
         if text_stop is None:
             raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
+        self._generation_prompt = plain.generation_prompt
         self._probe = ReplyProbe(plain, with_tools, text_stop)
         self._text_stop, self._call_stop = text_stop, self._probe.call_stop
         stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
@@ -168,7 +169,7 @@ class FixedBase(Renderer):
     @property
     def generation_prompt(self) -> str:
         """The scaffold after which a model samples a reply, as after a plain user message."""
-        return self._turns.base((), ()).generation_prompt
+        return self._generation_prompt
 
     @property
     def chat_template(self) -> ChatTemplateSource:
@@ -465,15 +466,25 @@ class FixedBase(Renderer):
 
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
         """Return 1 if the model sampled the opener of another message than the next one (GLM), else 0."""
-        stops = [
-            stop for stop in (self._text_stop, self._call_stop) if stop and not (stop.written or stop.is_unwritten)
-        ]
-        openers = {name for stop in stops for name in stop.sampled}
-        if not openers or not messages or not self.is_closed(reply):
+        if not self._openers or not messages or not self.is_closed(reply):
             return 0
         sampled = self.tokenizer.decode(reply[-1:])
-        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in openers else None
+        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in self._openers else None
         return int(opener is not None and opener != sampled)
+
+    @cached_property
+    def _openers(self) -> frozenset[str]:
+        """The tokens that end a turn because they open the next message."""
+        return frozenset(name for s in self._stops if not (s.written or s.is_unwritten) for name in s.sampled)
+
+    @cached_property
+    def _written_ends(self) -> frozenset[str]:
+        """The tokens that end a turn and that the template writes there."""
+        return frozenset(name for s in self._stops if s.written for name in s.sampled)
+
+    @property
+    def _stops(self) -> list[Stop]:
+        return [stop for stop in (self._text_stop, self._call_stop) if stop]
 
     def _stop_of(self, reply: Message) -> str:
         """Return what the template writes at the end of a turn; empty if that is the next message's opener."""
@@ -482,10 +493,9 @@ class FixedBase(Renderer):
 
     def _end(self, reply: TokenIds, stop: str) -> str:
         """Return what a reply lacks of its end, which the template writes as `stop`."""
-        if len(reply):
+        if self.is_closed(reply):
             name = self.tokenizer.decode(reply[-1:])
-            ends = {stop, *(n for s in (self._text_stop, self._call_stop) if s and s.written for n in s.sampled)}
-            if name in ends and int(reply[-1]) in self.stop_token_ids:
+            if name == stop or name in self._written_ends:
                 return ""
         return self._close_open_block(reply) + stop
 

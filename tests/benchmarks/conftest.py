@@ -5,45 +5,24 @@ be, and no test fails because a machine is slow or busy. With `--benchmark-disab
 something small, and no table is printed.
 """
 
-import re
-from collections.abc import Callable
-from itertools import accumulate
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import real_models
+from prose import SEARCH, Prose
+from regressions.figures import Figure, figure_of
+from regressions.yardstick import time_s
 
 from envsdk import Action, Env, Message, ToolCall, Trajectory, Turn, load_tokenizer
 from envsdk.messages import ToolSchema
-from envsdk.rendering.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
 
-WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]?")
 PERIOD = 90  # step n and step n + 90 say the same
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the library.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
-
-
-class Prose:
-    """English text without end: the plain words of the corpus, round and round."""
-
-    def __init__(self) -> None:
-        words = [word for word in (DATA / "corpus.txt").read_text(encoding="utf-8").split() if WORD.fullmatch(word)]
-        self._length = len(words)
-        self._text = " ".join([*words, *words])
-        self._starts = [0, *accumulate(len(word) + 1 for word in [*words, *words])]
-
-    def words(self, count: int, *, start: int) -> str:
-        """So many words: each time a new string, at no more than the cost of copying it."""
-        first = start % self._length
-        return self._text[self._starts[first] : self._starts[first + count] - 1]
 
 
 class Talk(Env):
@@ -158,12 +137,24 @@ class Row(NamedTuple):
 
 
 _ROWS = pytest.StashKey[list[Row]]()
+_FIGURES = pytest.StashKey[dict[str, Figure]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--figures", type=Path, help="write the rows as figures that can be compared into this file")
 
 
 @pytest.fixture
-def report(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Add a line to the table: what was measured and its target, if it has one; `note` says what it is made of."""
+def report(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Add a line to the table: what was measured and its target, if it has one; `note` says what it is made of.
+
+    With `--figures`, the yardstick is measured before and after the test, and times are written as multiples of it.
+    """
     rows = request.config.stash.setdefault(_ROWS, [])
+    figures = request.config.stash.setdefault(_FIGURES, {})
+    measured: list[tuple[str, float, str, bool]] = []
+    is_compared = request.config.getoption("--figures", None) is not None
+    before_s = time_s() if is_compared else 0.0
 
     def add(
         what: str,
@@ -174,15 +165,20 @@ def report(request: pytest.FixtureRequest) -> Callable[..., None]:
         at_least: float | None = None,
         note: str = "",
     ) -> None:
-        measured = f"{_short(value)} {unit}" + (f" ({note})" if note else "")
+        text = f"{_short(value)} {unit}" + (f" ({note})" if note else "")
+        measured.append((what, value, unit, at_least is not None))
         if at_most is not None:
-            rows.append(Row(what, measured, f"at most {_short(at_most)} {unit}", _verdict(value <= at_most)))
+            rows.append(Row(what, text, f"at most {_short(at_most)} {unit}", _verdict(value <= at_most)))
         elif at_least is not None:
-            rows.append(Row(what, measured, f"at least {_short(at_least)} {unit}", _verdict(value >= at_least)))
+            rows.append(Row(what, text, f"at least {_short(at_least)} {unit}", _verdict(value >= at_least)))
         else:
-            rows.append(Row(what, measured, "", ""))
+            rows.append(Row(what, text, "", ""))
 
-    return add
+    yield add
+    if is_compared and measured:
+        yardstick_s, test = (before_s + time_s()) / 2, request.node.nodeid
+        for what, value, unit, is_higher in measured:
+            figures[what] = figure_of(value, unit, test, yardstick_s=yardstick_s, higher_is_better=is_higher)
 
 
 def _short(value: float) -> str:
@@ -194,6 +190,10 @@ def _verdict(is_met: bool) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("--figures", None)
+    if path is not None:
+        figures = {name: figure._asdict() for name, figure in config.stash.get(_FIGURES, {}).items()}
+        path.write_text(json.dumps(figures), encoding="utf-8")
     rows = config.stash.get(_ROWS, [])
     if not rows:
         return

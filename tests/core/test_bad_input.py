@@ -433,16 +433,16 @@ def test_a_damaged_record_is_refused() -> None:
     for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":2', b'"schema":99')):
         with pytest.raises(errors.InvalidRecord):
             envsdk.Trajectory.from_json(damaged)
-    with pytest.raises(errors.InvalidRecord, match="step 0 points outside"):
+    with pytest.raises(errors.InvalidRecord, match="step 1 points outside"):
         envsdk.Trajectory.from_json(line.replace(b'"action_start":', b'"action_start":9', 1))
 
 
 def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
     trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0)
     trajectory.steps[1].keep -= 3
-    with pytest.raises(envsdk.UndeclaredBreak, match="step 1 keeps"):
+    with pytest.raises(envsdk.UndeclaredBreak, match="step 2 keeps"):
         trajectory.samples()
-    with pytest.raises(envsdk.UndeclaredBreak, match="step 1 keeps"):
+    with pytest.raises(envsdk.UndeclaredBreak, match="step 2 keeps"):
         list(trajectory.prompts())
 
 

@@ -45,7 +45,9 @@ def test_a_rollout_writes_trajectories_and_samples(folder: Path) -> None:
     trajectories = list(read_jsonl(folder / "trajectories.jsonl", Trajectory))
     samples = list(read_jsonl(folder / "samples.jsonl", Sample))
     assert [trajectory.seed for trajectory in trajectories] == [5, 6, 7]
-    assert [trajectory.history for trajectory in trajectories] == [{"name": "compact", "every": 2, "keep_last": 0}] * 3
+    assert [trajectory.history for trajectory in trajectories] == [
+        {"name": "compact", "every": 2, "keep_last": 0, "keep_images": None}
+    ] * 3
     assert len(samples) == 9
     assert all(sample.validate().loss_weight > 0 for sample in samples)
 

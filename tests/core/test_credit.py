@@ -430,7 +430,7 @@ def test_steps_have_advantages_of_their_own():
     assert [values(s) for s in advantages] == [[0, 1, 1, 0, 0, 0], [0, -1, -1], [0, -2, -2, 0, 2, 2]]
     alone = step_advantages(given, returns, "leave_one_out")  # a against the mean of b, 2, and b against that of a, 2
     assert [values(s) for s in alone] == [values(s) for s in advantages]
-    with pytest.raises(ConfigError, match="no value for step 2 of trajectory 'a'"):
+    with pytest.raises(ConfigError, match="no value for step 3 of trajectory 'a'"):
         step_advantages(given, {**returns, "a": np.zeros(2)})
     with pytest.raises(InvalidSample, match=r"metadata\['steps'\] of sample 0 is None"):
         step_advantages([replace(given[0], metadata={})], returns)

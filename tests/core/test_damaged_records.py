@@ -238,7 +238,7 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["steps"][0].update(reward=True), "steps.0.reward: .*expected a number"),
         (lambda r: r["steps"][0]["parts"][0].update(temperature="1"), "steps.0.parts.0.temperature: "),
         (lambda r: r["steps"][0]["parts"][0].update(policy_version=10**30), "steps.0.parts.0.policy_version: "),
-        (lambda r: r["steps"][0].update(reply=0), "step 0 has the reply 0, which is not a message of the assistant"),
+        (lambda r: r["steps"][0].update(reply=0), "step 1 has the reply 0, which is not a message of the assistant"),
         (lambda r: r["steps"][0].update(finish_reason="done"), "steps.0.finish_reason: "),
         (
             lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 10**30),
@@ -247,7 +247,7 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, 4096), "contexts.main.tokens.3 is 4096; expected an"),
         (lambda r: r["contexts"]["main"]["tokens"].__setitem__(3, True), "contexts.main.tokens: .*at 3 it holds True"),
         (lambda r: r["contexts"]["main"]["tokens"].append(1), "context 'main' has 221 tokens and 220 logprobs"),
-        (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(0, -1), "step 0 has log-probabilities on its obs"),
+        (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(0, -1), "step 1 has log-probabilities on its obs"),
         (
             lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, -1e39),
             "at .* it holds -1e.39; expected a number",
@@ -255,7 +255,7 @@ def test_a_field_that_is_missing_is_never_filled_in(kind: type[Any], line: bytes
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, 0.5), "contexts.main.logprobs.* is 0.5"),
         (lambda r: r["contexts"]["main"]["logprobs"].__setitem__(-1, None), "for some tokens of an action"),
         (lambda r: r["contexts"]["main"]["messages"][1].pop("content"), "contexts.main.messages.1: .*see content"),
-        (lambda r: r["steps"][1]["break_"].update(dropped=1), "step 1 has the break .*; expected"),
+        (lambda r: r["steps"][1]["break_"].update(dropped=1), "step 2 has the break .*; expected"),
         (lambda r: r["steps"][1]["break_"].update(reason="handoff"), "for the reason 'handoff'"),
         (lambda r: r["steps"][1].update(break_=None), "no break declares it"),
         (lambda r: r.pop("seed"), "seed: Field required"),

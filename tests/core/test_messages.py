@@ -1,6 +1,9 @@
 """Messages: typed, and the same after a round trip through the OpenAI format."""
 
+import copy
 import json
+import pickle
+from typing import Any
 
 import pytest
 from conversations import conversations
@@ -131,3 +134,29 @@ def test_a_message_that_calls_a_tool() -> None:
     assert (message.role, message.content, message.reasoning) == ("assistant", "", "Where?")
     assert [(call.name, call.arguments) for call in message.tool_calls] == [("search", {"query": "bees"})]
     assert Message.calling("list_tables").tool_calls[0].arguments == {}
+
+
+@given(TEXTS, JSON_OBJECTS | TEXTS, st.none() | TEXTS, st.none() | TEXTS)
+def test_a_call_that_is_not_checked_again_is_the_same(
+    name: str, arguments: dict | str, call_id: str | None, raw: str | None
+) -> None:
+    call = ToolCall(name=name, arguments=arguments, id=call_id, error="wrong", raw=raw)
+    made = ToolCall.checked(name, arguments, id=call_id, error="wrong", raw=raw)
+    assert (made, repr(made), made.model_dump_json()) == (call, repr(call), call.model_dump_json())
+    assert made.model_fields_set == call.model_fields_set
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == call
+    changed = made.model_copy(update={"error": None})
+    assert changed == call.model_copy(update={"error": None})
+    assert made == call
+
+
+@given(TEXTS, st.none() | TEXTS, st.none() | st.just("tool_call"))
+def test_a_reply_that_is_not_checked_again_is_the_same(content: str, reasoning: str | None, block: Any) -> None:
+    calls, errors = (ToolCall(name="f"),), ("wrong",)
+    fields = {"reasoning": reasoning, "tool_calls": calls, "errors": errors, "open_block": block}
+    message, made = Message(role="assistant", content=content, **fields), Message.checked_reply(content, **fields)
+    assert (made, repr(made), made.model_dump_json()) == (message, repr(message), message.model_dump_json())
+    assert pickle.loads(pickle.dumps(made)) == made.as_reply(content) == message
+    assert made.to_openai() == message.to_openai()
+    with pytest.raises(ValidationError, match="frozen"):
+        made.content = "other"

@@ -340,8 +340,8 @@ def test_rollout_and_gather_take_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("compact:every=2", {"name": "compact", "every": 2, "keep_last": 0}),
-        ('{"name": "compact", "every": 2}', {"name": "compact", "every": 2, "keep_last": 0}),
+        ("compact:every=2", {"name": "compact", "every": 2, "keep_last": 0, "keep_images": None}),
+        ('{"name": "compact", "every": 2}', {"name": "compact", "every": 2, "keep_last": 0, "keep_images": None}),
         ("keep", {"name": "keep"}),
     ],
 )

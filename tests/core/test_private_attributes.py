@@ -24,6 +24,7 @@ PRIVATE = re.compile(r"_[a-z]\w*")
 OF_PYTHON = {
     "_base_executable",
     "_exit",
+    "_get_running_loop",
     "_processes",
     *(name for name in dir(namedtuple("_", ())) if PRIVATE.fullmatch(name)),
 }
@@ -60,7 +61,12 @@ LISTED = (
     Private("transformers", "_attn_implementation", lambda: attention_of_a_configuration() == "eager"),
     Private("transformers", "_is_stateful", mamba_is_stateful),
 )
-OF_TORCH = {"_version"}  # the extra pins torch; tests/with_torch/test_transformers_policy.py fails without it
+OF_TORCH = {
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_version",
+}
+"""The extra pins torch; tests/with_torch fail without them (test_transformers_policy.py, test_path_attention.py)."""
 
 
 def exists(private: Private) -> bool:

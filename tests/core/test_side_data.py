@@ -101,7 +101,7 @@ def test_a_record_with_side_data_for_other_tokens_is_refused():
             damaged = replace(part, extra={**part.extra, key: part.extra[key].take(change)})
             step = replace(trajectory.steps[1], parts=(damaged,))
             steps = [trajectory.steps[0], step, *trajectory.steps[2:]]
-            with pytest.raises(InvalidRecord, match=f"step 1 has .* rows of '{key}'"):
+            with pytest.raises(InvalidRecord, match=f"step 2 has .* rows of '{key}'"):
                 Trajectory.from_json(replace(trajectory, steps=steps).to_json())
 
 

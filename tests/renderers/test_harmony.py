@@ -565,3 +565,12 @@ def test_it_is_found_by_name():
     env.reset(seed=0)
     with pytest.raises(errors.ActionError):
         env.step(Action([10**9]))
+
+
+def test_the_library_reads_each_header_once_for_all_replies():
+    renderer = Harmony(real_models.gpt_oss_tokenizer())
+    tokens = renderer.reply(Message(role="assistant", content="an answer", reasoning="why"))
+    first = renderer.parse(tokens)
+    headers = renderer._reader._parsed.cache_info().misses
+    assert renderer.parse(tokens) == first
+    assert renderer._reader._parsed.cache_info().misses == headers == 2

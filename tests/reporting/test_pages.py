@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from envsdk.cli import app
 from envsdk.errors import MissingPackage
 from envsdk.reporting import RunReport, as_html, as_markdown, as_text, report, write_plots
+from envsdk.reporting.blocks import Histogram, Intervals
+from envsdk.reporting.sections import sections_of
 from envsdk.trajectories.records import write_jsonl
 
 ELEMENT = re.compile(
@@ -50,6 +52,32 @@ def found(tmp_path: Path) -> RunReport:
     made = episodes([[{"correct": 1.0, "style": 0.25}], [{"correct": 0.0}], ["KeyError: 'a'"], [None]])
     other = episodes([[{"correct": 0.5}], [{"correct": 1.0}], [0.5], [0.25]])
     return report(store(tmp_path / "first", made), store(tmp_path / "second", other))
+
+
+def test_the_charts_of_several_runs_have_the_same_scales(tmp_path: Path):
+    made = [[[0.0], [1.0]], [[2.0], [4.0], [4.0]], [[3.0], [3.0], [3.0]]]
+    paths = [store(tmp_path / name, episodes(own)) for name, own in zip("abc", made, strict=True)]
+    found = report(*paths)
+    rewards = [run.reward for run in found.runs if run.reward is not None]
+    assert len({own.edges for own in rewards}) == 1
+    assert [sum(own.counts) for own in rewards] == [2, 3, 3]
+    charts = [block for one in sections_of(found) for block in one.blocks if isinstance(block, Histogram)]
+    assert {(one.scale.low, one.scale.high, one.scale.share) for one in charts if "reward" in one.title} == {(0, 4, 1)}
+    first, second = (block for one in sections_of(found) for block in one.blocks if isinstance(block, Intervals))
+    assert first.scales == second.scales
+    ends = [
+        abs(end)
+        for own in found.comparisons
+        for one in own.differences
+        if one.quantity == "reward"
+        for end in (one.difference, one.low, one.high)
+        if end is not None
+    ]
+    assert first.scales["reward"] == max(ends)
+    drawn = re.findall(
+        r'<rect class="bar" x="([0-9.]+)" y="([0-9.]+)" width="[0-9.]+" height="([0-9.]+)"', as_html(found)
+    )
+    assert max(float(height) for _, _, height in drawn) == 120
 
 
 @pytest.fixture

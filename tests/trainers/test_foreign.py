@@ -112,7 +112,7 @@ def test_case_11_the_same_step_twice_with_other_logprobs_is_two_samples():
 
 
 def test_case_12_one_logprob_for_two_tokens_is_refused():
-    with pytest.raises(InvalidRecord, match=r"step 1: logprobs have shape \(1,\), but there are 2 tokens"):
+    with pytest.raises(InvalidRecord, match=r"step 2: logprobs have shape \(1,\), but there are 2 tokens"):
         from_steps([(*A, [-1.0, -1.0], 0.0), (*B, [-1.0], 0.0)])
 
 
@@ -135,7 +135,7 @@ def test_a_prompt_that_drops_tokens_is_an_undeclared_rewrite_of_the_context_that
     assert (broken.kept, broken.dropped, broken.detail) == (
         2,
         3,
-        "step 1 of the log, which does not specify the reason",
+        "step 2 of the log, which does not specify the reason",
     )
     assert list(trajectory.contexts) == ["main"]
     assert masks(trajectory) == ["00011", "0000101"]
@@ -204,7 +204,7 @@ def test_a_log_without_logprobs_gives_samples_without():
     ],
 )
 def test_a_step_that_is_not_sound_is_refused_with_its_number(step: Any, what: str):
-    with pytest.raises(InvalidRecord, match=rf"^step 1: .*{what}"):
+    with pytest.raises(InvalidRecord, match=rf"^step 2: .*{what}"):
         from_steps([A, step], vocab_size=100)
 
 
@@ -224,7 +224,7 @@ def test_a_vocabulary_that_no_token_id_fits_is_refused(size: Any):
 def test_ids_beyond_int32_are_refused_and_never_wrapped():
     for size in (0, 2**31 - 1, np.int64(100)):
         with pytest.raises(
-            InvalidRecord, match=r"step 0: in the prompt: token 8589934593 at position 0 is out of range"
+            InvalidRecord, match=r"step 1: in the prompt: token 8589934593 at position 0 is out of range"
         ):
             from_steps([([2**33 + 1], [1])], vocab_size=size)  # type: ignore[arg-type]
 
@@ -464,16 +464,16 @@ def test_errors_of_a_reply_leave_it_out_on_request_and_rewards_have_names():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask": [1]}, "step 0: the mask is"),
-        ({"mask": [1, 2]}, "step 0: the mask is"),
-        ({"mask": [0.0, 1.0]}, "step 0: the mask is"),
-        ({"rewards": {"a": float("nan")}}, "step 0: the reward is nan"),
-        ({"rewards": {"a": 1.0}, "reward": 2.0}, r"step 0: the rewards .* add up to 1.0, but the reward is 2.0"),
-        ({"errors": "bad"}, "step 0: the errors are 'bad'"),
-        ({"errors": [3]}, "step 0: the errors are"),
-        ({"extra": {"x": np.zeros(3)}}, r"step 0: extra\['x'\]"),
-        ({"extra": {"x": Aligned(np.zeros(9), "all")}}, r"step 0: extra\['x'\] is over all tokens and has 9 rows"),
-        ({"extra": 3}, "step 0: extra is 3"),
+        ({"mask": [1]}, "step 1: the mask is"),
+        ({"mask": [1, 2]}, "step 1: the mask is"),
+        ({"mask": [0.0, 1.0]}, "step 1: the mask is"),
+        ({"rewards": {"a": float("nan")}}, "step 1: the reward is nan"),
+        ({"rewards": {"a": 1.0}, "reward": 2.0}, r"step 1: the rewards .* add up to 1.0, but the reward is 2.0"),
+        ({"errors": "bad"}, "step 1: the errors are 'bad'"),
+        ({"errors": [3]}, "step 1: the errors are"),
+        ({"extra": {"x": np.zeros(3)}}, r"step 1: extra\['x'\]"),
+        ({"extra": {"x": Aligned(np.zeros(9), "all")}}, r"step 1: extra\['x'\] is over all tokens and has 9 rows"),
+        ({"extra": 3}, "step 1: extra is 3"),
     ],
     ids=str,
 )

@@ -65,7 +65,7 @@ def test_the_page_and_its_data_are_answered(get):
         ("/api/episode?run=0", "line is ''; expected an integer"),
         ("/api/episode?run=0&line=-1", "line is '-1'"),
         ("/api/tokens?run=0&line=1&context=other", "no context 'other'"),
-        ("/api/prompt?run=0&line=1&step=99", "no step 99"),
+        ("/api/prompt?run=0&line=1&step=99", "no steps[99]"),
         ("/../etc/passwd", "nothing at"),
         ("/api", "nothing at '/api'; expected /"),
     ],

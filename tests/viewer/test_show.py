@@ -48,6 +48,20 @@ def test_an_episode_is_chosen_by_its_number_its_id_or_a_filter(run):
     assert both.count(": terminated (") == 2 and both.startswith(first)
 
 
+def test_a_text_in_the_contents_chooses_and_what_was_found_is_printed_first(tmp_path):
+    delegated = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=1)
+    write_jsonl(tmp_path / "trajectories.jsonl", [NOTES, delegated])
+    shown = show(tmp_path, 'text:"FOUNDED in"')
+    assert NOTES.id not in shown
+    head, *found = shown.split("\n")[:5]
+    assert head.startswith(delegated.id)
+    assert found[0].startswith("found in step 14 · main · result: ")
+    assert "further messages" in found[3]
+    folded = next(m for m in NOTES.contexts["main"].messages if m.role == "tool" and len(m.content) > 1000)
+    words = folded.content[-60:].strip()
+    assert words in show(tmp_path, f'text:"{words}"')
+
+
 def test_an_id_chooses_its_episode_only_although_others_contain_it(tmp_path):
     write_jsonl(tmp_path / "some.jsonl", [replace(NOTES, id="a/10"), replace(NOTES, id="a/1")])
     shown = show(tmp_path / "some.jsonl", "a/1")
@@ -107,7 +121,7 @@ def test_a_break_has_its_reason_and_its_cost():
     rewrites = [break_ for break_ in breaks if break_.startswith("summary: ")]
     declared = [break_ for break_ in NOTES.breaks if break_.reason == "summary"]
     for one, text in zip(declared, rewrites, strict=True):
-        assert f"{one.kept} kept, {one.dropped} dropped" in text
+        assert f"{one.kept:,} kept, {one.dropped:,} dropped" in text
     assert "observed again" in rewrites[0]
 
 

@@ -174,6 +174,84 @@ def test_messages_that_a_context_began_with_are_one_line_until_they_are_opened(r
     drive([run], driver)
 
 
+def test_the_contents_are_searched_and_a_result_is_opened_where_the_text_is(run):
+    async def driver(pilot: Pilot[None]) -> None:
+        shown = await answer(pilot, "slash", 'text:"FOUNDED in"')
+        assert "1 of 1" in shown and "found in step 14 · main · result: " in shown
+        await press(pilot, "enter")
+        episode_screen = pilot.app.screen
+        assert EPISODES[1].id in screen(pilot)
+        assert "founded in" in episode_screen.source.line(lines(pilot).cursor, WIDTH).plain
+        marked = [line for y in range(HEIGHT) for line in lines(pilot).render_line(y) if line.text == "founded in"]
+        assert marked
+        await press(pilot, "escape")
+        assert "0 of 0" in await answer(pilot, "slash", "text:nowhere")
+        assert "1 of 2" in await answer(pilot, "slash", '-text:"founded in"')
+
+    drive([run], driver)
+
+
+def test_the_drawing_of_the_contexts_leads_to_their_steps(run):
+    async def driver(pilot: Pilot[None]) -> None:
+        await press(pilot, "j", "enter", "n")
+        shown = await press(pilot, "c")
+        assert "● step 1 · main" in " ".join(shown.split())
+        assert "├─╮" in shown and "├─╯" in shown and "handoff to main/researcher-1" in shown
+        await press(pilot, "j", "j", "enter")
+        assert pilot.app.screen.entry.steps == (1,)
+        await press(pilot, "c", "escape")
+        assert pilot.app.screen.entry.steps == (1,)
+
+    drive([run], driver)
+
+
+def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
+    groups = [
+        envsdk.rollout("envsdk/GuessNumber-v0", policy, seed=seed)
+        for policy in ("reference", "random")
+        for seed in range(2)
+    ]
+    write_jsonl(tmp_path / "trajectories.jsonl", groups)
+
+    async def driver(pilot: Pilot[None]) -> None:
+        shown = (await press(pilot, "t")).split("\n")[2:8]
+        assert [line.split()[0] for line in shown] == [
+            *("envsdk/GuessNumber-v0/0", "1", "3", "envsdk/GuessNumber-v0/1", "2", "4")
+        ]
+        assert "2 episodes · mean reward" in shown[0]
+        await press(pilot, "g", "enter")  # a heading has nothing to open
+        assert "4 episodes" in screen(pilot)
+        await press(pilot, "j", "enter", "right_square_bracket")
+        assert groups[2].id in screen(pilot)
+        await press(pilot, "escape", "t")
+        assert [line.split()[0] for line in screen(pilot).split("\n")[2:6]] == ["1", "2", "3", "4"]
+
+    drive([tmp_path], driver)
+
+
+def test_two_episodes_of_a_task_are_compared_from_where_they_diverge(tmp_path):
+    made = [envsdk.rollout("envsdk/GuessNumber-v0", policy, seed=0) for policy in ("reference", "random", "reference")]
+    for number, own in enumerate(made):
+        own.id = f"episode-{number}"
+    write_jsonl(tmp_path / "trajectories.jsonl", made)
+    prompt = made[0].steps[0].action_start
+
+    async def driver(pilot: Pilot[None]) -> None:
+        shown = await press(pilot, "c")
+        assert "episode-0  │  episode-1" in shown
+        assert "── they diverge here ──" in shown and "2 equal messages" in shown
+        assert f"first different token of main: {prompt}" in shown
+        left, right = next(line for line in shown.split("\n") if "step 1" in line).split("│")
+        assert "step 1" in left and "step 1" in right
+        assert "no further difference" in await press(pilot, "g", "N")
+        await press(pilot, "escape", "m", "j", "j", "c")
+        assert "all messages are the same" in screen(pilot)
+        await press(pilot, "escape", "m", "c")
+        assert "Mark an episode with m" in screen(pilot)
+
+    drive([tmp_path], driver)
+
+
 def test_tokens_have_ids_texts_masks_roles_and_shades(run_folder):
     source = Source(run_folder)
     source.refresh()

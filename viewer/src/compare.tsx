@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type RunRows, episodeOf, store, tokensOf } from "./data";
 import { useKeys } from "./keys";
 import { Breaks, Reward, Status, groupsOf, mean, rewardsOf } from "./list";
-import { change, go, linkTo } from "./router";
+import { change, go, linkTo, numberOf } from "./router";
 import { Block, asText, decimal, number, plural, short, visible } from "./text";
 import type { Context, Episode, Message, Row } from "./types";
 import { Rows, reveal, useSeen } from "./virtual";
@@ -159,8 +159,8 @@ function Cell({ message, column }: { message: Message | undefined; column: Colum
       <header>
         <span class="role">{visible(message.role === "tool" && message.name ? `tool ${message.name}` : message.role)}</span>
         {steps.map((step) => (
-          <a href={linkTo(["run", column.run, column.line], { step: step.index, context: step.context })}>
-            step {step.index}
+          <a href={linkTo(["run", column.run, column.line], { step: numberOf(step), context: step.context })}>
+            step {numberOf(step)}
             {step.reward ? `, ${short(step.reward)}` : ""}
           </a>
         ))}

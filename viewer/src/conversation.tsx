@@ -2,7 +2,9 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
+import { folded } from "./folding";
 import { breakText } from "./lanes";
+import { numberOf } from "./router";
 import { Block, Visible, asText, number, plural, short, visible } from "./text";
 import type { Call, Context, Episode, Message, Step } from "./types";
 
@@ -41,8 +43,8 @@ export function Conversation(props: Shown) {
       {inherited > 0 && <Inherited {...props} count={inherited} />}
       {shown}
       {unfinished.map((step) => (
-        <p class="note" id={`step-${step.index}`}>
-          Step {step.index} was not finished: {plural(step.sampled, "sampled token")}, {step.finish_reason}.
+        <p class="note" id={`step-${numberOf(step)}`}>
+          Step {numberOf(step)} was not finished: {plural(step.sampled, "sampled token")}, {step.finish_reason}.
         </p>
       ))}
       {episode.final_break?.context === context.name && (
@@ -130,13 +132,13 @@ function Card(props: Shown & { message: Message; index: number }) {
   const last = steps.at(-1);
   const isSelected = steps.some((step) => step.index === selected);
   return (
-    <article class={`message ${message.role} ${isSelected ? "selected" : ""}`} id={last ? `step-${last.index}` : undefined} data-index={index}>
+    <article class={`message ${message.role} ${isSelected ? "selected" : ""}`} id={last ? `step-${numberOf(last)}` : undefined} data-index={index}>
       <header>
         <span class="role">{visible(labelOf(message))}</span>
         {steps.map((step) => (
           <span class="step-facts">
             <button type="button" class="link" onClick={() => onStep(step.index)}>
-              step {step.index}
+              step {numberOf(step)}
             </button>
             <span>{plural(step.sampled, "token")}</span>
             <Rewards step={step} />
@@ -185,7 +187,7 @@ export function Rewards({ step }: { step: Step }) {
 }
 
 function Reasoning({ text, search, isOpenBlock }: { text: string; search: string; isOpenBlock: boolean }) {
-  const isFound = search !== "" && text.toLowerCase().includes(search.toLowerCase());
+  const isFound = search !== "" && folded(text).includes(folded(search));
   if (!text.trim()) return <p class="faint reasoning-empty">empty reasoning</p>;
   return (
     <details class="reasoning" open={isFound}>
@@ -215,7 +217,9 @@ function CallBox({ call, result, search }: { call: Call; result: Message | null;
         <dl class="arguments">
           {Object.entries(given).map(([name, value]) => (
             <>
-              <dt>{visible(name)}</dt>
+              <dt>
+                <Visible text={name} search={search} />
+              </dt>
               <dd>
                 <Block text={asText(value)} search={search} mono={typeof value !== "string"} />
               </dd>
@@ -231,7 +235,7 @@ function CallBox({ call, result, search }: { call: Call; result: Message | null;
         </p>
       )}
       {result ? (
-        <div class="result">
+        <div class="result" data-result={call.result}>
           <span class="role">result</span>
           <Block text={result.content} search={search} />
         </div>
@@ -239,18 +243,5 @@ function CallBox({ call, result, search }: { call: Call; result: Message | null;
         <p class="faint no-result">no result</p>
       )}
     </div>
-  );
-}
-
-/** Return the messages in which a text occurs, in the order of the contexts. */
-export function occurrences(episode: Episode, search: string): { context: string; message: number }[] {
-  if (!search) return [];
-  const wanted = search.toLowerCase();
-  return episode.contexts.flatMap((context) =>
-    context.messages.flatMap((message, index) => {
-      const texts = [message.content, message.reasoning ?? "", ...message.errors, ...message.calls.flatMap((call) => [call.name, asText(call.arguments)])];
-      const isFound = !message.is_inherited && texts.some((text) => text.toLowerCase().includes(wanted));
-      return isFound ? [{ context: context.name, message: index }] : [];
-    }),
   );
 }

@@ -1,6 +1,6 @@
 // Where the page has its data from: a server on this machine, or the page itself, if it was written with --html.
 
-import type { Episode, Range, Row, RowsAnswer, RunInfo, Tokens } from "./types";
+import type { Episode, Range, Row, RowsAnswer, RunInfo, SearchAnswer, Tokens } from "./types";
 
 export class DataError extends Error {
   constructor(
@@ -33,12 +33,13 @@ async function get<T>(name: string, query: Record<string, string | number>): Pro
   return (isEmbedded ? await fromPage(name, query) : await fromServer(name, query)) as T;
 }
 
-async function fromServer(name: string, query: Record<string, string | number>): Promise<unknown> {
+async function fromServer(name: string, query: Record<string, string | number>, signal?: AbortSignal): Promise<unknown> {
   const parameters = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)]));
   let answer: Response;
   try {
-    answer = await fetch(`/api/${name}?${parameters}`);
-  } catch {
+    answer = await fetch(`/api/${name}?${parameters}`, { signal: signal ?? null });
+  } catch (error) {
+    if (signal?.aborted) throw error;
     throw new DataError("Disconnected", "envsdk view has ended, or cannot be reached. Start it again and reload the page.");
   }
   return checked(await answer.json());
@@ -76,6 +77,10 @@ function once<T>(name: string, query: Record<string, string | number>): Promise<
 }
 
 export const episodeOf = (run: number, line: number) => once<Episode>("episode", { run, line });
+/** An episode that is looked at once. */
+export const unkeptEpisodeOf = (run: number, line: number) => get<Episode>("episode", { run, line });
+export const searchOf = async (run: number, q: string, after: number, generation: number, signal: AbortSignal) =>
+  (await fromServer("search", { run, q, after, generation }, signal)) as SearchAnswer;
 export const tokensOf = (run: number, line: number, context: string) => once<Tokens>("tokens", { run, line, context });
 export const promptOf = (run: number, line: number, step: number) =>
   once<{ ranges: Range[] }>("prompt", { run, line, step }).then((answer) => answer.ranges);

@@ -1,15 +1,17 @@
 // One episode: its contexts as a drawing, and the conversation, the tokens or a prompt of one of them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Conversation, occurrences } from "./conversation";
+import { hitsOf } from "./contents";
+import { Conversation } from "./conversation";
 import { type RunRows, episodeOf } from "./data";
+import { folded } from "./folding";
 import { useKeys } from "./keys";
 import { Lanes, breakText } from "./lanes";
 import { Status, backTo, groupKey, lastList, sideBySide } from "./list";
-import { change, go, linkTo } from "./router";
+import { change, go, indexOf, linkTo, numberOf } from "./router";
 import { asText, decimal, number, plural, short, visible } from "./text";
 import { TokenView } from "./tokenview";
-import type { Episode, Step } from "./types";
+import type { Episode, Hit, Step } from "./types";
 
 type Loaded = { episode: Episode | null; error: string | null };
 
@@ -65,32 +67,33 @@ export function EpisodePage({ state, run, line, query }: Props) {
 
 function EpisodeView({ episode, state, run, line, query, move }: Props & { episode: Episode; move: (by: number) => void }) {
   const context = episode.contexts.find((own) => own.name === query.context) ?? episode.contexts[0];
-  const selected = query.step !== undefined && episode.steps[Number(query.step)] ? Number(query.step) : null;
+  const named = indexOf(query.step);
+  const selected = named !== null && named < episode.steps.length ? named : null;
   const view = query.view ?? "conversation";
   const search = query.find ?? "";
-  const found = useMemo(() => occurrences(episode, search), [episode, search]);
+  const found = useMemo(() => hitsOf(episode, search ? [folded(search)] : []), [episode, search]);
+  const hit = hitIndex(found, query);
   const input = useRef<HTMLInputElement>(null);
   const main = useRef<HTMLDivElement>(null);
   const step = selected === null ? null : episode.steps[selected]!;
   const select = (index: number) => {
     const next = episode.steps[Math.min(Math.max(index, 0), episode.steps.length - 1)];
-    if (next) change({ step: next.index, context: next.context, at: undefined });
+    if (next) change({ step: numberOf(next), context: next.context, at: undefined, message: undefined });
   };
   const show = (next: string) => change({ view: next === "conversation" ? undefined : next, at: undefined });
-  const prompt = (index: number) => change({ view: "prompt", step: index, context: episode.steps[index]!.context, at: undefined }, false);
+  const prompt = (index: number) => change({ view: "prompt", step: numberOf({ index }), context: episode.steps[index]!.context, at: undefined }, false);
   const tokens = (name: string, at: number) => change({ view: "tokens", context: name, at }, false);
   const find = (by: number) => {
     if (!found.length) return;
-    const at = (Number(query.n ?? -1) + by + found.length) % found.length;
-    change({ n: at, context: found[at]!.context });
+    const at = hit === null ? (by > 0 ? 0 : found.length - 1) : (hit + by + found.length) % found.length;
+    change({ ...placeOfHit(found[at]!), step: undefined });
   };
   useEffect(() => {
-    const hit = query.n === undefined ? undefined : found[Number(query.n)];
-    const target = hit && main.current?.querySelector(`[data-index="${hit.message}"], [data-result="${hit.message}"]`);
-    target?.scrollIntoView({ block: "center" });
-  }, [query.n, query.context, search, view]);
+    const target = hit === null ? null : main.current?.querySelector(`[data-index="${found[hit]!.message}"], [data-result="${found[hit]!.message}"]`);
+    (target?.querySelector("mark") ?? target)?.scrollIntoView({ block: "center" });
+  }, [hit, query.context, search, view]);
   useEffect(() => {
-    if (selected !== null && view === "conversation") document.getElementById(`step-${selected}`)?.scrollIntoView({ block: "nearest" });
+    if (selected !== null && hit === null && view === "conversation") document.getElementById(`step-${numberOf({ index: selected })}`)?.scrollIntoView({ block: "nearest" });
   }, [selected, context?.name, view]);
   useKeys([
     { keys: ["n", "ArrowRight"], what: "Next step", run: () => select((selected ?? -1) + 1) },
@@ -157,7 +160,7 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
                 aria-label="Search in the conversation"
                 placeholder="Search"
                 value={search}
-                onInput={(event) => change({ find: event.currentTarget.value, n: undefined })}
+                onInput={(event) => change({ find: event.currentTarget.value, message: undefined })}
                 onKeyDown={(event) => {
                   if (event.key === "Enter") find(event.shiftKey ? -1 : 1);
                   if (event.key === "Escape") event.currentTarget.blur();
@@ -165,7 +168,7 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
                 }}
               />
               <span class="faint count" role="status">
-                {search && (found.length ? `${query.n === undefined ? "" : `${Number(query.n) + 1} of `}${found.length}` : "none")}
+                {search && (found.length ? `${hit === null ? "" : `${hit + 1} of `}${found.length}` : "none")}
               </span>
             </span>
           )}
@@ -199,6 +202,14 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
   );
 }
 
+/** The place of a message in which something was found, for a link. Messages are counted from 1, as steps are. */
+export const placeOfHit = (hit: Hit) => ({ context: hit.context, message: hit.message + 1 });
+
+function hitIndex(found: Hit[], query: Record<string, string>): number | null {
+  const at = found.findIndex((hit) => hit.context === query.context && hit.message === indexOf(query.message));
+  return at < 0 ? null : at;
+}
+
 interface PanelProps {
   step: Step;
   episode: Episode;
@@ -211,9 +222,9 @@ function StepPanel({ step, episode, onPrompt, onTokens, onClose }: PanelProps) {
   const samples = episode.samples.filter((sample) => sample.steps.includes(step.index));
   const rewards = Object.entries(step.rewards).filter(([name]) => name !== "reward" || step.rewards[name] !== 0);
   return (
-    <aside class="panel" tabIndex={0} aria-label={`Step ${step.index}`}>
+    <aside class="panel" tabIndex={0} aria-label={`Step ${numberOf(step)}`}>
       <header>
-        <h2>Step {step.index}</h2>
+        <h2>Step {numberOf(step)}</h2>
         <button type="button" class="quiet" aria-label="Close" onClick={onClose}>
           ×
         </button>

@@ -35,7 +35,7 @@ export function FilterBox({ input, value, problem, onChange, onLeave }: Props) {
         aria-describedby="filter-problem"
         spellcheck={false}
         autocomplete="off"
-        placeholder="Filter: reward<0.5 break:summary role:researcher status:error words"
+        placeholder='Filter: reward<0.5 break:summary status:error text:"in the contents" words'
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {

@@ -1,16 +1,30 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import table from "../../tests/viewer/filter_cases.json";
+import { textsOf } from "./contents";
 import { InvalidFilter, parseFilter } from "./filters";
-import type { Row } from "./types";
+import { folded, placesOf } from "./folding";
+import type { Call, Message, Row } from "./types";
 
+type Given = { role: string; content: string; reasoning?: string; errors?: string[]; tool_calls?: Partial<Call>[] };
+
+const contents = new Map(
+  Object.entries(table.contents as Record<string, Given[]>).map(([name, messages]): [string, string[]] => [
+    name,
+    messages.flatMap(({ tool_calls, ...message }) => {
+      const calls = (tool_calls ?? []).map((call) => ({ error: null, ...call }) as Call);
+      return textsOf({ reasoning: null, errors: [], ...message, calls } as unknown as Message).map(([, text]) => folded(text));
+    }),
+  ]),
+);
 const rows = Object.entries(table.rows as unknown as Record<string, Row>);
 
 for (const [text, matched] of table.cases as [string, string[]][]) {
   test(`the filter ${JSON.stringify(text)} selects ${matched.join(", ") || "nothing"}`, () => {
-    const holds = parseFilter(text);
+    const filter = parseFilter(text);
+    const has = (name: string, value: string) => contents.get(name)?.some((one) => one.includes(value)) ?? false;
     assert.deepEqual(
-      rows.filter(([, row]) => holds(row)).map(([name]) => name),
+      rows.filter(([name, row]) => filter.matchesRow(row) && filter.matchesTexts((value) => has(name, value))).map(([name]) => name),
       matched,
     );
   });
@@ -24,3 +38,13 @@ for (const [text, position, why] of table.errors as [string, number, string][]) 
     );
   });
 }
+
+test("a text is found where it is, also after letters whose folded form is longer", () => {
+  const text = "ß😀 Straße STRASSE İx ﬁn";
+  const found = (wanted: string) => placesOf(text, folded(wanted)).map(([start, stop]) => text.slice(start, stop));
+  assert.deepEqual(found("strasse"), ["Straße", "STRASSE"]);
+  assert.deepEqual(found("😀"), ["😀"]);
+  assert.deepEqual(found("X"), ["x"]);
+  assert.deepEqual(found("FI"), ["ﬁ"]);
+  assert.deepEqual(found("nothing"), []);
+});

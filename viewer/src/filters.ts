@@ -1,5 +1,6 @@
 // The filter language of envsdk/viewer/filters.py, which has its grammar. tests/viewer/filter_cases.json holds for both.
 
+import { folded } from "./folding";
 import type { Row } from "./types";
 
 const sum = (values: Record<string, number>) => Object.values(values).reduce((total, value) => total + value, 0);
@@ -66,21 +67,55 @@ export class InvalidFilter extends Error {
 }
 
 type Test = (row: Row) => boolean;
+type Contains = (value: string) => boolean;
+
+/** A term about the contents of an episode: one of the texts, which are folded, has to occur. */
+interface TextTerm {
+  values: string[];
+  isNegated: boolean;
+}
+
+export class Filter {
+  constructor(
+    private readonly terms: Test[],
+    readonly texts: TextTerm[],
+  ) {}
+
+  /** The texts that are to occur in the contents. */
+  get searched(): string[] {
+    return [...new Set(this.texts.flatMap((term) => (term.isNegated ? [] : term.values)))];
+  }
+
+  /** Whether the terms that are not about contents hold. */
+  matchesRow = (row: Row): boolean => this.terms.every((holds) => holds(row));
+
+  /** Whether the terms about contents hold. */
+  matchesTexts = (contains: Contains): boolean => this.texts.every((term) => term.values.some(contains) !== term.isNegated);
+}
+
+const CONTENTS = "text";
 const has = (table: object, name: string) => Object.prototype.hasOwnProperty.call(table, name);
 
 /** Read a filter; throw InvalidFilter with the position of the first wrong term. */
-export function parseFilter(text: string): Test {
+export function parseFilter(text: string): Filter {
   const terms = [...text.matchAll(TERM)].map((found) => termOf(found[0], found.index));
-  return (row) => terms.every((holds) => holds(row));
+  const texts = terms.filter((term) => typeof term !== "function");
+  return new Filter(
+    terms.filter((term) => typeof term === "function"),
+    texts,
+  );
 }
 
-function termOf(text: string, position: number): Test {
+function termOf(text: string, position: number): Test | TextTerm {
   const fail = (why: string): never => {
     throw new InvalidFilter(why, position, text.length);
   };
   if ((text.split('"').length - 1) % 2) fail(`${text} has a quote that is not closed`);
   const isNegated = text.startsWith("-") && text.length > 1;
-  const holds = positive(isNegated ? text.slice(1) : text, fail);
+  const body = isNegated ? text.slice(1) : text;
+  const match = MATCH.exec(body);
+  if (match?.[1]!.toLowerCase() === CONTENTS) return { values: valuesOf(CONTENTS, match[2]!, fail), isNegated };
+  const holds = positive(body, fail);
   return isNegated ? (row) => !holds(row) : holds;
 }
 
@@ -89,8 +124,8 @@ function positive(body: string, fail: (why: string) => never): Test {
   if (comparison) return compared(comparison[1]!, comparison[2]!, comparison[3]!, fail);
   const match = MATCH.exec(body);
   if (match) return matched(match[1]!.toLowerCase(), match[2]!, fail);
-  const word = body.replaceAll('"', "").toLowerCase();
-  return (row) => searched(row).some((text) => text.toLowerCase().includes(word));
+  const word = folded(body.replaceAll('"', ""));
+  return (row) => searched(row).some((text) => folded(text).includes(word));
 }
 
 const searched = (row: Row) => [row.id, row.task, row.group_id ?? "", row.env, row.error ?? "", row.damage];
@@ -112,7 +147,7 @@ function numberOf(field: string, fail: (why: string) => never): OfNumber {
   const name = field.slice(dot + 1);
   if (has(GROUPS, group)) return (row) => (has(GROUPS[group]!(row), name) ? GROUPS[group]!(row)[name] : group === "break" ? 0 : null);
   if (dot < 0 && has(NUMBERS, field.toLowerCase())) return NUMBERS[field.toLowerCase()]!;
-  const isText = has(NAMES, field.toLowerCase()) || has(TEXTS, field.toLowerCase());
+  const isText = has(NAMES, field.toLowerCase()) || has(TEXTS, field.toLowerCase()) || field.toLowerCase() === CONTENTS;
   const kind = isText ? `is matched with a text, such as ${field}:...` : "is unknown";
   return fail(`'${field}' ${kind}; numbers are ${Object.keys(NUMBERS).join(", ")}, reward.NAME, metric.NAME, break.REASON`);
 }
@@ -121,10 +156,15 @@ function matched(field: string, given: string, fail: (why: string) => never): Te
   const texts = has(NAMES, field) ? NAMES[field]! : has(TEXTS, field) ? TEXTS[field]! : null;
   if (!texts) {
     const kind = has(NUMBERS, field) ? `is a number, such as ${field}>=1` : "is unknown";
-    return fail(`'${field}' ${kind}; texts are ${[...Object.keys(NAMES), ...Object.keys(TEXTS)].join(", ")}`);
+    return fail(`'${field}' ${kind}; texts are ${[...Object.keys(NAMES), ...Object.keys(TEXTS), CONTENTS].join(", ")}`);
   }
-  const values = [...given.matchAll(VALUE)].map((found) => (found[1] || found[2] || "").toLowerCase());
-  if (!values.length) fail(`${field}: needs a text, such as ${field}:word`);
-  if (has(NAMES, field)) return (row) => texts(row).some((text) => values.includes(text.toLowerCase()));
-  return (row) => texts(row).some((text) => values.some((value) => text.toLowerCase().includes(value)));
+  const values = valuesOf(field, given, fail);
+  if (has(NAMES, field)) return (row) => texts(row).some((text) => values.includes(folded(text)));
+  return (row) => texts(row).some((text) => values.some((value) => folded(text).includes(value)));
+}
+
+function valuesOf(field: string, given: string, fail: (why: string) => never): string[] {
+  const values = [...given.matchAll(VALUE)].map((found) => folded(found[1] || found[2] || ""));
+  if (!values.length || (field === CONTENTS && values.includes(""))) fail(`${field}: needs a text, such as ${field}:word`);
+  return values;
 }

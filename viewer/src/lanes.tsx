@@ -2,6 +2,7 @@
 // rewrites as cuts. What a rewrite dropped is hatched.
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
+import { numberOf } from "./router";
 import { number, plural, short, visible } from "./text";
 import type { Episode, Step } from "./types";
 import { useWidth } from "./virtual";
@@ -102,7 +103,7 @@ function Definitions() {
 }
 
 export function describe(step: Step): string {
-  const parts = [`step ${step.index}`, `${number(step.observed)} observed`, `${number(step.sampled)} sampled`];
+  const parts = [`step ${numberOf(step)}`, `${number(step.observed)} observed`, `${number(step.sampled)} sampled`];
   if (step.reward) parts.push(`reward ${short(step.reward)}`);
   if (step.break) parts.push(breakText(step));
   return parts.join(" · ");

@@ -1,13 +1,15 @@
 // The table of episodes: sorted, filtered, and grouped by task.
 
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { RunRows } from "./data";
 import { FilterBox } from "./filterbox";
-import { InvalidFilter, parseFilter } from "./filters";
+import { type Filter, InvalidFilter, parseFilter } from "./filters";
+import { folded } from "./folding";
 import { useKeys } from "./keys";
-import { change, go, linkTo } from "./router";
+import { change, go, linkTo, numberOf } from "./router";
+import { useSearch } from "./search";
 import { Visible, decimal, number, plural, visible } from "./text";
-import type { Row } from "./types";
+import type { Hit, Row } from "./types";
 import { Rows, reveal, useSeen, useWidth } from "./virtual";
 
 export const ROW = 30;
@@ -177,7 +179,18 @@ export function groupsOf(rows: Row[]): Group[] {
 export const mean = (values: number[]) => values.reduce((a, b) => a + b, 0) / values.length;
 export const rewardsOf = (rows: Row[]) => rows.map(scored).filter((value): value is number => value !== null);
 
-type Item = { kind: "row"; row: Row } | { kind: "group"; group: Group };
+type Item =
+  | { kind: "row"; row: Row }
+  | { kind: "group"; group: Group }
+  | { kind: "hit"; row: Row; hit: Hit; number: number }
+  | { kind: "more"; row: Row; count: number };
+
+/** The link to a message in which a text was found: at its step, with the text highlighted. */
+function linkToHit(run: number, row: Row, hit: Hit, wanted: string[]): string {
+  const find = wanted.find((one) => folded(hit.found).startsWith(one)) ?? wanted[0];
+  const step = hit.step === null ? undefined : numberOf({ index: hit.step });
+  return linkTo(["run", run, row.line], { step, context: hit.context, message: hit.message + 1, find });
+}
 
 export function List({ state, run, query }: { state: RunRows; run: number; query: Record<string, string> }) {
   const { rows } = state;
@@ -190,22 +203,33 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
   const width = useWidth(box);
   const all = useMemo(() => columnsOf(rows, run), [rows, run]);
   const columns = useMemo(() => fitting(all, width || 1200), [all, width]);
-  const [chosen, problem] = useMemo((): [Row[], InvalidFilter | null] => {
+  const [parsed, problem] = useMemo((): [Filter | null, InvalidFilter | null] => {
     try {
-      return [rows.filter(parseFilter(filter)), null];
+      return [parseFilter(filter), null];
     } catch (error) {
-      return [rows, error as InvalidFilter];
+      return [null, error as InvalidFilter];
     }
-  }, [rows, filter]);
+  }, [filter]);
+  const isSearch = parsed !== null && parsed.texts.length > 0;
+  const [isStopped, setStopped] = useState(false);
+  useEffect(() => setStopped(false), [filter]);
+  const found = useSearch(run, state, filter, parsed, isStopped);
+  const chosen = useMemo(() => {
+    if (parsed === null) return rows;
+    return isSearch ? rows.filter((row) => found.matches.has(row.line)) : rows.filter(parsed.matchesRow);
+  }, [rows, parsed, found.matches]);
   const sorted = useMemo(() => sortedBy(chosen, all.find((column) => column.name === sort), isDown), [chosen, all, sort, isDown]);
   Object.assign(lastList, { run, query, lines: useMemo(() => sorted.map((row) => row.line), [sorted]) });
   const items = useMemo((): Item[] => {
-    if (!isGrouped) return sorted.map((row) => ({ kind: "row", row }));
-    return groupsOf(sorted).flatMap((group): Item[] => [
-      { kind: "group", group },
-      ...group.rows.map((row): Item => ({ kind: "row", row })),
-    ]);
-  }, [sorted, isGrouped]);
+    const itemsOf = (row: Row): Item[] => {
+      const match = isSearch ? found.matches.get(row.line) : undefined;
+      const hits = (match?.hits ?? []).map((hit, number): Item => ({ kind: "hit", row, hit, number }));
+      const count = (match?.count ?? 0) - hits.length;
+      return [{ kind: "row", row }, ...hits, ...(count > 0 ? [{ kind: "more" as const, row, count }] : [])];
+    };
+    if (!isGrouped) return sorted.flatMap(itemsOf);
+    return groupsOf(sorted).flatMap((group): Item[] => [{ kind: "group", group }, ...group.rows.flatMap(itemsOf)]);
+  }, [sorted, isGrouped, found.matches]);
   const seen = useSeen(box, items.length, ROW, 0);
   const selected = Math.min(Math.max(0, items.findIndex((item) => keyOf(item) === query.at)), Math.max(0, items.length - 1));
   const select = (index: number) => {
@@ -213,9 +237,13 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
     if (item) change({ at: keyOf(item) });
   };
   useEffect(() => reveal(box.current, selected, ROW, ROW), [selected, box.current === null]);
+  const placeOf = (item: Item): string => {
+    if (item.kind === "group") return sideBySide(run, item.group.rows);
+    if (item.kind === "hit") return linkToHit(run, item.row, item.hit, parsed?.searched ?? []);
+    return linkTo(["run", run, item.row.line], item.kind === "more" ? { find: parsed?.searched[0] } : {});
+  };
   const open = (item: Item | undefined) => {
-    if (item?.kind === "row") go(linkTo(["run", run, item.row.line]));
-    else if (item) go(sideBySide(run, item.group.rows));
+    if (item) go(placeOf(item));
   };
   const page = Math.max(1, Math.floor((box.current?.clientHeight ?? 600) / ROW) - 2);
   useKeys([
@@ -265,6 +293,18 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
             </>
           )}
           {state.isReading && <span class="faint"> reading…</span>}
+          {isSearch && !state.isReading && found.searched < rows.length && found.error === null && (
+            <span class="faint">
+              {" "}
+              {isStopped ? "stopped after" : "searched"} {number(found.searched)} of {number(rows.length)}{" "}
+              {!isStopped && (
+                <button type="button" class="link" onClick={() => setStopped(true)}>
+                  Stop
+                </button>
+              )}
+            </span>
+          )}
+          {found.error !== null && <span class="bad"> {visible(found.error)}</span>}
         </p>
         <Histogram values={rewards} />
       </div>
@@ -308,6 +348,18 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
                 </div>
               );
             }
+            if (item.kind === "hit" || item.kind === "more") {
+              return (
+                <div key={keyOf(item)} {...common} class={`${className} hit`} onClick={() => open(item)}>
+                  <div role="gridcell">
+                    <a href={placeOf(item)} tabIndex={-1}>
+                      {item.kind === "hit" ? hitLabel(item.hit) : `${plural(item.count, "further message")}`}
+                    </a>
+                    {item.kind === "hit" && <Snippet hit={item.hit} />}
+                  </div>
+                </div>
+              );
+            }
             return (
               <div
                 key={keyOf(item)}
@@ -329,7 +381,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
         </Rows>
         {!items.length && (
           <p class="empty">
-            {rows.length ? "No episode matches the filter." : state.isReading ? "Reading…" : "There is no episode yet."}
+            {isSearch && found.searched < rows.length ? "Searching…" : rows.length ? "No episode matches the filter." : state.isReading ? "Reading…" : "There is no episode yet."}
           </p>
         )}
       </div>
@@ -337,7 +389,28 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
   );
 }
 
-const keyOf = (item: Item) => (item.kind === "row" ? String(item.row.line) : `g${item.group.rows[0]!.line}`);
+function keyOf(item: Item): string {
+  if (item.kind === "group") return `g${item.group.rows[0]!.line}`;
+  return `${item.row.line}${item.kind === "hit" ? `h${item.number}` : item.kind === "more" ? "m" : ""}`;
+}
+
+function hitLabel(hit: Hit): string {
+  const part = hit.part === "text" ? hit.role : hit.part;
+  return [hit.step === null ? "" : `step ${numberOf({ index: hit.step })}`, visible(hit.context), visible(part)].filter(Boolean).join(" · ");
+}
+
+function Snippet({ hit }: { hit: Hit }) {
+  return (
+    <span class="snippet">
+      <Visible text={hit.before} />
+      <mark>
+        <Visible text={hit.found} />
+      </mark>
+      <Visible text={hit.after} />
+    </span>
+  );
+}
+
 const numeric = (value: number | string | null) => (typeof value === "number" ? number(value) : value);
 
 export function sideBySide(run: number, rows: Row[]): string {

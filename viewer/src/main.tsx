@@ -74,12 +74,12 @@ function Help({ onClose }: { onClose: () => void }) {
       </dl>
       <h2>Filter</h2>
       <p>
-        <code>reward&lt;0.5 break:summary role:researcher -status:error word "two words"</code>
+        <code>reward&lt;0.5 break:summary role:researcher -status:error text:"refund policy" word "two words"</code>
       </p>
       <p>
         All terms hold; <code>-</code> negates. Numbers: reward, reward.NAME, metric.NAME, break.REASON, steps, breaks, contexts, tokens, observed, sampled,
         errors, duration, seed, version, line, with &lt; &lt;= &gt; &gt;= = !=. Names: status, stop, break, role, by (environment, policy or infrastructure). Texts: id,
-        task, group, env, error. Several values: <code>status:error,truncated</code>.
+        task, group, env, error, and text, which is what messages, reasoning, calls and results contain. Several values: <code>status:error,truncated</code>.
       </p>
     </dialog>
   );

@@ -38,6 +38,14 @@ export function change(query: Record<string, string | number | undefined>, repla
   go(linkTo(place.path, { ...place.query, ...query }), replace);
 }
 
+/** The number of a step as people see it, and as links have it: from 1, as lines are counted. */
+export const numberOf = (step: { index: number }) => step.index + 1;
+
+/** The index of the step that a link names; null if it names none. */
+export function indexOf(number: string | undefined): number | null {
+  return number !== undefined && /^[1-9][0-9]*$/.test(number) ? Number(number) - 1 : null;
+}
+
 export function usePlace(): Place {
   const [place, setPlace] = useState(() => placeOf(location.hash));
   useLayoutEffect(() => {

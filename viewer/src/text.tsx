@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
+import { folded, placesOf } from "./folding";
 
 // The same characters as in envsdk/visible.py.
 const HIDDEN =
@@ -32,14 +33,11 @@ export function Visible({ text, search = "" }: { text: string; search?: string }
 function marked(text: string, search: string): ComponentChildren {
   if (!search) return text;
   const parts: ComponentChildren[] = [];
-  const lower = text.toLowerCase();
-  const wanted = search.toLowerCase();
-  if (lower.length !== text.length) return text; // a letter whose lower case is longer: positions would not fit
   let at = 0;
-  for (let found = lower.indexOf(wanted); found >= 0; found = lower.indexOf(wanted, at)) {
-    if (found > at) parts.push(text.slice(at, found));
-    parts.push(<mark>{text.slice(found, found + wanted.length)}</mark>);
-    at = found + wanted.length;
+  for (const [start, stop] of placesOf(text, folded(search))) {
+    if (start > at) parts.push(text.slice(at, start));
+    parts.push(<mark>{text.slice(start, stop)}</mark>);
+    at = stop;
   }
   parts.push(text.slice(at));
   return parts;

@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { promptOf, tokensOf } from "./data";
 import { useKeys } from "./keys";
 import { breakText } from "./lanes";
-import { change } from "./router";
+import { change, indexOf, numberOf } from "./router";
 import { decimal, number, plural, visible } from "./text";
 import { type Line, Log, type Part, Sequence, lineAt, linesOf } from "./tokens";
 import type { Episode, Step } from "./types";
@@ -116,7 +116,8 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
     if (at !== null && count) reveal(box.current, rowOf(at), LINE, isTable ? LINE : 0);
   }, [at, lines, isTable]);
   useEffect(() => {
-    const chosen = query.step === undefined || step ? undefined : episode.steps[Number(query.step)];
+    const named = step ? null : indexOf(query.step);
+    const chosen = named === null ? undefined : episode.steps[named];
     if (chosen && query.at === undefined && count) {
       const position = sequence.positionOf(chosen.context, chosen.start);
       if (position >= 0 && box.current) box.current.scrollTop = Math.max(0, (rowOf(position) - (isTable ? 0 : 1)) * LINE);
@@ -183,7 +184,7 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
         <span class="faint">
           {step ? (
             <>
-              prompt of step {step.index}: {plural(sequence.length, "token")}, {number(step.keep)} kept
+              prompt of step {numberOf(step)}: {plural(sequence.length, "token")}, {number(step.keep)} kept
             </>
           ) : (
             <>
@@ -201,7 +202,7 @@ function Loaded({ sequence, episode, context, step, query }: Props & { sequence:
           class={`token-box ${isTable ? "token-table" : "token-text"} by-${mode}`}
           tabIndex={0}
           role={isTable ? "grid" : "group"}
-          aria-label={step ? `Tokens of the prompt of step ${step.index}` : `Tokens of ${context}`}
+          aria-label={step ? `Tokens of the prompt of step ${numberOf(step)}` : `Tokens of ${context}`}
           aria-rowcount={isTable ? sequence.length + 1 : undefined}
           onMouseOver={(event) => {
             const position = (event.target as HTMLElement).closest("[data-at]")?.getAttribute("data-at");
@@ -302,7 +303,7 @@ function TextLine({ sequence, line, mode, scale, at, match, episode, isPrompt }:
     return (
       <div class={`token-line mark ${isCut ? "cut-mark" : ""}`}>
         <span>
-          step {line.step}
+          step {numberOf({ index: line.step })}
           {step && ` · ${number(step.observed)} observed · ${number(step.sampled)} sampled`}
           {step?.break && ` · ${visible(breakText(step))}`}
         </span>
@@ -382,14 +383,14 @@ function TableRow({ sequence, position, mode, scale, isSelected, isMatch }: RowP
       </div>
       {cell(log.bytes(at), "bytes-cell faint")}
       {cell(visible(log.role(at)), "")}
-      {cell(log.steps[at]!)}
+      {cell(log.steps[at]! + 1)}
       {cell(of(log.logprobs[at]!))}
       {hasReference(sequence) && cell(of(log.reference?.[at] ?? Number.NaN))}
       {hasReference(sequence) && cell(of(difference))}
       {hasAdvantages(sequence) && cell(of(log.advantages?.[at] ?? Number.NaN))}
       {cell(index(log.trained[at]!))}
       {cell(log.nodes[at]!)}
-      {cell(index(log.dropped[at]!))}
+      {cell(index(log.dropped[at]! < 0 ? log.dropped[at]! : log.dropped[at]! + 1))}
     </div>
   );
 }
@@ -418,11 +419,11 @@ function Detail({ sequence, position, episode }: { sequence: Sequence; position:
     ["context", visible(part.context)],
     ["in its log", number(at)],
     ["role", visible(log.role(at))],
-    ["step", `${log.steps[at]!}, ${log.sampled[at] ? "sampled" : "observed"}`],
+    ["step", `${log.steps[at]! + 1}, ${log.sampled[at] ? "sampled" : "observed"}`],
     ["trained", trained < 0 ? "no" : `in sample ${trained}`],
     ["samples", log.samples(at).join(", ") || "none"],
     ["tree node", node ? `${node.number} (after ${node.parent < 0 ? "nothing" : node.parent})` : ""],
-    ["dropped", dropped < 0 ? "no" : `at step ${dropped}`],
+    ["dropped", dropped < 0 ? "no" : `at step ${dropped + 1}`],
   ];
   if (!Number.isNaN(logprob)) rows.push(["log-prob", `${decimal(logprob, 4)} (${(100 * Math.exp(logprob)).toFixed(2)}%)`]);
   if (!Number.isNaN(reference)) rows.push(["trainer", decimal(reference, 4)], ["difference", decimal(reference - logprob, 4)]);

@@ -53,6 +53,32 @@ export interface RowsAnswer {
   is_complete: boolean | null;
 }
 
+/** A message in which a text was found. */
+export interface Hit {
+  context: string;
+  message: number; // index
+  step: number | null; // index
+  role: string;
+  part: string;
+  before: string;
+  found: string;
+  after: string;
+}
+
+/** An episode that matches a filter, and where its texts were found first. */
+export interface Match {
+  line: number;
+  count: number;
+  hits: Hit[];
+}
+
+export interface SearchAnswer {
+  generation: number;
+  searched: number;
+  more: boolean;
+  matches: Match[];
+}
+
 export interface Call {
   name: string;
   arguments: unknown;
@@ -106,7 +132,7 @@ export interface Break {
 export type Range = [context: string, start: number, stop: number];
 
 export interface Step {
-  index: number;
+  index: number; // from 0; people see `numberOf` it
   context: string;
   base: string;
   keep: number;

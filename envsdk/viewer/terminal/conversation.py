@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
+from ..contents import find
 from ..transcript import Entry, Part
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "inherited": "dim"}
@@ -27,10 +28,15 @@ class ConversationLines:
     Args:
         entries: The entries.
         width: The width to wrap to.
+
+    Attributes:
+        entries: The entries.
+        searched: A text that is marked wherever it occurs, as `str.casefold` returns it.
     """
 
     def __init__(self, entries: Sequence[Entry], width: int) -> None:
         self.entries = entries
+        self.searched = ""
         self._open: set[int] = set()
         self.resize(width, 0)
 
@@ -41,7 +47,12 @@ class ConversationLines:
         """Return a line."""
         entry = self.entry_at(index)
         text, style = self._lines[entry][index - self._starts[entry]]
-        return Text(text, style)
+        line = Text(text, style)
+        at = 0
+        while self.searched and (place := find(text[at:], self.searched)) is not None:
+            line.stylize("black on yellow", at + place[0], at + place[1])
+            at += place[1]
+        return line
 
     def resize(self, width: int, cursor: int) -> int:
         """Wrap to another width; return the line of the entry that the cursor is in."""
@@ -65,6 +76,13 @@ class ConversationLines:
         self._lines[entry] = self._wrapped(entry)
         self._place()
 
+    def open_with(self, entry: int, folded: str) -> int:
+        """Open an entry if a text in it is folded away; return the line with the text, or else the entry's first."""
+        if all(find(line.text, folded) is None for line in self._lines[entry]) and entry not in self._open:
+            self.toggle(entry)
+        own = (at for at, line in enumerate(self._lines[entry]) if find(line.text, folded) is not None)
+        return self._starts[entry] + next(own, 0)
+
     def toggle_all(self) -> None:
         """Open all entries, or fold them if all are open."""
         self._open = set() if len(self._open) == len(self.entries) else set(range(len(self.entries)))
@@ -79,7 +97,7 @@ class ConversationLines:
     def _wrapped(self, number: int) -> list[StyledLine]:
         return [
             StyledLine(piece, line.style)
-            for line in _lines(self.entries[number], number in self._open)
+            for line in entry_lines(self.entries[number], number in self._open)
             for piece in wrapped(line.text, self._width)
         ]
 
@@ -87,7 +105,8 @@ class ConversationLines:
         self._starts = [0, *accumulate(len(lines) for lines in self._lines)]
 
 
-def _lines(entry: Entry, is_open: bool) -> Iterator[StyledLine]:
+def entry_lines(entry: Entry, is_open: bool) -> Iterator[StyledLine]:
+    """Yield the lines of an entry, each as wide as it is."""
     for break_ in entry.breaks:
         yield StyledLine(f"──✂── {break_}", "red")
     style = "red" if entry.kind == "break" else f"bold {_ROLE_STYLES.get(entry.kind, '')}"
@@ -99,7 +118,7 @@ def _lines(entry: Entry, is_open: bool) -> Iterator[StyledLine]:
             yield StyledLine(line, _PART_STYLES.get(part.kind, ""))
     if is_open:
         for own in entry.inherited:
-            yield from _lines(own, False)
+            yield from entry_lines(own, False)
     yield StyledLine("", "")
 
 

@@ -12,11 +12,14 @@ from textual.widgets import Footer, Static
 
 from ...errors import EnvsdkError
 from ...visible import on_one_line
+from ..contents import Hit
+from ..drawing import drawing
 from ..ranges import Range
 from ..resources import Resources
 from ..transcript import Entry, transcript
 from .conversation import ConversationLines
 from .dialogs import Question
+from .drawing_screen import DrawingScreen
 from .episodes import Listed
 from .lines import Lines
 from .tokens_screen import TokensScreen
@@ -30,6 +33,8 @@ class EpisodeScreen(ViewerScreen):
         resources: The runs.
         listed: The episodes of the list.
         index: Which of them.
+        hit: Where a text was found that the cursor is to be at first.
+        searched: The text, as `str.casefold` returns it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -42,17 +47,21 @@ class EpisodeScreen(ViewerScreen):
         Binding("e", "error(1)", "Next error of a reply", show=False),
         Binding("t", "tokens", "Tokens"),
         Binding("p", "prompt", "Prompt"),
+        Binding("c", "contexts", "Contexts"),
         Binding("slash", "search", "Search"),
         Binding("right_square_bracket", "episode(1)", "Next episode", show=False),
         Binding("left_square_bracket", "episode(-1)", "Episode before", show=False),
     ]
 
-    def __init__(self, resources: Resources, listed: Sequence[Listed], index: int) -> None:
+    def __init__(
+        self, resources: Resources, listed: Sequence[Listed], index: int, hit: Hit | None = None, searched: str = ""
+    ) -> None:
         super().__init__()
+        self._hit = hit
         self._resources, self._listed, self._index = resources, listed, index
         self._shown: Mapping[str, Any] = {"steps": []}
         self.source = ConversationLines([], 80)
-        self._searched = ""
+        self._searched = searched
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
@@ -81,7 +90,24 @@ class EpisodeScreen(ViewerScreen):
             self.query_one("#title", Static).update(_title(self._shown, self._index + 1, len(self._listed)))
         lines = self.query_one(Lines)
         self.source = ConversationLines(entries, lines.size.width or 80)
+        self.source.searched = self._searched.casefold()
         lines.show(self.source)
+        if self._hit is not None and entries:
+            self._go_to_hit(self._hit)
+            self._hit = None
+
+    def _go_to_hit(self, hit: Hit) -> None:
+        place = (hit.context, hit.message)
+        entry = self.source.find(-1, 1, lambda entry: (entry.context, entry.message) == place)
+        if entry is not None:
+            self._show_text(entry)
+
+    def _show_text(self, entry: int) -> None:
+        """Go to the line of an entry that has the searched text."""
+        line = self.source.open_with(entry, self.source.searched)
+        lines = self.query_one(Lines)
+        lines.move_to_top(self.source.first_line(entry))
+        lines.move_to(line)
 
     @property
     def entry(self) -> Entry | None:
@@ -144,8 +170,13 @@ class EpisodeScreen(ViewerScreen):
 
     def _search(self, text: str | None) -> None:
         if text:
-            self._searched = text
-            self._go(1, lambda entry: _has(entry, text.lower()), f"entry with {on_one_line(text)!r}")
+            self._searched, self.source.searched = text, text.casefold()
+            found = self.source.find(self._entry, 1, lambda entry: _has(entry, text.casefold()))
+            if found is None:
+                self.notify(f"There is no further entry with {on_one_line(text)!r}.", markup=False)
+            else:
+                self._show_text(found)
+            self.query_one(Lines).refresh()
 
     def action_tokens(self) -> None:
         """Show the tokens of the context with the cursor, from its step on."""
@@ -166,6 +197,18 @@ class EpisodeScreen(ViewerScreen):
         run, row = self._listed[self._index]
         ranges = [Range(*one) for one in self._resources.prompt(run, row.line, step)["ranges"]]
         self._show_tokens(f"prompt of step {step + 1}", ranges, 0)
+
+    def action_contexts(self) -> None:
+        """Show the drawing of the contexts; a step that is chosen there has the cursor here."""
+        if self._shown["steps"]:
+            steps = () if self.entry is None else self.entry.steps
+            screen = DrawingScreen(self._shown["id"], drawing(self._shown), steps[0] if steps else None)
+            self.open_screen(screen, self._go_to_step)
+
+    def _go_to_step(self, step: int | None) -> None:
+        found = None if step is None else self.source.find(-1, 1, lambda entry: step in entry.steps)
+        if found is not None:
+            self.query_one(Lines).move_to_top(self.source.first_line(found))
 
     def _show_tokens(self, title: str, ranges: list[Range], start: int) -> None:
         run, row = self._listed[self._index]
@@ -201,4 +244,4 @@ def _about(entry: Entry, shown: Mapping[str, Any]) -> list[str]:
 
 def _has(entry: Entry, text: str) -> bool:
     own = (*entry.headings, *entry.breaks, *(part.text for part in entry.parts))
-    return any(text in one.lower() for one in own) or any(_has(one, text) for one in entry.inherited)
+    return any(text in one.casefold() for one in own) or any(_has(one, text) for one in entry.inherited)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from ...visible import on_one_line
+from ..contents import Match
 from ..rows import EpisodeRow
+from ..transcript import hit_text
 
 _STATUS_STYLES = {"terminated": "green", "truncated": "yellow", "error": "red", "damaged": "bold red"}
 
@@ -18,6 +20,22 @@ class Listed(NamedTuple):
 
     run: int
     row: EpisodeRow
+
+
+class Group(NamedTuple):
+    """The heading of the episodes of one task."""
+
+    key: str
+    rows: tuple[EpisodeRow, ...]
+
+    @property
+    def text(self) -> str:
+        """What the heading has: how many episodes there are, their rewards, and the task."""
+        rewards = [row.reward for row in self.rows if row.is_scored]
+        spread = f", {min(rewards):.4g} to {max(rewards):.4g}" if rewards and min(rewards) < max(rewards) else ""
+        mean = f"mean reward {math.fsum(rewards) / len(rewards):.4g}{spread}" if rewards else "not scored"
+        count = "1 episode" if len(self.rows) == 1 else f"{len(self.rows):,} episodes"
+        return on_one_line(" · ".join(filter(None, [self.key, count, mean, self.rows[0].task])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +104,21 @@ class EpisodeLines:
     Args:
         listed: The rows.
         names: The names of the runs; with several, each line begins with its run's.
+        is_grouped: Whether the episodes of a task follow each other, after a heading. Tasks are in the order of their
+            first rows.
+
+    Attributes:
+        listed: The rows, in the order in which they are shown.
+        items: What the lines show: rows, and the headings of groups.
     """
 
-    def __init__(self, listed: Sequence[Listed], names: Sequence[str]) -> None:
-        self.listed, self._names = listed, names
+    def __init__(self, listed: Sequence[Listed], names: Sequence[str], *, is_grouped: bool = False) -> None:
+        self._names = names
+        self.items: Sequence[Listed | Group] = _grouped(listed) if is_grouped else listed
+        self.listed = [item for item in self.items if isinstance(item, Listed)]
 
     def __len__(self) -> int:
-        return len(self.listed)
+        return len(self.items)
 
     def resize(self, width: int, cursor: int) -> int:
         """Nothing depends on the width."""
@@ -100,7 +126,10 @@ class EpisodeLines:
 
     def line(self, index: int, width: int) -> Text:
         """Return the line of a row."""
-        run, row = self.listed[index]
+        item = self.items[index]
+        if isinstance(item, Group):
+            return Text(item.text, "bold cyan")
+        run, row = item
         line = Text(self._run_cell(self._names[run]))
         for column, column_width in self._columns(width):
             style = _STATUS_STYLES.get(row.status, "") if column.title == "ended" else ""
@@ -124,6 +153,13 @@ class EpisodeLines:
         return [(column, column.width or max(8, width - used)) for column in shown]
 
 
+def _grouped(listed: Sequence[Listed]) -> list[Listed | Group]:
+    groups: dict[str, list[Listed]] = {}
+    for one in listed:
+        groups.setdefault(one.row.task_key, []).append(one)
+    return [item for key, own in groups.items() for item in (Group(key, tuple(row for _, row in own)), *own)]
+
+
 def in_order(listed: Sequence[Listed], column: Column, is_reversed: bool) -> list[Listed]:
     """Return rows sorted by a column. Rows without a value come last in both directions."""
 
@@ -137,11 +173,13 @@ def in_order(listed: Sequence[Listed], column: Column, is_reversed: bool) -> lis
     return [one for _, one in known] + [one for value, one in keyed if value is None]
 
 
-def details(row: EpisodeRow) -> Text:
-    """Return what the columns of a row have no room for, as two lines."""
+def details(row: EpisodeRow, match: Match | None = None) -> Text:
+    """Return what the columns of a row have no room for, as two lines; of a search, what was found."""
     if row.is_damaged:
         return Text(on_one_line(row.damage), "red")
     named = ", ".join(f"{name} {value:g}" for name, value in (*row.rewards.items(), *row.metrics.items()))
     facts = [row.id, f"group {row.group_id}" if row.group_id else "", row.status, named]
     head = Text(on_one_line(" · ".join(filter(None, facts))) + "\n")
+    if match is not None and match.hits:
+        return head.append(hit_text(match.hits[0]), "yellow")
     return head.append(on_one_line(row.error), "red") if row.error else head.append(on_one_line(row.task), "dim")

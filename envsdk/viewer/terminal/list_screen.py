@@ -13,10 +13,12 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static
 
 from ...visible import on_one_line
+from ..contents import Match
 from ..filters import parse_filter
 from ..resources import Resources
 from ..rows import EpisodeRow
 from ..sources import RunInfo
+from .comparison_screen import ComparisonScreen
 from .dialogs import Question
 from .episode_screen import EpisodeScreen
 from .episodes import COLUMNS, EpisodeLines, Listed, details, in_order
@@ -34,6 +36,15 @@ class KnownRows:
     rows: list[EpisodeRow] = field(default_factory=list[EpisodeRow])
 
 
+@dataclass(slots=True)
+class SearchedRows:
+    """How far a run was searched, and the episodes that match, by line."""
+
+    searched: int = 0
+    generation: int = 0
+    matches: dict[int, Match] = field(default_factory=dict[int, Match])
+
+
 class ListScreen(ViewerScreen):
     """The episodes of runs: sorted, filtered, and read while it is shown.
 
@@ -48,6 +59,9 @@ class ListScreen(ViewerScreen):
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "sort(-1)", "Sort by the column before", show=False),
         Binding("r", "reverse", "Reverse"),
+        Binding("t", "group", "Group by task"),
+        Binding("c", "compare", "Compare"),
+        Binding("m", "mark", "Mark for a comparison", show=False),
         Binding("escape", "clear", "Remove the filter", show=False),
     ]
 
@@ -57,6 +71,9 @@ class ListScreen(ViewerScreen):
         self.filter = parse_filter(filter)
         self._follow = follow
         self._column, self._is_reversed, self._is_reading = 0, False, True
+        self._is_grouped = False
+        self._marked: Listed | None = None
+        self._searches = [SearchedRows() for _ in resources.sources]
         self._infos = [source.info for source in resources.sources]
         self._runs = [KnownRows(source.generation) for source in resources.sources]
         self._names = [on_one_line(info.name) for info in self._infos]
@@ -95,6 +112,34 @@ class ListScreen(ViewerScreen):
             self.notify(on_one_line(str(error)), title="A file cannot be read", severity="error", markup=False)
         self._is_reading = False
         self.show_rows()
+        self.search_rows()
+
+    @work(exclusive=True, group="search")
+    async def search_rows(self) -> None:
+        """Search the contents of the rows that were not searched yet, and show what was found now and then."""
+        if not self.filter.texts:
+            return
+        drawn = time.monotonic()
+        try:
+            for run in range(len(self._runs)):
+                while await self._search_some(run):
+                    if time.monotonic() - drawn > _REDRAW_S:
+                        self.show_rows()
+                        drawn = time.monotonic()
+        except OSError as error:
+            self.notify(on_one_line(str(error)), title="A file cannot be searched", severity="error", markup=False)
+        self.show_rows()
+
+    async def _search_some(self, run: int) -> bool:
+        """Search some rows of a run; return whether there are more."""
+        own = self._searches[run]
+        search = self.resources.search
+        answer = await asyncio.to_thread(search, run, self.filter.text, own.searched, own.generation)
+        if answer["generation"] != own.generation:
+            own = self._searches[run] = SearchedRows(generation=answer["generation"])
+        own.searched = answer["searched"]
+        own.matches.update((found["line"], Match.from_dict(found)) for found in answer["matches"])
+        return answer["more"]
 
     async def _read_some(self, run: int) -> bool:
         """Read some rows of a run; return whether there are more."""
@@ -110,17 +155,32 @@ class ListScreen(ViewerScreen):
         lines = self.query_one(Lines)
         before = self.current
         listed = [
-            Listed(run, row) for run, known in enumerate(self._runs) for row in known.rows if self.filter.matches(row)
+            Listed(run, row) for run, known in enumerate(self._runs) for row in known.rows if self._matches(run, row)
         ]
-        self.source = EpisodeLines(in_order(listed, COLUMNS[self._column], self._is_reversed), self._names)
-        same = (index for index, one in enumerate(self.source.listed) if before is not None and _is_same(one, before))
+        ordered = in_order(listed, COLUMNS[self._column], self._is_reversed)
+        self.source = EpisodeLines(ordered, self._names, is_grouped=self._is_grouped)
+        same = (
+            index
+            for index, one in enumerate(self.source.items)
+            if before is not None and isinstance(one, Listed) and _is_same(one, before)
+        )
         lines.show(self.source, next(same, 0))
+
+    def _matches(self, run: int, row: EpisodeRow) -> bool:
+        return row.line in self._searches[run].matches if self.filter.texts else self.filter.matches(row)
 
     @property
     def current(self) -> Listed | None:
         """The row with the cursor, or None."""
         cursor = self.query_one(Lines).cursor
-        return self.source.listed[cursor] if cursor < len(self.source) else None
+        item = self.source.items[cursor] if cursor < len(self.source) else None
+        return item if isinstance(item, Listed) else None
+
+    @property
+    def _match(self) -> Match | None:
+        """What was found in the row with the cursor."""
+        one = self.current
+        return None if one is None else self._searches[one.run].matches.get(one.row.line)
 
     def on_resize(self) -> None:
         """Draw the heading for the new width."""
@@ -137,15 +197,23 @@ class ListScreen(ViewerScreen):
     def _describe(self) -> None:
         lines, column = self.query_one(Lines), COLUMNS[self._column]
         self.query_one("#heading", Static).update(self.source.heading(self.size.width, column, self._is_reversed))
-        self.query_one("#details", Static).update(Text("") if self.current is None else details(self.current.row))
+        self.query_one("#details", Static).update(
+            Text("") if self.current is None else details(self.current.row, self._match)
+        )
         total = sum(len(known.rows) for known in self._runs)
         facts = [
             f"{lines.cursor + 1 if len(self.source) else 0} of {len(self.source):,}",
             ("1 episode" if total == 1 else f"{total:,} episodes") + (", reading" if self._is_reading else ""),
             f"filter: {self.filter.text}" if self.filter.text else "",
+            self._progress(),
             "following" if self._follow else "",
         ]
         self.query_one("#status", Static).update(Text(on_one_line(" · ".join(filter(None, facts)))))
+
+    def _progress(self) -> str:
+        """Return how far a search is, or nothing."""
+        searched, total = sum(own.searched for own in self._searches), sum(len(known.rows) for known in self._runs)
+        return f"searched {searched:,}" if self.filter.texts and searched < total else ""
 
     def open_episode(self) -> None:
         """Open the episode with the cursor."""
@@ -155,11 +223,43 @@ class ListScreen(ViewerScreen):
             self.notify(on_one_line(self.current.row.damage), title="This line is damaged", markup=False)
             return
         listed = [one for one in self.source.listed if not one.row.is_damaged]
-        self.open_screen(EpisodeScreen(self.resources, listed, listed.index(self.current)))
+        match = self._match
+        hit = match.hits[0] if match is not None and match.hits else None
+        found = "" if hit is None else hit.found.rstrip("…")
+        self.open_screen(EpisodeScreen(self.resources, listed, listed.index(self.current), hit, found))
+
+    def action_group(self) -> None:
+        """Put the episodes of a task together, or not."""
+        self._is_grouped = not self._is_grouped
+        self.show_rows()
+
+    def action_mark(self) -> None:
+        """Mark the episode with the cursor, to compare another one with it."""
+        self._marked = self.current
+        if self._marked is not None:
+            self.notify(f"Marked {on_one_line(self._marked.row.id)}; c on another one compares.", markup=False)
+
+    def action_compare(self) -> None:
+        """Compare the episode with the cursor with the marked one, or else with the next one of its task."""
+        one = self.current
+        other = self._marked if self._marked is not None else self._next_of_task()
+        if one is None or other is None or _is_same(one, other) or one.row.is_damaged or other.row.is_damaged:
+            self.notify("Mark an episode with m, and compare another one with it.", markup=False)
+        else:
+            first, second = (other, one) if other is self._marked else (one, other)
+            self.open_screen(ComparisonScreen(self.resources, first, second))
+            self._marked = None
+
+    def _next_of_task(self) -> Listed | None:
+        one = self.current
+        if one is None:
+            return None
+        own = [other for other in self.source.listed if other.row.task_key == one.row.task_key]
+        return own[(own.index(one) + 1) % len(own)]
 
     def action_filter(self) -> None:
         """Ask for a filter."""
-        question = "Filter: reward<0.5 break:summary role:researcher -status:error word"
+        question = "Filter: reward<0.5 break:summary -status:error text:contents word"
         self.open_screen(Question(question, self.filter.text, parse_filter), self._use_filter)
 
     def action_clear(self) -> None:
@@ -169,7 +269,9 @@ class ListScreen(ViewerScreen):
     def _use_filter(self, text: str | None) -> None:
         if text is not None:
             self.filter = parse_filter(text)
+            self._searches = [SearchedRows() for _ in self._runs]
             self.show_rows()
+            self.search_rows()
 
     def action_sort(self, step: int) -> None:
         """Sort by the next column that is in sight."""

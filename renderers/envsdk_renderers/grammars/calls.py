@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from pydantic import ValidationError
-
 from envsdk.errors import RenderError
 from envsdk.messages import ToolCall, ToolSchema
 
 from ..replies.argument_types import ArgumentTypes
+from .call_writing import CallWriter
 from .grammar import Field, Grammar, Path
 from .patterns import Constant, Patterns
 from .python_calls import NotPython, read_python_call
 from .source import Source, Undecided
 from .styles import CONTROL, CUT, JSON, UNTERMINATED, parse_value, read_value, skip_space
-from .writing import write_between_tags, write_call, write_form
+from .writing import write_form
 
 NOT_CLOSED = "the tool call was not closed"
 _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
@@ -99,6 +98,7 @@ class CallReader:
         """How many characters were searched for calls that are broken."""
         self._patterns = patterns
         self._tools = tools
+        self._writer = CallWriter(grammar, is_checked=True)
 
     @cached_property
     def _types(self) -> ArgumentTypes:
@@ -129,9 +129,6 @@ class CallReader:
             raise CallRead(call, read.found.end, read.found.position) from None
         except Unreadable as broken:
             return self._broken(start, since, broken)
-        except ValidationError as invalid:
-            why = invalid.errors()[0]["msg"].removeprefix("Value error, ")
-            return self._broken(start, since, Unreadable(f"a tool call is not valid: {why}", start))
         return ReadCall(self._with_raw(found, start, since), found.position, found.following, last=found.end)
 
     @property
@@ -147,13 +144,18 @@ class CallReader:
         coded = self._coded[opened:closed] if is_tagged else self._coded[start : found.end].strip()
         try:
             if tags and is_tagged:
-                written = write_between_tags(self._grammar, found.call, tags)
+                written = self._writer.between_tags(found.call, tags)
             else:
-                written = write_call(self._grammar, found.call)
+                written = self._writer.text(found.call)
         except RenderError:  # it cannot be written otherwise
             written = None
         text = self._patterns.code.plain(coded)
-        return found.call if text == written else found.call.model_copy(update={"raw": text})
+        call = found.call
+        return (
+            call
+            if text == written
+            else ToolCall.checked(call.name, call.arguments, id=call.id, error=call.error, raw=text)
+        )
 
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""
@@ -199,7 +201,7 @@ class CallReader:
         is_open = self._patterns.has_control_closers and not found
         is_cut = not found and (broken.is_open or not text.strip())
         error = NOT_CLOSED if is_cut else str(broken)
-        call = _broken_call(_valid_name(broken.name), text, error)
+        call = ToolCall.checked(_valid_name(broken.name), text, error=error, raw=text)
         is_closed = found is not None and not self._patterns.is_opener(found)
         return ReadCall(call, found.end() if found and is_closed else end, None, is_open, end)
 
@@ -229,7 +231,7 @@ class CallReader:
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
         call_id = None if grammar.id_path is None else _at(fields, grammar.id_path)
-        call = ToolCall(name=name, arguments=cast("Any", arguments), id=call_id if isinstance(call_id, str) else None)
+        call = ToolCall.checked(name, cast("Any", arguments), id=call_id if isinstance(call_id, str) else None)
         return self._close(end, "object", call)
 
     def _refuse_other_keys(self, holder: Any, path: Path, end: int, name: str) -> None:
@@ -285,7 +287,7 @@ class CallReader:
                 raise Undecided(start) from None
             self._searched += error.searched
             raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=True) from None
-        return self._close(end, "python", ToolCall(name=name, arguments=arguments))
+        return self._close(end, "python", ToolCall.checked(name, arguments))
 
     # A call of several fields.
 
@@ -432,7 +434,7 @@ class CallReader:
         more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
         call_id = None if self._grammar.first_id is not None else texts.get("id")
-        return ToolCall(name=self._name(texts, start), arguments=arguments, id=call_id, error=error)
+        return ToolCall.checked(self._name(texts, start), arguments, id=call_id, error=error)
 
     def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
         """Read the constant after a field that shows itself where it ends."""
@@ -481,17 +483,6 @@ def _at(value: Any, path: Path, missing: Any = None) -> Any:
             return missing
         value = fields[key]
     return value
-
-
-_ALL_FIELDS = ToolCall(name="", arguments="").model_fields_set | {"error", "raw"}
-
-
-def _broken_call(name: str, text: str, error: str) -> ToolCall:
-    """Return a call that could not be read; its texts are plain, so they need not be checked again.
-
-    A reply may have a hundred thousand of them.
-    """
-    return ToolCall.model_construct(_ALL_FIELDS, name=name, arguments=text, id=None, error=error, raw=text)
 
 
 def _valid_name(name: str) -> str:

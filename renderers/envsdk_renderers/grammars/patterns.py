@@ -39,7 +39,7 @@ class Code:
 
     def segments(self, segments: Iterable[Segment]) -> str:
         """Code a reply that is cut at its control tokens; a token that is not in the grammar is text."""
-        return "".join(self._characters.get(s.control, s.control) + s.text for s in segments)
+        return "".join([self._characters.get(s.control, s.control) + s.text for s in segments])
 
     def cut(self, coded: str) -> list[Segment]:
         """Cut a coded text at its control tokens."""

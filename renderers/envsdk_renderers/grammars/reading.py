@@ -55,7 +55,7 @@ class GrammarReader:
             sampled: What was sampled, with how it ended.
             tools: JSON schemas of the tools that the model has.
         """
-        reading = self.begin(tools)
+        reading = GrammarReading(self.patterns, tools, is_reported=False)
         reading.end(segments)
         return reading.message(sampled)
 
@@ -68,9 +68,10 @@ class GrammarReading:
     Args:
         patterns: The patterns of the grammar.
         tools: JSON schemas of the tools that the model has.
+        is_reported: Whether `events` returns what was read.
     """
 
-    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema]) -> None:
+    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
         self._patterns = patterns
         self._source = Source()
         self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
@@ -92,6 +93,7 @@ class GrammarReading:
         """Whether the current call was already reported."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
         """What was read since `events` was called; a call with its index."""
+        self._is_reported = is_reported
         self._reported: int = 0
         """How many parts of the content were reported."""
         self._waiting = _Waiting(patterns)
@@ -128,9 +130,8 @@ class GrammarReading:
     def message(self, sampled: SplitReply) -> Message:
         """Return the message after everything was read."""
         errors = [*self._errors, *errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)]
-        return Message(
-            role="assistant",
-            content="".join(self._content),
+        return Message.checked_reply(
+            "".join(self._content),
             reasoning=None if self._reasoning is None else "".join(self._reasoning),
             tool_calls=tuple(self._calls),
             errors=tuple(dict.fromkeys(errors)),
@@ -223,7 +224,7 @@ class GrammarReading:
         if self._reasoning is None:
             self._reasoning = []
         self._reasoning.append(text)
-        if text:
+        if text and self._is_reported:
             self._events.append(ReasoningText(text))
 
     # Text.
@@ -289,7 +290,7 @@ class GrammarReading:
     def _close_unopened(self) -> None:
         """Make the text so far reasoning; none of it was reported."""
         self._reasoning, self._content = ["".join(self._content)], []
-        if self._reasoning[0]:
+        if self._reasoning[0] and self._is_reported:
             self._events.append(ReasoningText(self._reasoning[0]))
 
     def _add(self, coded: str, *, is_last: bool = True) -> None:
@@ -310,7 +311,7 @@ class GrammarReading:
 
     def _report_content(self, *, is_settled: bool = False) -> None:
         """Report the content, unless it may still become reasoning or be dropped, or reasoning follows it."""
-        if self._state == "reasoning":
+        if self._state == "reasoning" or not self._is_reported:
             return  # reasoning is reported before content
         is_settled = is_settled or self._state == "end" or self._reasoning is not None or bool(self._calls)
         if not is_settled and (self._patterns.reasoning_closer or self._patterns.opens_reasoning):
@@ -343,13 +344,15 @@ class GrammarReading:
         self._position, self._since = read.end, read.last
 
     def _report_call(self, call: ToolCall) -> None:
-        self._report_content(is_settled=True)
-        self._events.append((len(self._calls), call))
+        if self._is_reported:
+            self._report_content(is_settled=True)
+            self._events.append((len(self._calls), call))
 
     def _note(self, error: str) -> None:
         if error not in self._errors:
             self._errors[error] = None
-            self._events.append(ReadingError(error))
+            if self._is_reported:
+                self._events.append(ReadingError(error))
 
 
 class _Waiting:

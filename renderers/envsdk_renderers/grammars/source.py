@@ -97,7 +97,10 @@ class Source:
         """The position after the last character that is not whitespace, if no more text comes."""
         self.length: int = 0
         """The length of all text so far, with what was dropped."""
-        self._found: dict[re.Pattern[str], re.Match[str] | None] = {}
+        self._found: dict[Pattern, re.Match[str] | None] = {}
+        """The next match of each pattern, None if there is none: by the pattern, since `re.Pattern` hashes its code."""
+        self._begun: dict[Pattern, re.Match[str] | None] = {}
+        """The same for the beginnings of what it matches."""
 
     def grow(self, text: str, *, is_whole: bool = False) -> None:
         """Add text."""
@@ -106,11 +109,13 @@ class Source:
         self.is_whole = is_whole
         self.last = len(self.text.rstrip()) if is_whole else len(self.text)
         self._found.clear()
+        self._begun.clear()
 
     def drop(self, position: int) -> None:
         """Drop the text before a position, which was read."""
         self.text = self.text[position:]
         self._found.clear()
+        self._begun.clear()
 
     def search(self, pattern: Pattern, position: int) -> re.Match[str] | None:
         """Return the first match from a position on; None if there is none in the whole reply.
@@ -120,10 +125,10 @@ class Source:
         """
         if self.is_whole and pattern.begins_with_control and self.text.isascii():
             return None  # there is no control token
-        found = self._next(pattern.complete, position)
+        found = self._next(self._found, pattern, pattern.complete, position)
         if self.is_whole:
             return found
-        begun = self._next(pattern.begun, position)
+        begun = self._next(self._begun, pattern, pattern.begun, position)
         if begun and (found is None or _rank(begun) <= _rank(found)):
             raise Undecided(begun.start())
         if found is None:
@@ -166,12 +171,18 @@ class Source:
         if not self.is_whole and position >= len(self.text):
             raise Undecided(position)
 
-    def _next(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        if pattern in self._found:
-            known = self._found[pattern]
-            if known is None or known.start() >= position:
-                return known
-        found = self._found[pattern] = pattern.search(self.text, position)
+    def _next(
+        self,
+        known: dict[Pattern, re.Match[str] | None],
+        pattern: Pattern,
+        expression: re.Pattern[str],
+        position: int,
+    ) -> re.Match[str] | None:
+        if pattern in known:
+            found = known[pattern]
+            if found is None or found.start() >= position:
+                return found
+        found = known[pattern] = expression.search(self.text, position)
         return found
 
 

@@ -96,6 +96,13 @@ def write_value(value: Any, style: Style) -> list[Piece]:
         check_json(value)
     except ValueError as error:
         raise RenderError(f"a value of a call is not JSON: {error}") from error
+    return written_value(value, style)
+
+
+def written_value(value: Any, style: Style) -> list[Piece]:
+    """Write a value that is known to be one of JSON; see `write_value`."""
+    if style.is_default and isinstance(value, (dict, list)):  # mostly
+        return [Piece(encode_json(value), False)]
     if isinstance(value, str) and style.is_verbatim:
         return [Piece(value, False)]
     return list(_written(value, style, 0))
@@ -251,7 +258,7 @@ def parse_value(text: str, words: Mapping[str, Any] = _WORDS, *, reads_python: b
     if word in words:
         return words[word]
     try:
-        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
+        value: Any = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:

@@ -13,6 +13,9 @@ from envsdk.messages import ToolSchema
 
 _ALL = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _STRING = frozenset({"string"})
+_MAPPING = (dict, Mapping)  # a dict is recognized at once, another mapping only by its bases
+_CONDITIONS = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf"})
+"""The keys of a schema that admit fewer values than its type."""
 
 
 class Admitted(NamedTuple):
@@ -82,8 +85,7 @@ class ArgumentTypes:
         if (tool, key) not in self._admitted:
             self._admitted[tool, key] = _admitted_by(self._parameters.get(tool), key)
         admitted = self._admitted[tool, key]
-        kinds = frozenset[str]() if admitted is None else admitted.kinds
-        if admitted is None or kinds == _STRING:
+        if admitted is None or (kinds := admitted.kinds) == _STRING:
             return text, None
         may_be_text = "string" in kinds
         try:
@@ -112,8 +114,8 @@ def _admitted_by(parameters: Any, key: str) -> Admitted | None:
 
 
 def _properties(parameters: Any) -> Mapping[str, Any]:
-    properties: Any = cast("Any", parameters).get("properties") if isinstance(parameters, Mapping) else None
-    return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
+    properties: Any = cast("Any", parameters).get("properties") if isinstance(parameters, _MAPPING) else None
+    return cast("Mapping[str, Any]", properties) if isinstance(properties, _MAPPING) else {}
 
 
 def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitted:
@@ -124,10 +126,12 @@ def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitt
         root: The schema that its references point into.
         references: What known references admit; a reference that is being followed adds nothing by itself.
     """
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, _MAPPING):
         return _NOTHING if schema is False else _ANYTHING
     fields = cast("Mapping[str, Any]", schema)
     found = _of_type(fields.get("type"))
+    if _CONDITIONS.isdisjoint(fields):  # mostly
+        return found
     if "enum" in fields:
         found &= Admitted(frozenset(), frozenset(map(_literal, _items(fields["enum"]))))
     if "const" in fields:
@@ -146,7 +150,14 @@ def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitt
 
 
 def _of_type(declared: Any) -> Admitted:
-    return _of_names(frozenset([declared] if isinstance(declared, str) else filter(_is_text, _items(declared))))
+    if isinstance(declared, str):
+        return _of_name(declared)
+    return _of_names(frozenset(filter(_is_text, _items(declared))))
+
+
+@lru_cache(256)
+def _of_name(name: str) -> Admitted:
+    return _of_names(frozenset([name]))
 
 
 @lru_cache(256)

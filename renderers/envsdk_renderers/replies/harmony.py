@@ -4,6 +4,7 @@ The package openai-harmony reads the headers. Everything else is read here, sinc
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
@@ -19,25 +20,27 @@ from envsdk.rendering.tokenizers import Tokenizer
 from .json_calls import json_text, read_arguments
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from openai_harmony import HarmonyEncoding
 
 FUNCTIONS = "functions."
 """The prefix of the names of tools in headers."""
 _MAX_HEADER_TOKENS = 128  # of a header: the library's time is not linear in its length
 _MAX_HEADERS = 32  # of one reply: the library takes milliseconds to read one
+_KEPT_HEADERS = 256  # of all replies: models write the same few again and again
 
 
 class Chunk(NamedTuple):
     """One of the messages of a reply, as tokens."""
 
-    header: list[int]
-    """The tokens from `<|start|>assistant`, which the prompt contains for the first one, to `<|message|>`."""
-    body: list[int] | None
-    """The tokens after `<|message|>`; None if there is no `<|message|>`."""
+    header: "NDArray[np.int32]"
+    """The tokens from `<|start|>assistant`, in the prompt for the first one, to `<|message|>`: shape (n,)."""
+    body: "NDArray[np.int32] | None"
+    """The tokens after `<|message|>`, shape (n,); None if there is no `<|message|>`."""
     end: int | None
     """The token that ends it, if any; `<|start|>` if the next message begins before this one was ended."""
-    outside: list[int]
-    """The tokens before its `<|start|>`, outside of any message."""
+    outside: "NDArray[np.int32]"
+    """The tokens before its `<|start|>`, outside of any message: shape (n,)."""
 
 
 class Header(NamedTuple):
@@ -69,95 +72,98 @@ class HarmonyReader:
         self._start, self._end, self._message, self._call = map(
             tokenizer.token_id, ("<|start|>", "<|end|>", "<|message|>", "<|call|>")
         )
-        self._role = tokenizer.encode("assistant").tolist()
+        self._ends = {self._end, self._start, *self._stops}  # where a message begins, the last one is over
+        self._role = tuple(tokenizer.encode("assistant").tolist())
+        self._is_control = np.zeros(tokenizer.vocab_size + 1, dtype=bool)
+        self._is_control[[*self._controls.values()]] = True
+        self._parsed = lru_cache(_KEPT_HEADERS)(self._parse_header)
 
     def read(self, tokens: TokenIds) -> Message:
         """Read a reply from the opening of an assistant's message on; any tokens are accepted."""
         ids = np.asarray(tokens, dtype=np.int32)
-        stops = np.isin(ids, self._stops).nonzero()[0]
-        end = int(stops[0]) + 1 if len(stops) else len(ids)
+        stop = next((at for at in self._controls_in(ids) if int(ids[at]) in self._stops), None)
+        end = len(ids) if stop is None else stop + 1
         reply = _Reply()
         for chunk in self.chunks(ids[:end]):
             self._read_chunk(chunk, reply)
-        if len(stops):
+        if stop is not None:
             reply.open_block = None
-        for error in errors_at_end(is_ended=len(stops) > 0, overrun=self.decode(ids[end:].tolist())):
+        for error in errors_at_end(is_ended=stop is not None, overrun=self.decode(ids[end:])):
             reply.note(error)
         return reply.message()
 
     def chunks(self, reply: TokenIds) -> list[Chunk]:
         """Cut a reply into its messages; the last one may be cut anywhere."""
-        ends = {self._end, self._start, *self._stops}  # where a message begins, the last one is over
+        ids = np.asarray(reply, dtype=np.int32)
         chunks: list[Chunk] = []
-        header: list[int] = []
-        outside: list[int] = []
-        body: list[int] | None = None
+        outside, header = ids[:0], 0  # where the header begins
+        message: int | None = None
         is_inside = True  # the prompt has opened the first message
-        for token in np.asarray(reply, dtype=np.int32).tolist():
+        for at in self._controls_in(ids):
+            token = int(ids[at])
             if not is_inside:
-                is_inside = token == self._start
-                if not is_inside:
-                    outside.append(token)
-            elif token in ends:
-                chunks.append(Chunk(header, body, token, outside))
-                header, outside, body, is_inside = [], [], None, token == self._start
-            elif body is not None:
-                body.append(token)
-            elif token == self._message:
-                body = []
-            else:
-                header.append(token)
-        if is_inside or outside or not chunks:
-            chunks.append(Chunk(header, body, None if is_inside else self._end, outside))
+                if token == self._start:
+                    outside, header, is_inside = ids[header:at], at + 1, True
+            elif token in self._ends:
+                chunks.append(_chunk(ids[header:at], message, header, token, outside))
+                outside, header, message, is_inside = ids[:0], at + 1, None, token == self._start
+            elif message is None and token == self._message:
+                message = at
+        if is_inside:
+            chunks.append(_chunk(ids[header:], message, header, None, outside))
+        elif header < len(ids):
+            chunks.append(Chunk(ids[:0], None, self._end, ids[header:]))
         return chunks
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def _controls_in(self, ids: "NDArray[np.int32]") -> list[int]:
+        """Return the positions of the format's control tokens."""
+        return self._is_control.take(ids, mode="clip").nonzero()[0].tolist()
+
+    def decode(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
         """Decode ids."""
-        return self._tokenizer.decode(np.asarray(tokens, dtype=np.int32))
+        return self._tokenizer.decode(tokens)
 
     def _read_chunk(self, chunk: Chunk, reply: "_Reply") -> None:
-        if chunk.outside:
+        if len(chunk.outside):
             reply.note(f"there is text outside of any message: {self._start_of(chunk.outside)!r}")
         if chunk.body is None:
-            if chunk.header:
+            if len(chunk.header):
                 reply.note(f"a message has a header and no content: {self._start_of(chunk.header)!r}")
             return
-        header = self._without_role(chunk, reply)
+        header = self._without_role(tuple(chunk.header.tolist()), reply)
         if header is None:
-            reply.note(
-                f"a message is not the assistant's: {self.decode([*chunk.header[:40], *chunk.body[:40]])[:40]!r}"
-            )
+            start = np.concatenate([chunk.header[:40], chunk.body[:40]])
+            reply.note(f"a message is not the assistant's: {self.decode(start)[:40]!r}")
             return
         channel, recipient, error = self._read_header(header, reply.headers)
         reply.note(error)
-        present = set(chunk.body)
-        for name, token in self._controls.items():
+        present = {int(chunk.body[at]) for at in self._controls_in(chunk.body)}
+        for name, token in self._controls.items() if present else ():
             if token in present:
                 reply.note(f"{name} is out of place: it is inside a message")
         reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
         reply.note(self._wrong_end(chunk.end, channel, recipient))
 
-    def _without_role(self, chunk: Chunk, reply: "_Reply") -> list[int] | None:
+    def _without_role(self, header: tuple[int, ...], reply: "_Reply") -> tuple[int, ...] | None:
         """Return the header without its role, which only the first one lacks; None if the role is not the assistant."""
         if not reply.has_first:
             reply.has_first = True
-            return chunk.header
+            return header
         length = len(self._role)
-        return chunk.header[length:] if chunk.header[:length] == self._role else None
+        return header[length:] if header[:length] == self._role else None
 
-    def _read_header(self, header: list[int], known: dict[tuple[int, ...], Header]) -> Header:
-        """Read a header, each only once; the number and length of headers are bounded, to bound the time."""
+    def _read_header(self, header: tuple[int, ...], known: set[tuple[int, ...]]) -> Header:
+        """Read a header; the number and length of a reply's different headers are bounded, to bound the time."""
         if len(header) > _MAX_HEADER_TOKENS:
             return self._unreadable(header, f"it has more than {_MAX_HEADER_TOKENS} tokens")
-        key = tuple(header)
-        if key not in known:
+        if header not in known:
             if len(known) >= _MAX_HEADERS:
                 error = f"the reply has more than {_MAX_HEADERS} different headers: they are not read"
                 return Header("final", None, error)
-            known[key] = self._parse_header(header)
-        return known[key]
+            known.add(header)
+        return self._parsed(header)
 
-    def _parse_header(self, header: list[int]) -> Header:
+    def _parse_header(self, header: tuple[int, ...]) -> Header:
         try:
             (parsed,) = self._encoding.parse_messages_from_completion_tokens(
                 [*header, self._message, self._end], Role.ASSISTANT, strict=False
@@ -168,10 +174,10 @@ class HarmonyReader:
             return Header(parsed.channel, None, f"a header has a word too many: {self._start_of(header)!r}")
         return Header(parsed.channel, parsed.recipient, None)
 
-    def _unreadable(self, header: list[int], why: str) -> Header:
+    def _unreadable(self, header: tuple[int, ...], why: str) -> Header:
         return Header("final", None, f"a header cannot be read: {self._start_of(header)!r}: {why}")
 
-    def _start_of(self, tokens: list[int]) -> str:
+    def _start_of(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
         """Return the first 40 characters of a text."""
         return self.decode(tokens[:40])[:40]
 
@@ -197,7 +203,7 @@ class _Reply:
         """Each error once, in the order in which they were found."""
         self.has_first = False
         self.open_block: Literal["reasoning", "tool_call"] | None = None
-        self.headers: dict[tuple[int, ...], Header] = {}
+        self.headers: set[tuple[int, ...]] = set()
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
@@ -235,6 +241,15 @@ class _Reply:
             errors=tuple(self.errors),
             open_block=self.open_block,
         )
+
+
+def _chunk(
+    ids: "NDArray[np.int32]", message: int | None, start: int, end: int | None, outside: "NDArray[np.int32]"
+) -> Chunk:
+    """Return the message of these tokens, which begin at `start`, with `<|message|>` at `message`."""
+    if message is None:
+        return Chunk(ids, None, end, outside)
+    return Chunk(ids[: message - start], ids[message - start + 1 :], end, outside)
 
 
 def _is_a_tool(recipient: str | None) -> bool:

@@ -57,11 +57,12 @@ class Dialect:
         ]
         return message.model_copy(update={"tool_calls": tuple(read)})
 
-    def addressed(self, messages: Sequence[Message]) -> list[Message]:
+    def addressed(self, messages: Sequence[Message], *, adds_ids: bool = True) -> list[Message]:
         """Return the messages with an id for each call, and for each tool's result the id and name of its call.
 
         A missing id is computed from the call alone, so it is the same wherever the call is written. `OpenCalls` finds
-        the call that a result answers; if none is left, it is the last one.
+        the call that a result answers; if none is left, it is the last one. Without `adds_ids`, a call has only the id
+        that it was given.
 
         Raises:
             RenderError: If no call has a result's id, or the call with that id is a call of another tool.
@@ -72,8 +73,10 @@ class Dialect:
         for message in messages:
             if message.role == "assistant":
                 open_calls = OpenCalls(message.tool_calls)
-                calls = tuple(self._with_id(index, call) for index, call in enumerate(message.tool_calls))
-                message = message if calls == message.tool_calls else message.model_copy(update={"tool_calls": calls})
+                calls = message.tool_calls
+                if adds_ids and not all(call.id for call in calls):
+                    calls = tuple(self._with_id(index, call) for index, call in enumerate(calls))
+                    message = message.model_copy(update={"tool_calls": calls})
             elif message.role == "tool" and calls:
                 answered = open_calls.answered_by(message)
                 call = calls[-1 if answered is None else answered]

@@ -3,6 +3,7 @@
 Knows nothing about tokens; a control token is a name in a rendered text.
 """
 
+import operator
 import re
 import string
 from bisect import bisect_left
@@ -16,7 +17,8 @@ from .names import pattern_of_names, rests_by_first
 
 STEM = "Qzxj"
 """The beginning of every word that a probe writes or that hides something, in any case. Content never contains it."""
-PROBE_NAME = f"{STEM.lower()}function"
+_STEM = STEM.lower()
+PROBE_NAME = f"{_STEM}function"
 """The function that probes call. No other function has this name, since the stem is hidden in content."""
 _WORD = re.compile(f"(?i:{STEM})(?:([0-9]{{1,6}})([a-z]))?")
 
@@ -132,7 +134,7 @@ def _hidden(names: Sequence[str]) -> re.Pattern[str]:
 
 def has_stem(text: str) -> bool:
     """Return whether a text contains the stem, which only probes and masks write."""
-    return STEM.lower() in text.lower()
+    return _STEM in text.lower()
 
 
 def shared_start(texts: Sequence[str]) -> int:
@@ -156,8 +158,8 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
         parts = [_map_part(part, change) for part in message.parts]
         if parts != list(message.parts):
             changed |= {"parts": tuple(parts), "content": "".join(p.text for p in parts if isinstance(p, TextPart))}
-    calls = tuple(_map_call(call, change) for call in message.tool_calls)
-    if calls != message.tool_calls:
+    calls = tuple([_map_call(call, change) for call in message.tool_calls])
+    if not all(map(operator.is_, calls, message.tool_calls)):
         changed["tool_calls"] = calls
     return message.model_copy(update=changed) if changed else message
 
@@ -167,8 +169,11 @@ def _map_part(part: ContentPart, change: Callable[[str], str]) -> ContentPart:
 
 
 def _map_call(call: ToolCall, change: Callable[[str], str]) -> ToolCall:
-    texts = {"name": change(call.name), "id": call.id and change(call.id)}
-    return call.model_copy(update={**texts, "arguments": map_strings(call.arguments, change)})
+    name, call_id = change(call.name), call.id and change(call.id)
+    arguments = map_strings(call.arguments, change)
+    if name == call.name and call_id == call.id and arguments == call.arguments:
+        return call
+    return call.model_copy(update={"name": name, "id": call_id, "arguments": arguments})
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

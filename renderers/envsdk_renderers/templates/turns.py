@@ -22,6 +22,7 @@ from .store import Store
 from .verdicts import Judge, sentinel_past
 
 _MANY_BASES = 256
+_NONE: Mapping[str, Any] = {}
 _CONTENT = TypeAdapter(MeasuredContent)
 _Value = TypeVar("_Value")
 
@@ -123,19 +124,24 @@ class TemplateTurns:
         """
         judge = self.judge(history[:1], tools)
         previous = history[-1] if history else None
-        reply, *shown = self.template.dialect.addressed([self.hide(message) for message in (reply, *answers)])
-        self.refuse_triggers(shown)
+        hidden = [self.hide(answer) for answer in answers]
+        self.refuse_triggers(hidden)
         rules = self._rules_with_tools if tools else self._rules_without_tools
-        contents = [rules.write(message) for message in shown]
-        reply = _without_moved_text(judge.base, reply)
-        if any(content is None for content in contents):
-            slots = self._slots_next_to_images(shown, contents)
-            shown = [m.model_copy(update={"content": slot(i)}) if i in slots else m for i, m in enumerate(shown)]
-            tail = self._measured_tail(judge, previous, reply, shown)
-            return tail, {rules.slot(shown[index].role, index): content for index, content in slots.items()}
-        if not (reply.tool_calls and judge.base.writes_ids):
-            reply, *shown = map(_without_ids, (reply, *shown))
-        tail = self._cached_tail(judge, previous, reply, shown)
+        contents = [rules.write(message) for message in hidden]
+        is_known = not any(content is None for content in contents)
+        writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
+        if is_known and not writes_ids:
+            shape, *shown = self.template.dialect.addressed([self.hide(_shape(reply)), *hidden], adds_ids=False)
+            shape, *shown = map(_without_ids, (shape, *shown))
+        else:  # an id is made of the arguments
+            shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
+        shape = _without_moved_text(judge.base, shape)
+        if not is_known:
+            held = self._slots_next_to_images(hidden, contents)
+            shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
+            tail = self._measured_tail(judge, previous, shape, shown)
+            return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
+        tail = self._cached_tail(judge, previous, shape, shown)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
 
@@ -211,6 +217,16 @@ class TemplateTurns:
             return self.base((), (PROBE_TOOL,) if sentinel.tool_calls else ()).tail([user()], sentinel, [answer]).stop
         except RenderError:
             return None
+
+
+def _shape(reply: Message) -> Message:
+    """Return a reply with the same texts and calls, without what is in them.
+
+    Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
+    """
+    calls = tuple([call.model_copy(update={"arguments": _NONE}) for call in reply.tool_calls])
+    reasoning = reply.reasoning and REASONING
+    return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
 
 
 def _without_moved_text(base: Base, reply: Message) -> Message:

@@ -5,6 +5,7 @@ Texts that were hidden from the template are restored here, as content.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from envsdk.rendering.emission import Emission
 
@@ -23,7 +24,12 @@ class TemplateEmission(Emission):
 
 def any_slot(contents: Mapping[str, str]) -> re.Pattern[str]:
     """Return a pattern that matches the slots of these contents."""
-    return re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else _NOTHING
+    return _any_of(tuple(contents)) if contents else _NOTHING
+
+
+@lru_cache(maxsize=256)
+def _any_of(slots: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("(" + "|".join(map(re.escape, slots)) + ")")
 
 
 class Writer:

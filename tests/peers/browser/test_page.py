@@ -7,6 +7,7 @@ import pytest
 
 import envsdk
 from envsdk.episodes.event_loops import run
+from envsdk.reporting import as_html, report
 from envsdk.viewer import notebook
 from envsdk.viewer.filters import parse_filter
 from envsdk.viewer.page import write_page
@@ -16,18 +17,19 @@ from envsdk.viewer.sources import Source
 VIEWS = {
     "list": ("#/run/0", ".tr[aria-rowindex='2'] .reward"),
     "groups": ("#/run/0?group=1", ".group-cell"),
-    "conversation": ("#/run/2/1?step=13", ".break-mark.rewrite"),
+    "found": ("#/run/1?q=text:%22founded%20in%22", ".tr.hit mark"),
+    "conversation": ("#/run/2/1?step=14", ".break-mark.rewrite"),
     "sub-agents": ("#/run/1/1?context=main/researcher-1", ".origin"),
     "tokens": ("#/run/0/1?view=tokens&at=40", ".tk.selected"),
     "table": ("#/run/0/1?view=tokens&as=table&at=40", ".token-row.selected"),
     "log-probabilities": ("#/run/3/1?view=tokens&color=logprob", ".tk.heat"),
     "differences": ("#/run/3/1?view=tokens&color=difference", ".tk.down"),
     "advantages": ("#/run/3/1?view=tokens&color=advantage&as=table&at=300", ".tk.up"),
-    "prompt": ("#/run/2/1?view=prompt&step=13", ".token-line .tk"),
+    "prompt": ("#/run/2/1?view=prompt&step=14", ".token-line .tk"),
     "about": ("#/run/0/1?view=about", ".about table"),
     "side by side": ("#/compare?e=0.1,4.1", ".diverge-mark"),
     "runs": ("#/runs", ".tr[aria-rowindex='2']"),
-    "hostile": ("#/run/5/1?step=1", ".hidden-character"),
+    "hostile": ("#/run/5/1?step=2", ".hidden-character"),
 }
 RUNS = ("strip", "delegate", "notes", "long", "random", "hostile")
 
@@ -92,9 +94,9 @@ def test_everything_is_reached_with_the_keyboard(watched, url):
     assert "#/run/1/2" in page.url
     page.keyboard.press("n")
     page.keyboard.press("n")
-    page.wait_for_selector(".panel >> text=Step 1")
+    page.wait_for_selector(".panel >> text=Step 2")
     page.keyboard.press("m")
-    page.wait_for_selector("text=prompt of step 1")
+    page.wait_for_selector("text=prompt of step 2")
     page.keyboard.press("t")
     page.wait_for_selector("button[aria-pressed=true] >> text=Tokens")
     page.wait_for_selector(".token-line .tk")
@@ -135,13 +137,13 @@ def test_an_episode_leads_to_the_next_one_of_the_list_and_back_to_its_filter(wat
 def test_a_link_leads_back_to_the_same_place(watched, url):
     page = watched.open(url + "#/run/2/1", ".conversation")
     page.click(".block >> nth=13")
-    page.wait_for_selector(".panel >> text=Step 13")
+    page.wait_for_selector(".panel >> text=Step 14")
     page.click("text=Prompt that the model saw")
-    page.wait_for_selector("text=prompt of step 13")
+    page.wait_for_selector("text=prompt of step 14")
     link = page.url
     page.go_back()
     page.wait_for_selector(".conversation")
-    watched.open(link, "text=prompt of step 13: 1,033 tokens, 439 kept")
+    watched.open(link, "text=prompt of step 14: 1,033 tokens, 439 kept")
 
 
 def test_new_episodes_of_a_run_appear(watched, serve, running):
@@ -159,7 +161,8 @@ def test_hostile_texts_are_shown_and_have_no_effect(watched, url):
     for place, element in (
         ("#/run/5", ".tr .status"),
         ("#/run/5?group=1", ".group-cell"),
-        ("#/run/5/1?step=1", ".call"),
+        ("#/run/5/1?step=2", ".call"),
+        ("#/run/5?q=text:window", ".tr.hit .hidden-character"),
         ("#/run/5/1?view=about", ".about"),
         ("#/run/5/1?view=tokens", ".tk"),
         ("#/compare?e=5.1,0.1", ".compare-cell"),
@@ -214,6 +217,34 @@ def test_texts_are_found_in_the_conversation_and_in_the_tokens(watched, url):
     assert "".join(page.locator(".tk.match").all_inner_texts()).strip() == "step by step"
 
 
+def test_the_contents_of_a_run_are_searched_and_a_result_leads_to_its_step(watched, url, runs, tmp_path):
+    file = tmp_path / "run.html"
+    write_page(file, Resources([Source(runs[name]) for name in RUNS if name != "long"]), parse_filter(""))
+    found = []
+    for place in (url, f"file://{file}"):
+        page = watched.open(place + "#/run/1", ".tr .status")
+        page.fill("input[type=search]", 'text:"FOUNDED in 1613"')
+        page.wait_for_selector(".tr.hit mark")
+        assert "2 of 4" in page.inner_text(".figures")
+        found.append(page.locator(".tr.hit").all_inner_texts())
+        page.keyboard.press("Enter")
+        for _ in range(2):
+            page.keyboard.press("j")
+        page.wait_for_selector(".tr.hit.selected")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".panel >> text=Step 5")
+        assert "context=main%2Fresearcher-1" in page.url and "step=5" in page.url
+        assert page.inner_text(".search .count").startswith("2 of ")
+        page.wait_for_function("""() => {
+            const [box] = [...document.querySelectorAll('mark')].map((mark) => mark.getBoundingClientRect());
+            return box.top > 0 && box.bottom < innerHeight;
+        }""")
+        page.go_back()
+        page.fill("input[type=search]", "text:nowhere")
+        page.wait_for_selector("text=No episode matches the filter")
+    assert found[0] == found[1]
+
+
 def test_the_themes_are_remembered(watched, url):
     page = watched.open(url + "#/run/0", ".tr .status")
     theme = page.get_attribute("html", "data-theme")
@@ -229,6 +260,26 @@ def test_two_episodes_of_a_task_show_where_they_diverge(watched, url):
     page.wait_for_selector("text=first different token")
     page.click(".episode-head .faint a >> nth=0")
     page.wait_for_selector(".tk.selected")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_a_report(browser, runs, tmp_path, theme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    for names in (("strip", "random", "notes"), ("strip",), ("hostile", "damaged")):
+        file = tmp_path / "report.html"
+        file.write_text(as_html(report(*(runs[name] for name in names))), encoding="utf-8")
+        for width in (1360, 390):
+            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, bypass_csp=True)
+            page = context.new_page()
+            problems = []
+            page.on("console", lambda message, problems=problems: problems.append(message.text))
+            page.goto(file.as_uri())
+            found = Axe().run(page)
+            assert found.violations_count == 0, (names, width, found.generate_report())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (names, width)
+            assert problems == []
+            context.close()
 
 
 # What it costs, measured in the page, and reported in the summary.
@@ -270,6 +321,15 @@ def test_five_thousand_episodes_are_listed(watched, serve, runs, tmp_path, figur
         f"{frames(page)}"
     )
     assert page.locator(".table .tr").count() < 100
+    started = page.evaluate("performance.now()")
+    page.fill("input[type=search]", 'text:"founded in 1613"')
+    page.wait_for_selector(".tr.hit mark")
+    first = page.evaluate("performance.now()")
+    page.wait_for_function("() => !document.querySelector('.figures').innerText.includes('searched')")
+    last = page.evaluate("performance.now()")
+    figure(
+        f"  searched: first result after {(first - started) / 1000:.2f} s, all after {(last - started) / 1000:.2f} s"
+    )
 
 
 def test_a_hundred_thousand_tokens_scroll(watched, serve, runs, figure):

@@ -1,0 +1,87 @@
+"""Rollouts with envsdk: `Rollouts`, the engine, for one episode and for many."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contender import Repetition, contender
+from benchmarks.retained import retained_bytes
+from benchmarks.talks import QUESTION, STEPS, SYSTEM, Script, answered, parsed, said, seconds_per_step, thought
+from envsdk import Action, Env, Limits, Message, Trajectory, Turn
+from envsdk.rollouts import Rollouts
+
+from .steps import qwen3
+
+OPTIONS: dict[str, Any] = {"renderer": "qwen3", "history": "keep", "limits": Limits(max_steps=STEPS)}
+
+
+class User(Env):
+    """A user who answers each reply."""
+
+    def start(self) -> Turn:
+        """Ask."""
+        self.replies = 0
+        return Turn(QUESTION, system=SYSTEM)
+
+    def respond(self, reply: Message) -> Turn:
+        """Answer."""
+        self.replies += 1
+        return Turn(answered(self.replies - 1))
+
+
+class Scripted:
+    """A policy that takes its time and gives the next reply of each episode."""
+
+    tokenizer = "any"
+
+    def __init__(self, seconds: float) -> None:
+        env = User(**OPTIONS, tokenizer=qwen3())
+        self.seconds = seconds
+        self.script = Script(lambda step: self._action(env, step))
+        self.steps: dict[str, int] = {}
+
+    @staticmethod
+    def _action(env: Env, step: int) -> Action:
+        tokens = env.renderer.reply(Message(role="assistant", reasoning=thought(step), content=said(step)))
+        return Action(tokens, np.full(len(tokens), -0.5, dtype=np.float32))
+
+    async def __call__(self, prompt: Any, *, episode_id: str, **_: Any) -> Action:
+        """Answer a prompt."""
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        step = self.steps.get(episode_id, 0)
+        self.steps[episode_id] = step + 1
+        return self.script.next(step)
+
+
+async def rolled(policy: Scripted, episodes: int) -> list[Trajectory]:
+    """Return the finished episodes."""
+    options = {**OPTIONS, "tokenizer": qwen3()}
+    rollouts = Rollouts(User, policy, seeds=range(episodes), group_size=1, env_options=options)
+    return [trajectory async for trajectory in rollouts]
+
+
+@contender("rollouts", "envsdk", packages=("numpy", "tiktoken"), note="`Rollouts`, in one process")
+def rollouts(size: str) -> Repetition:
+    """Roll out episodes of 200 steps."""
+    seconds, episodes = parsed(size)
+
+    def repetition() -> float:
+        policy = Scripted(seconds)
+        return seconds_per_step(rolled(policy, episodes), policy.script, seconds)
+
+    return repetition
+
+
+@contender("trajectory-memory", "envsdk", packages=("numpy",))
+def memory(steps: int) -> Repetition:
+    """Keep one episode."""
+
+    def repetition() -> float:
+        [trajectory] = asyncio.run(rolled(Scripted(0.0), 1))
+        if len(trajectory.steps) != steps:
+            raise ValueError("the episode has another length")
+        return retained_bytes(trajectory)
+
+    return repetition

@@ -1,0 +1,57 @@
+"""Images in requests to vLLM's `/inference/v1/generate`, and the check of the prompt that the server makes of them.
+
+Source: `content_parts` and `return_token_ids` of vLLM's `GenerateRequest`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ServerReplyError
+from ..images import Image
+from .server_replies import ServerRequest
+
+_PNG_COLOR_TYPE, _WITH_ALPHA = 25, (4, 6)
+"""The byte of a PNG file that describes its colors, and its values for those with transparency."""
+
+
+def image_fields(request: ServerRequest) -> dict[str, Any]:
+    """Return the fields of a request with images.
+
+    vLLM's processor writes the placeholders of each image in place of one, so the others are left out.
+    """
+    is_sent = np.ones(len(request.prompt), dtype=np.bool_)
+    for placed in request.media:
+        is_sent[placed.start + 1 : placed.stop] = False
+    parts = [{"type": "image_url", "image_url": {"url": _opaque(placed.image).url}} for placed in request.media]
+    return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
+
+
+def _opaque(image: Image) -> Image:
+    """Return an image as its pixels, if it is transparent: vLLM would show a background, and processors do not."""
+    has_alpha = image.media_type == "image/png" and image.data[_PNG_COLOR_TYPE] in _WITH_ALPHA
+    return Image.read(image.pixels) if has_alpha else image
+
+
+def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:
+    """Check that the prompt that a server sampled from is the requested one.
+
+    Raises:
+        ServerReplyError: If it is another one, or the server did not return it.
+    """
+    if tokens is None:
+        raise ServerReplyError(
+            "the server did not return prompt_token_ids, so the tokens of the images cannot be checked: use a version "
+            "of vLLM whose /inference/v1/generate has content_parts and return_token_ids"
+        )
+    expected: list[int] = request.prompt.tolist()
+    if list(tokens) == expected:
+        return
+    pairs = enumerate(zip(tokens, expected, strict=False))
+    first = next((index for index, (found, own) in pairs if found != own), min(len(tokens), len(expected)))
+    raise ServerReplyError(
+        f"the server sampled from another prompt: it has {len(tokens)} tokens, and the first that differs is at "
+        f"position {first}; expected {len(expected)} tokens. Start vLLM with the image processor of the environment's "
+        "renderer (--mm-processor-kwargs), such as the same numbers of pixels"
+    )

@@ -1,0 +1,61 @@
+"""Makes the virtual environments of other projects, for `make test-peers` and `make bench-peers`.
+
+An environment is `.venvs/<name>`: made when it is missing, made again when what goes into it has changed. Its
+`requirements.txt` pins the project and all that the project imports beyond our own requirements, because it is
+installed with `--no-deps`. A script `after_install.py` next to it, if there is one, completes the environment.
+"""
+
+import hashlib
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PEERS = CHECKOUT / "tests" / "peers"
+DATA = CHECKOUT / "tests" / "requirements-data.txt"
+
+
+def made(name: str, requirements: Path) -> Path | None:
+    """Return the folder of an environment, which is filled first if needed; None if that failed."""
+    environment = CHECKOUT / ".venvs" / name
+    stamp = environment / ".installed"
+    wanted = contents(requirements)
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        venv.create(environment, clear=True, with_pip=True)
+        if not install(environment / "bin" / "python", requirements):
+            return None
+        stamp.write_text(wanted)
+    return environment
+
+
+def contents(requirements: Path) -> str:
+    """Digest what an environment is made of: the peer's pins, the data, what of the project file an install reads."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    installed = repr((sys.version, project["project"], project["tool"]["hatch"]))
+    script = after_install(requirements)
+    completed = script.read_bytes() if script.is_file() else b""
+    return hashlib.sha256(requirements.read_bytes() + DATA.read_bytes() + installed.encode() + completed).hexdigest()
+
+
+def install(python: Path, requirements: Path) -> bool:
+    """Fill an environment: our package, editable, in versions that suit the peer; then the peer and the data.
+
+    Of a peer that asks for a newer Python, what we compare with runs on ours: its test says so if not.
+    """
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    alone = (*pip, "--no-deps", "--ignore-requires-python")
+    installed = run(*pip, "-e", ".[test]", "-c", requirements) and run(*alone, "-r", DATA, "-r", requirements)
+    script = after_install(requirements)
+    return installed and (not script.is_file() or run(python, script))
+
+
+def after_install(requirements: Path) -> Path:
+    """Return where the script that completes an environment would be."""
+    return requirements.with_name("after_install.py")
+
+
+def run(*command: str | Path) -> bool:
+    """Run a command in the checkout; return whether it succeeded."""
+    return subprocess.run(command, cwd=CHECKOUT, check=False).returncode == 0

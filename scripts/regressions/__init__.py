@@ -1,0 +1,1 @@
+"""Compares the costs that `make bench` measures with those of the last release: `python -m regressions`."""
