@@ -83,7 +83,13 @@ class Vision:
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
         """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        if self._is_grid:
+            return self._grid_token
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
+
+    @cached_property
+    def _grid_token(self) -> "NDArray[np.int32]":
+        return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
 
     def process(self, image: Image) -> ProcessedImage:
         """Apply the processor to an image; the last few results are cached.
@@ -126,8 +132,7 @@ class Vision:
         if self._is_grid:
             arrays = self._called(image, images=[pixels])
             count = int(np.prod(arrays["image_grid_thw"])) // int(self.processor.merge_size) ** 2
-            token = np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
-            return ProcessedImage(self.placeholder * count, count, token, arrays)
+            return ProcessedImage(self.placeholder * count, count, self._grid_token, arrays)
         made = self._called(
             image, text=[self.placeholder], images=[[pixels]], return_mm_token_type_ids=True, add_special_tokens=False
         )
