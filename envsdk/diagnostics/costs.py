@@ -1,7 +1,9 @@
 """The cost of a set of trajectories, in tokens."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from typing import Any, cast
 
 from ..errors import ConfigError
@@ -55,6 +57,7 @@ class Cost:
         as_tree: The tokens that a trainer processes if the samples of each episode are one prefix tree.
         breaks: The cost of the breaks, by their reason.
         cache: The cache hits that servers reported; None if they reported nothing.
+        image_tokens: The observed tokens that are images, each as often as it was observed.
         prompts: The tokens of all prompts, `kept + observed`, which a sampler without a KV cache has to process.
     """
 
@@ -71,6 +74,7 @@ class Cost:
     as_tree: int
     breaks: dict[str, BreakCost]
     cache: CacheHits | None = None
+    image_tokens: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
@@ -102,6 +106,8 @@ class Cost:
             f"prompts {self.prompts:,} tokens, {_share(self.kept, self.prompts)} of them kept by the KV cache",
             f"trained {self.trained:,} tokens: {self.as_samples:,} as samples, {self.as_tree:,} as trees",
         ]
+        if self.image_tokens:
+            lines[1] += f", {self.image_tokens:,} of them of images"
         if self.cache is not None:
             lines.insert(3, str(self.cache))
         for reason, part in sorted(self.breaks.items()):
@@ -143,6 +149,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         as_tree=sum(trajectory.tree_size() for trajectory in episodes),
         breaks=_by_reason(episodes),
         cache=cache_hits(steps),
+        image_tokens=sum(_image_tokens(trajectory) for trajectory in episodes),
     )
 
 
@@ -158,6 +165,16 @@ def _as_list(trajectories: Any) -> list[Trajectory]:
 def _own_steps(trajectory: Trajectory) -> list[Step]:
     """Return the steps of a trajectory without those that a fork copied from another episode."""
     return [step for step in trajectory.steps if not trajectory.is_copied(step)]
+
+
+def _image_tokens(trajectory: Trajectory) -> int:
+    """Return how many of the tokens that a policy observed are images."""
+    count = 0
+    for step in _own_steps(trajectory):
+        media = trajectory.contexts[step.context].media
+        first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
+        count += sum(placed.stop - placed.start for placed in media[first:stop])
+    return count
 
 
 def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:

@@ -144,6 +144,14 @@ class Renderer(ABC):
     def _encoder(self) -> Encoder:
         return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
 
+    @property
+    def images_note(self) -> str:
+        """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
+        if not self.writes_images:
+            return f"images are refused: {self.name!r} has no place for them"
+        given = find_processor(self.tokenizer) if self._processor is None else self._named_processor
+        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
+
     def refuse_images(self, messages: Sequence[Message], first: int = 0) -> None:
         """Refuse images if the renderer cannot write them.
 

@@ -64,8 +64,11 @@ class Vision:
         self.given = processor
         self._tokenizer = tokenizer
         self.processor: Any = _loaded(processor)
-        self._is_grid = hasattr(self.processor, "merge_size")  # an image processor alone
-        name: Any = _GRID_TOKEN if self._is_grid else getattr(self.processor, "image_token", None)
+        is_alone = hasattr(self.processor, "merge_size")  # an image processor
+        name: Any = _GRID_TOKEN if is_alone else getattr(self.processor, "image_token", None)
+        own = self.processor if is_alone else getattr(self.processor, "image_processor", None)
+        self._grid: Any = own if name == _GRID_TOKEN and hasattr(own, "merge_size") else None
+        """The image processor whose grid is the number of placeholders; None for other families."""
         if not isinstance(name, str):
             raise ConfigError(
                 f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
@@ -83,7 +86,13 @@ class Vision:
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
         """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        if self._grid is not None:
+            return self._grid_token
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
+
+    @cached_property
+    def _grid_token(self) -> "NDArray[np.int32]":
+        return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
 
     def process(self, image: Image) -> ProcessedImage:
         """Apply the processor to an image; the last few results are cached.
@@ -123,14 +132,12 @@ class Vision:
     def _process(self, image: Image) -> ProcessedImage:
         """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
         pixels = image.pixels
-        if self._is_grid:
-            arrays = self._called(image, images=[pixels])
-            count = int(np.prod(arrays["image_grid_thw"])) // int(self.processor.merge_size) ** 2
-            token = np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
-            return ProcessedImage(self.placeholder * count, count, token, arrays)
-        made = self._called(
-            image, text=[self.placeholder], images=[[pixels]], return_mm_token_type_ids=True, add_special_tokens=False
-        )
+        if self._grid is not None:
+            arrays = self._called(self._grid, image, images=[pixels])
+            count = int(np.prod(arrays["image_grid_thw"])) // int(self._grid.merge_size) ** 2
+            return ProcessedImage(self.placeholder * count, count, self._grid_token, arrays)
+        given: dict[str, Any] = {"text": [self.placeholder], "images": [[pixels]], "return_mm_token_type_ids": True}
+        made = self._called(self.processor, image, **given, add_special_tokens=False)
         ids = made["input_ids"][0].astype(np.int32)
         kinds = next((made[name][0] for name in _IS_PLACEHOLDER if name in made), None)
         if kinds is None or not (kinds == 1).any():
@@ -144,9 +151,9 @@ class Vision:
         arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
         return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
 
-    def _called(self, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
+    def _called(self, processor: Any, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
         try:
-            made: Any = self.processor(**arguments, return_tensors="np")
+            made: Any = processor(**arguments, return_tensors="np")
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}

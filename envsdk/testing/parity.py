@@ -12,7 +12,7 @@ from ..rendering.renderer import Renderer
 _DATE = "2025-01-01"
 _CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_NO_ARGUMENTS = frozenset({"name", "template", "template_arguments", "special_tokens"})
+_NO_ARGUMENTS = frozenset({"name", "template", "template_arguments", "special_tokens", "processor"})
 
 
 class Conversation(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import RenderError
-from ..messages import Message, ToolCall, ToolSchema
+from ..messages import ImagePart, Message, TextPart, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
 from . import parity
 from .masks import compare_masks
@@ -75,6 +75,7 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
                 f"past that the template rewrites: {name}",
                 lambda item=conversation: parity.rewritten_past(renderer, item),
             )
+    yield "images", lambda: _images(renderer)
     if renderer.history_note:
         yield "cost of a step under `strip`", lambda: renderer.history_note
     if has_template and parity.has_generation_blocks(parity.own_template(renderer)[0]):
@@ -140,6 +141,25 @@ def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) ->
     messages, tools, generation_prompt = conversation
     found = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
     _compare(renderer, found, expected, "the renderer and the template")
+
+
+def _images(renderer: Renderer) -> str:
+    """Compare images in a user's message with the template; its token for each is what the processor writes."""
+    vision = renderer.vision
+    if vision is None:
+        return renderer.images_note
+    images = [ImagePart(np.full((height, 64, 3), height, np.uint8)) for height in (48, 96)]
+    message = Message(role="user", content=[TextPart(text="Compare"), images[0], TextPart(text="with"), images[1]])
+    found = renderer.render([message], generation_prompt=True).tokens
+    counts = [vision.count(image) for image in message.images]
+    places = vision.places(found, message.images)
+    if renderer.chat_template is not None:
+        out = renderer.emission()
+        out.begin(0, "user", message.images)
+        out.scaffold(parity.render_template(renderer, [message], (), generation_prompt=True))
+        _compare(renderer, found, out.tokens()[0], "the renderer and the template with images")
+    name = type(vision.processor).__name__
+    return f"written with {name}: {counts} placeholders, {[place.stop - place.start for place in places]} tokens"
 
 
 def _determinism(renderer: Renderer) -> None:

@@ -17,6 +17,7 @@ from envsdk.errors import EnvsdkError, TokenizerError
 from envsdk.registry import get_renderer, list_renderers, renderer_factories
 from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
+from envsdk.rendering.vision import find_processor
 
 from .agreement import Agreement, compare
 from .fixed_base import FixedBase
@@ -59,37 +60,52 @@ def auto(tokenizer: Tokenizer, **options: Any) -> Renderer:
         TemplateUnsupported: If no family fits and `fixed_base` cannot use the template.
         ConfigError: If the chosen renderer does not take the options.
     """
-    choice = choose_renderer(tokenizer)
+    has_images = options.get("processor") is not None or find_processor(tokenizer) is not None
+    choice = choose_renderer(tokenizer, has_images=has_images)
     renderer = get_renderer(choice.name, tokenizer, **{**choice.options, **options})
     reading = f"; {renderer.reading_note}" if isinstance(renderer, FixedBase) else ""
-    renderer.chosen_because = choice.reason + reading
+    images = f"; {renderer.images_note}" if has_images else ""
+    renderer.chosen_because = choice.reason + reading + images
     _LOG.info("renderer %r for the tokenizer %r: %s", choice.name, tokenizer.name, renderer.chosen_because)
     return renderer
 
 
-def choose_renderer(tokenizer: Tokenizer) -> Choice:
-    """Choose the renderer for a tokenizer, once in a process for each template and vocabulary; see `auto`."""
+def choose_renderer(tokenizer: Tokenizer, *, has_images: bool = False) -> Choice:
+    """Choose the renderer for a tokenizer, once in a process for each template and vocabulary; see `auto`.
+
+    Args:
+        tokenizer: A tokenizer that came with a chat template.
+        has_images: Whether there is a processor of images; only families that write them are chosen then.
+    """
     source, names = tokenizer.chat_template, list_renderers()
     if source is None:
         raise TokenizerError(
             f"renderer='auto' compares chat templates, and the tokenizer {tokenizer.name!r} came without one: name a "
             f"renderer, one of {', '.join(names)}"
         )
-    key = (source.text, *sorted(source.special_tokens.items()), tokenizer.fingerprint, *names)
+    key = (has_images, source.text, *sorted(source.special_tokens.items()), tokenizer.fingerprint, *names)
     choice = _CHOICES.get(key)
     if choice is None:
-        choice = _choose(tokenizer, source, renderer_factories())
+        choice = _choose(tokenizer, source, renderer_factories(), has_images=has_images)
         remember(_CHOICES, key, choice, at_most=_MANY)
     return choice
 
 
 def _choose(
-    tokenizer: Tokenizer, source: ChatTemplateSource, factories: Mapping[str, Callable[..., Renderer]]
+    tokenizer: Tokenizer,
+    source: ChatTemplateSource,
+    factories: Mapping[str, Callable[..., Renderer]],
+    *,
+    has_images: bool,
 ) -> Choice:
     digest = template_hash(source.text)
     aliases = {name: known for name, factory in factories.items() if (known := getattr(factory, "templates", None))}
     classes = {name for name in factories if name not in aliases or getattr(factories[name], "without_tools", None)}
-    families = {name: factory for name, factory in factories.items() if name in classes - _NO_FAMILIES}
+    families = {
+        name: factory
+        for name, factory in factories.items()
+        if name in classes - _NO_FAMILIES and (not has_images or getattr(factory, "writes_images", False))
+    }
     nearest, most = "none with its control tokens renders a single conversation as it does", (0, 0)
     for name, options, found in _agreements(tokenizer, source, families):
         if found.is_complete:

@@ -190,3 +190,20 @@ def test_the_file_of_an_image_that_was_changed_or_is_missing_is_an_error(tmp_pat
 def test_a_damaged_reference_is_an_error(change):
     with pytest.raises(ImageError, match="damaged"):
         Image.from_reference({**Image.read(NOISE).reference(), **change})
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (37, 53), (200, 100)])
+@pytest.mark.parametrize("kind", ["noise", "flat", "gradient"])
+def test_pixels_are_stored_without_loss_however_well_they_compress(shape, kind):
+    rng = np.random.default_rng(3)
+    values = {
+        "noise": rng.integers(0, 256, (*shape, 3)),
+        "flat": np.full((*shape, 3), 200),
+        "gradient": np.add.outer(np.arange(shape[0]) * 7, np.arange(shape[1]) * 5)[..., None] * [1, 2, 3] % 256,
+    }[kind].astype(np.uint8)
+    image = Image.read(values)
+    with Pillow.open(io.BytesIO(image.data)) as read:
+        assert (read.format, read.mode) == ("PNG", "RGB")
+        assert np.array_equal(np.asarray(read), values)
+    assert Image.read(image.data) == image
+    assert kind != "flat" or len(image.data) < values.size // 4 + 200

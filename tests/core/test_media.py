@@ -10,6 +10,7 @@ from vision_models import picture, processed_ids, qwen_processor, vision_rendere
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
+from envsdk.diagnostics.costs import cost
 from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rendering.tokenizers import load_tokenizer
@@ -172,6 +173,18 @@ def test_an_edit_that_replaces_an_image_by_one_of_the_same_size_drops_it():
     assert [placed.image for placed in observation.media] == [picture(2).data]
     assert [placed.image for placed in info["media"]] == [picture(2).data]
     images_at(env.prompt(), info["media"], env.renderer)
+
+
+def test_the_cost_counts_the_tokens_of_images_as_often_as_they_are_observed():
+    env = Gallery(renderer=vision_renderer(), history={"name": "compact", "every": 2, "keep_images": 1})
+    trajectory = play(env)
+    observed = [step.stop - step.start for step in trajectory.steps]
+    counts = [env.renderer.vision.count(picture(*which).data) for which in ((1, 200, 160), (2, 320, 200), (5, 200, 90))]
+    found = cost(trajectory)
+    assert found.image_tokens == counts[0] + 2 * counts[1] + counts[2] < sum(observed)
+    assert f"{found.image_tokens:,} of them of images" in str(found)
+    assert (found + found).image_tokens == 2 * found.image_tokens
+    assert found.to_dict()["image_tokens"] == found.image_tokens
 
 
 def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():

@@ -9,12 +9,13 @@ import pytest
 from envsdk_renderers.fixed_base import FixedBase
 from template_conversations import TOOLS, called, emitted, result, user
 from vision_conversations import random_conversation
-from vision_families import FAMILIES, processor_of, renderer_of
+from vision_families import FAMILIES, processor_of, renderer_of, tokenizer_of
 from vision_models import picture, processed_ids
 
-from envsdk import Message
+from envsdk import Action, Env, Message, Turn, get_renderer, rollout
 from envsdk.errors import RenderError
-from envsdk.messages import TextPart
+from envsdk.messages import ImagePart, TextPart
+from envsdk.testing import check_renderer
 
 WITH_IMAGES = [name for name, family in FAMILIES.items() if family.tools == "images"]
 
@@ -86,3 +87,54 @@ def test_a_query_with_images_is_recognized_as_qwens_template_does(parts: tuple[s
     text = renderer.tokenizer.decode(renderer.render(messages, generation_prompt=True).tokens)
     expected = processed_ids(processor_of("qwen3.5"), messages, parts=False, add_generation_prompt=True)
     assert text == renderer.tokenizer.decode(np.array(expected, np.int32))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-vl", "gemma-3"])
+def test_auto_chooses_a_renderer_that_writes_images_and_records_with_what(name: str) -> None:
+    chosen = get_renderer("auto", tokenizer_of(name), processor=processor_of(name))
+    assert chosen.writes_images
+    assert chosen.chosen_because.endswith(f"; images are written with {type(processor_of(name)).__name__!r}")
+    message = Message(role="user", content=[TextPart(text="a"), picture(1)])
+    expected = processed_ids(processor_of(name), [message], parts=False)
+    assert chosen.render([message]).tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_doctor_reports_with_what_images_are_written(name: str) -> None:
+    (check,) = [one for one in check_renderer(renderer_of(name), random_replies=2).checks if one.name == "images"]
+    assert check.verdict == "PASS"
+    assert check.detail.startswith(f"written with {type(processor_of(name)).__name__}: ")
+
+
+def test_the_doctor_reports_why_images_are_refused() -> None:
+    def detail(name: str, tokenizer: Any) -> str:
+        report = check_renderer(get_renderer(name, tokenizer), random_replies=2)
+        return next(one.detail for one in report.checks if one.name == "images")
+
+    assert detail("qwen3", "embedded") == "images are refused: 'qwen3' has no place for them"
+    assert detail("qwen3.5", tokenizer_of("qwen3.5")) == "images are refused without processor="
+
+
+def test_the_same_screen_is_processed_once_in_a_hundred_steps() -> None:
+    processed = 0
+
+    class Counting(type(processor_of("qwen3.5").image_processor)):
+        def preprocess(self, *args: Any, **options: Any) -> Any:
+            nonlocal processed
+            processed += 1
+            return super().preprocess(*args, **options)
+
+    class Screen(Env):
+        def start(self) -> Turn:
+            return self.respond(Message(role="assistant"))
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn([Message(role="user", content=[ImagePart(np.full((64, 64, 3), 7, np.uint8))])])
+
+    renderer = get_renderer("qwen3.5", tokenizer_of("qwen3.5"), processor=Counting(patch_size=16))
+    stop = renderer.stop_token_ids[0]
+    env = Screen(renderer=renderer, limits={"max_steps": 100})
+    trajectory = rollout(env, lambda prompt, **request: Action([stop]), seed=0)
+    assert len(trajectory.steps) == 100
+    assert processed == 1
+    assert len(trajectory.images) == 1

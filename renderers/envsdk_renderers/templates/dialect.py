@@ -126,6 +126,8 @@ class Dialect:
         read = message.to_openai()
         if message.images:
             read["content"] = _typed_parts(message)
+        elif self.content == "parts":
+            read["content"] = [{"type": "text", "text": message.content}]
         if self.reasoning == "part" and message.reasoning is not None:
             read.pop("reasoning_content", None)
             read["content"] = self._message(message)["content"]
