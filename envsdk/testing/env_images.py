@@ -24,19 +24,18 @@ _HISTORIES = ("keep", "strip", {"name": "compact", "every": 2, "keep_images": 1}
 
 def images(episodes: Episodes) -> str:
     """Check the places of images in observations and prompts under several history policies, and in records."""
+    chosen = [(policy, seed) for policy in (episodes.policy, "random") for seed in episodes.few_seeds]
+    if not any(episodes.play(policy, seed).images for policy, seed in chosen):
+        if episodes.sample.shows_images and episodes.has_reference:
+            raise Failure("it declares shows_images, but its episodes have no image: remove the declaration")
+        raise NotPossible("its episodes have no images")
     seen: set[str] = set()
-    for policy in (episodes.policy, "random"):
-        for seed in episodes.few_seeds:
-            episodes.play(policy, seed)  # an episode that fails is reported by another check
-            for history in _HISTORIES:
-                trajectory = _run(episodes, policy, seed, history)
-                _check_records(trajectory, seed)
-                seen |= {image.sha256 for image in trajectory.images}
-    if seen:
-        return f"{len(seen)} images"
-    if episodes.sample.shows_images and episodes.has_reference:
-        raise Failure("it declares shows_images, but its episodes have no image: remove the declaration")
-    raise NotPossible("its episodes have no images")
+    for policy, seed in chosen:
+        for history in _HISTORIES:
+            trajectory = _run(episodes, policy, seed, history)
+            _check_records(trajectory, seed)
+            seen |= {image.sha256 for image in trajectory.images}
+    return f"{len(seen)} images"
 
 
 def _run(episodes: Episodes, policy: str, seed: int, history: object) -> Trajectory:
