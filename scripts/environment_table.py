@@ -23,7 +23,8 @@ HISTORIES: dict[str, list[Any]] = {
         {"name": "compact", "every": 5},
         {"name": "budget", "max_tokens": 2500},
         {"name": "summarize", "threshold": 2500},
-    ]
+    ],
+    "envsdk/GridScreen-v0": [{"name": "compact", "every": 2, "keep_images": 1}],
 }
 """Beside `strip`: those that an environment is about."""
 

@@ -4,8 +4,11 @@ from envsdk import register_env
 
 register_env("envsdk/Calculator-v0", "envsdk_environments.calculator:Calculator")
 register_env("envsdk/ChainArithmetic-v0", "envsdk_environments.chain_arithmetic:ChainArithmetic")
+register_env("envsdk/ChartReader-v0", "envsdk_environments.chart_reader:ChartReader")
 register_env("envsdk/CorpusSearch-v0", "envsdk_environments.corpus_search:CorpusSearch")
+register_env("envsdk/CropZoom-v0", "envsdk_environments.crop_zoom:CropZoom")
 register_env("envsdk/Delegate-v0", "envsdk_environments.delegate:Delegate")
+register_env("envsdk/GridScreen-v0", "envsdk_environments.grid_screen:GridScreen")
 register_env("envsdk/GuessNumber-v0", "envsdk_environments.guess_number:GuessNumber")
 register_env("envsdk/KuhnPoker-v0", "envsdk_environments.kuhn_poker:KuhnPoker")
 register_env("envsdk/LongNotes-v0", "envsdk_environments.long_notes:LongNotes")

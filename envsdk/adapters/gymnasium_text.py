@@ -34,8 +34,8 @@ _AROUND_A_WORD = " \t\r\n.,:;!?*\"'`()[]"
 _OWN_OPTIONS = ("id", "render_mode", "disable_env_checker")
 
 
-class GymnasiumTextConfig(EnvConfig):
-    """The Gymnasium environment, and how it is converted to text."""
+class GymnasiumConfig(EnvConfig):
+    """The Gymnasium environment, and how the model names its actions."""
 
     game: str
     """The Gymnasium id of the environment, such as `"FrozenLake-v1"`."""
@@ -43,9 +43,6 @@ class GymnasiumTextConfig(EnvConfig):
     """Further arguments of `gymnasium.make`."""
     actions: tuple[str, ...] = ()
     """A word for each action, in the order of their numbers. By default, the words are the numbers."""
-    show: Literal["auto", "render", "observation"] = "auto"
-    """What the model sees: the rendered text (`render_mode="ansi"`), or the observation. `auto` renders, if the
-    environment can render text and its observations are not strings."""
     system: str | None = None
     """The system message. By default, it lists the actions."""
 
@@ -68,6 +65,14 @@ class GymnasiumTextConfig(EnvConfig):
         return actions
 
 
+class GymnasiumTextConfig(GymnasiumConfig):
+    """The Gymnasium environment, and how it is converted to text."""
+
+    show: Literal["auto", "render", "observation"] = "auto"
+    """What the model sees: the rendered text (`render_mode="ansi"`), or the observation. `auto` renders, if the
+    environment can render text and its observations are not strings."""
+
+
 class GymnasiumText(Env):
     """Play a Gymnasium environment: see its state as text, and answer with an action.
 
@@ -81,8 +86,8 @@ class GymnasiumText(Env):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        config: GymnasiumTextConfig = self.config
-        self._game, self._renders = _make(config)
+        config: GymnasiumConfig = self.config
+        self._game, self._renders = self._made()
         space = _discrete(config.game, self._game.action_space)
         count, first = int(space.n), int(space.start)
         if config.actions and len(config.actions) != count:
@@ -99,7 +104,7 @@ class GymnasiumText(Env):
         """Start a game."""
         observation, _ = self._game.reset(seed=int(self.np_random.integers(2**31)))
         system = self.config.system or f"You play {self.config.game}. Answer with one action: {self._words}."
-        return Turn(self._shown(observation), system=system)
+        return Turn(self._seen(observation), system=system)
 
     def respond(self, reply: Message) -> Turn:
         """Perform the action at the end of the reply."""
@@ -108,11 +113,15 @@ class GymnasiumText(Env):
             return Turn(f"That is no action. Answer with one action: {self._words}.", metrics={"illegal": 1.0})
         observation, reward, terminated, truncated, _ = self._game.step(action)
         return Turn(
-            self._shown(observation),
+            self._seen(observation),
             reward={"game": float(reward)},
             terminated=terminated,
             truncated=truncated and not terminated,
         )
+
+    def _made(self) -> tuple[Any, bool]:
+        """Create the environment, and return it with whether it is rendered."""
+        return _make(self.config)
 
     def close(self) -> None:
         """Close the Gymnasium environment; see `Env.close`."""
@@ -129,6 +138,10 @@ class GymnasiumText(Env):
                 return number
         return None
 
+    def _seen(self, observation: Any) -> Message:
+        """Return the message that shows the state."""
+        return Message(role="user", content=self._shown(observation))
+
     def _shown(self, observation: Any) -> str:
         if self._renders:
             return _without_codes(str(self._game.render())).strip("\n")
@@ -137,19 +150,29 @@ class GymnasiumText(Env):
 
 def _make(config: GymnasiumTextConfig) -> tuple[Any, bool]:
     """Create the environment, and return it with whether it is rendered."""
-    options: dict[str, Any] = {**config.options, "disable_env_checker": True}
+    game = created(config)
+    can_render = "ansi" in game.metadata.get("render_modes", ())
+    if config.show == "render" and not can_render:
+        raise ConfigError(f"{config.game} does not render as text; expected show='observation'")
+    by_default = can_render and not isinstance(game.observation_space, Text)
+    if config.show == "observation" or not (config.show == "render" or by_default):
+        return game, False
+    game.close()
+    return created(config, render_mode="ansi"), True
+
+
+def created(config: GymnasiumConfig, **options: Any) -> Any:
+    """Create the Gymnasium environment.
+
+    Args:
+        config: Its id and its own options.
+        **options: Further arguments of `gymnasium.make`.
+
+    Raises:
+        ConfigError: If it cannot be created.
+    """
     try:
-        game: Any = gymnasium.make(config.game, **options)
-        can_render = "ansi" in game.metadata.get("render_modes", ())
-        if config.show == "render" and not can_render:
-            raise ConfigError(f"{config.game} does not render as text; expected show='observation'")
-        by_default = can_render and not isinstance(game.observation_space, Text)
-        if config.show == "observation" or not (config.show == "render" or by_default):
-            return game, False
-        game.close()
-        return gymnasium.make(config.game, render_mode="ansi", **options), True
-    except ConfigError:
-        raise
+        return gymnasium.make(config.game, **config.options, **options, disable_env_checker=True)
     except Exception as error:  # the environment is third-party code, which may raise anything
         raise ConfigError(f"gymnasium cannot create {config.game!r} with {config.options}: {error}") from error
 

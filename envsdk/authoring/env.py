@@ -56,7 +56,8 @@ class Env(gymnasium.Env[Observation, Any]):
 
     Args:
         renderer: The renderer of the model's family: its name, its name with options (`{"name": "qwen3",
-            "enable_thinking": False}`), or an object. None is `qwen3`; for a sub-agent, its parent's renderer.
+            "enable_thinking": False}`), or an object. None is `qwen3`, unless the environment `shows_images`; for a
+            sub-agent, its parent's renderer.
         tokenizer: What `load_tokenizer` takes: the tokenizer of the policy's model. None is the embedded vocabulary,
             which only the policies `random`, `reference` and `null` accept unless it is chosen (`"embedded"`). A
             renderer that is an object has its own.
@@ -90,6 +91,10 @@ class Env(gymnasium.Env[Observation, Any]):
     blocking: ClassVar[bool] = False
     """Whether its methods may take longer than a few milliseconds without `await`: files, processes, requests, heavy
     computation. `Rollouts` then calls them in a thread of the environment's own, so that other episodes continue."""
+    shows_images: ClassVar[bool] = False
+    """Whether its messages have images. It then needs a renderer with the processor of a vision model: with
+    `tokenizer=` alone, that is `auto`; with neither `renderer=` nor `tokenizer=`, it is `EMBEDDED_VISION`, which needs
+    no model."""
     records_roles: bool = False
     """Whether episodes record what each token belongs to (`ContextLog.roles`), which samples then have, too."""
     task: Any

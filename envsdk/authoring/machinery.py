@@ -18,6 +18,7 @@ from ..messages import check_text
 from ..registry import find_renderer
 from ..rendering.renderer import Renderer
 from ..trajectories.fragments import fragment
+from .embedded_vision import EMBEDDED_VISION
 from .tasks import check_task, find_task, pick_task
 
 
@@ -59,7 +60,9 @@ class EnvDriver(Driver):
         super().__init__(env)
         self.config: Any = self._read_config(config)
         self._inherits = renderer is None and tokenizer is None
-        self.renderer = self._own_renderer = find_renderer("qwen3" if renderer is None else renderer, tokenizer)
+        if renderer is None:
+            renderer = _default_renderer(env, tokenizer)
+        self.renderer = self._own_renderer = find_renderer(renderer, tokenizer)
         self.history = get_history(history)
         self._check_recordable("the options of its renderer", self.renderer.specification)
         self._check_recordable("the options of its history policy", self.history.specification)
@@ -199,7 +202,15 @@ class EnvDriver(Driver):
 DRIVERS: dict[type, type[EnvDriver]] = {}
 """The driver of each class that authors derive from."""
 
+
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
+
+
+def _default_renderer(env: Any, tokenizer: Any) -> str | Mapping[str, Any]:
+    """Return the renderer of an environment that is made without one."""
+    if not env.shows_images:
+        return "qwen3"
+    return EMBEDDED_VISION if tokenizer is None or getattr(tokenizer, "name", tokenizer) == "embedded" else "auto"
 
 
 def check_seed(seed: object) -> int | None:

@@ -154,7 +154,7 @@ class ToolDriver(EnvDriver):
     async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
         """Return what the author's hook returns for a reply whose calls are all answered."""
         messages = [
-            Message(role="tool", content=answer.text, name=call.name or None, tool_call_id=call.id)
+            Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id)
             for call, answer in zip(calls, answers, strict=True)
         ]
         is_unreadable = bool(reply.errors) and not reply.content.strip() and not self._answered

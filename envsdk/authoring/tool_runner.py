@@ -24,7 +24,8 @@ from ..episodes.driver import is_being_cancelled
 from ..episodes.handoff import Handoff, HandoffResult, is_handoff
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
 from ..limits import StopReason
-from ..messages import ToolCall, check_json
+from ..messages import ContentPart, TextPart, ToolCall, check_json
+from .tool_images import parts_of
 from .tools import Tool
 
 _log = logging.getLogger(__name__)
@@ -36,14 +37,14 @@ class Answer(NamedTuple):
     """The answer to a tool call.
 
     Attributes:
-        text: The text that the model receives.
+        content: What the model receives: a text, or a list of texts and images (`ContentPart`).
         is_error: Whether the call failed.
         was_run: Whether the tool was called at all.
         handoffs: The handoffs that the tool returned; their results become the answer.
         is_crash: Whether the tool itself failed, rather than the model's call.
     """
 
-    text: str
+    content: Any
     is_error: bool = False
     was_run: bool = True
     handoffs: tuple[Handoff, ...] = ()
@@ -118,7 +119,8 @@ class ToolRunner:
             result = await self._call(tool, arguments)
             if is_handoff(result):
                 return Answer("", handoffs=(result,) if isinstance(result, Handoff) else tuple(result))
-            return Answer(self._cut(_as_text(result)))
+            parts = parts_of(result)
+            return Answer(self._cut(_as_text(result)) if parts is None else self._cut_parts(parts))
         except ToolError as error:
             return self._failed(message_of(error))
         except EnvsdkError:
@@ -176,6 +178,18 @@ class ToolRunner:
     def _cut(self, text: str) -> str:
         limit = self._config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
+
+    def _cut_parts(self, parts: Sequence[ContentPart]) -> list[ContentPart]:
+        """Cut the texts of an answer with images as one text would be; the images stay."""
+        limit, shown, length = self._config.max_result_chars, list[ContentPart](), 0
+        for part in parts:
+            if isinstance(part, TextPart):
+                left, length = max(0, limit - length), length + len(part.text)
+                part = TextPart(text=part.text[:left])
+            shown.append(part)
+        if length > limit:
+            shown.append(TextPart(text=f"\n[cut: {limit:,} of {length:,} characters are shown]"))
+        return shown
 
 
 def _place(error: BaseException) -> tuple[str, int]:

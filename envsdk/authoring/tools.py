@@ -45,7 +45,8 @@ class Tool:
         description: What the tool does, for the model.
         parameters: The JSON schema of the arguments, an object.
         function: The function, plain or `async def`. It is called with the arguments by name. The model receives the
-            text that it returns, or any other result as JSON.
+            text that it returns, the image (an `Image`, an `ImagePart` or an image of Pillow), or the list of texts and
+            images; and any other result as JSON.
         timeout_s: The time limit of a call in seconds; None uses the environment's `tool_timeout_s`. A plain function
             with a time limit runs in a thread, which cannot be stopped: after the limit, the call fails, but the
             function continues and may still change the environment.

@@ -15,9 +15,10 @@ def transcript(trajectory: Trajectory) -> list[str]:
 
 
 def written(message: Message) -> str:
-    """Return a message as one line."""
+    """Return a message as one line, with its images by their hashes."""
     calls = [[call.name, call.arguments] for call in message.tool_calls]
     parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
+    parts += [f"<image {image.sha256[:12]}>" for image in message.images]
     return f"{message.role}: {json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)}"
 
 

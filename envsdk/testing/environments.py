@@ -12,7 +12,7 @@ import numpy as np
 from ..episodes.loop_tasks import in_event_loop
 from ..errors import ConfigError, unknown_name
 from ..visible import visible
-from . import env_attacks, env_determinism, env_lifecycle, env_rewards, env_soundness, env_tasks, env_tools
+from . import env_attacks, env_determinism, env_images, env_lifecycle, env_rewards, env_soundness, env_tasks, env_tools
 from .env_differences import cause_of, described
 from .env_episodes import ENDS, EpisodeFailed, Episodes, NoEnd, closing
 from .env_subject import EnvLike, Subject
@@ -86,6 +86,7 @@ CHECKS: dict[str, _Kind] = {
     "specification": _Kind(env_determinism.specification),
     "declared observations": _Kind(env_soundness.declared_observations),
     "history policies": _Kind(env_soundness.history_policies),
+    "images": _Kind(env_images.images),
     "garbage replies": _Kind(env_attacks.garbage_replies),
     "injected text": _Kind(env_attacks.injected_text),
     "enormous replies": _Kind(env_attacks.enormous_replies),

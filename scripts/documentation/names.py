@@ -11,6 +11,7 @@ PACKAGES = {
     "envsdk": "Environments, rollouts and samples",
     "envsdk.errors": "Error classes",
     "envsdk.messages": "Messages, parts and tool schemas",
+    "envsdk.images": "Images",
     "envsdk.limits": "Limits and stop reasons",
     "envsdk.authoring": "For authors",
     "envsdk.authoring.tasks": "Tasks and splits",

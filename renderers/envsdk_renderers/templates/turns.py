@@ -137,10 +137,23 @@ class TemplateTurns:
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
         shape = _without_moved_text(judge.base, shape)
         if not is_known:
-            return self._measured_tail(judge, previous, shape, shown), {}
+            held = self._slots_next_to_images(hidden, contents)
+            shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
+            tail = self._measured_tail(judge, previous, shape, shown)
+            return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
         tail = self._cached_tail(judge, previous, shape, shown)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
+
+    @staticmethod
+    def _slots_next_to_images(answers: Sequence[Message], contents: Sequence[str | None]) -> dict[int, str]:
+        """Return the contents that are written into slots if only the answers with images have to be rendered.
+
+        Where a slot is, is found without rendering the conversation up to it.
+        """
+        if any(content is None and not answer.images for answer, content in zip(answers, contents, strict=True)):
+            return {}
+        return {index: content for index, content in enumerate(contents) if content is not None}
 
     def _cached_tail(self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
         """Return the tail of a turn of this shape, with a slot for each answer; measure it the first time."""
