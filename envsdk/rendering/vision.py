@@ -5,10 +5,11 @@ the image has features, and with what the family writes around them. That text i
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,7 @@ from .tokenizers import Tokenizer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _GRID_TOKEN = "<|image_pad|>"
 """What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
 _MAX_REMEMBERED = 64  # images whose arrays are kept
@@ -165,14 +167,33 @@ def find_processor(tokenizer: Tokenizer) -> str | None:
     return tokenizer.name if any((folder / name).is_file() for name in _CONFIGS) else None
 
 
+@cache
+def _transformers() -> Any:
+    """Import transformers with what processors need. It would report twice that there is no torch, which they need not.
+
+    Raises:
+        MissingPackage: If Pillow is not installed.
+    """
+    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    before = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        import transformers
+        import transformers.processing_utils
+    finally:
+        if before is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = before
+    return transformers
+
+
 def _loaded(processor: Any) -> Any:
     if isinstance(processor, Mapping):
         return _of_options(cast("Mapping[str, Any]", processor))
     if not isinstance(processor, (str, Path)):
         return processor
-    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
-    import transformers
-
+    transformers = _transformers()
     failed: Exception | None = None
     try:
         loaded: Any = transformers.AutoProcessor.from_pretrained(str(processor))
@@ -189,18 +210,16 @@ def _loaded(processor: Any) -> Any:
 
 def _of_options(options: Mapping[str, Any]) -> Any:
     """Make an image processor from its options; transformers chooses the class that works on this machine."""
-    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    image_processors = _transformers().AutoImageProcessor
     if not isinstance(options.get("image_processor_type"), str):
         raise ConfigError(
             "the options of an image processor lack its image_processor_type; expected a mapping such as "
             '{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}'
         )
-    from transformers import AutoImageProcessor
-
     with tempfile.TemporaryDirectory() as folder:
         try:
             (Path(folder) / _CONFIGS[1]).write_text(json.dumps(dict(options)))
-            made: Any = AutoImageProcessor.from_pretrained(folder)
+            made: Any = image_processors.from_pretrained(folder)
         except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
             raise ConfigError(
                 f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"
@@ -215,10 +234,8 @@ def _of_options(options: Mapping[str, Any]) -> Any:
 
 def _images_alone(source: str) -> Any:
     """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
-    import transformers
-
     try:
-        loaded: Any = transformers.AutoImageProcessor.from_pretrained(source)
+        loaded: Any = _transformers().AutoImageProcessor.from_pretrained(source)
     except Exception:  # the error of the whole processor is reported
         return None
     return loaded if hasattr(loaded, "merge_size") else None
