@@ -9,7 +9,7 @@ import typer
 from ..authoring.env import Env
 from ..diagnostics.estimates import Prices, Sizes, estimate
 from ..errors import ConfigError
-from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from .options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import print_json, print_text
 
 SIZES = (
@@ -24,7 +24,7 @@ def cost(
     sizes: Annotated[str | None, typer.Option(help=SIZES)] = None,
     history: Annotated[list[str] | None, typer.Option(help=SPECIFICATION + " You may repeat it.")] = None,
     price: Annotated[str | None, typer.Option(help=PRICE)] = None,
-    renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     episodes: Annotated[int, typer.Option(min=1, help="The number of reference episodes that are measured.")] = 4,
@@ -43,11 +43,11 @@ def cost(
     prices = None if price is None else Prices(**_numbers("--price", price, Prices))
     of: Any
     if env is None:
-        family = {"renderer": specification(renderer), "tokenizer": tokenizer}
+        family = {"renderer": specification(renderer or "qwen3"), "tokenizer": tokenizer}
         of = Sizes(**_numbers("--sizes", sizes or "", Sizes))
     else:
         family = {}
-        options = {"renderer": specification(renderer), "tokenizer": tokenizer}
+        options = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
         of = maker(env, {**options_of(option or (), NAMED), **options})()
     try:
         found = estimate(of, history=history, steps=steps, prices=prices, episodes=episodes, **family)

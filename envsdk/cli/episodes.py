@@ -30,6 +30,7 @@ from .options import (
     OPTION,
     POLICY,
     POLICY_OPTION,
+    RENDERER,
     SPECIFICATION,
     TOKENIZER,
     environment,
@@ -52,7 +53,7 @@ def rollout(
     policy: Annotated[str, typer.Option(help=POLICY)] = "reference",
     model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
     policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
-    renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
@@ -80,7 +81,11 @@ def rollout(
     if resume and out is None:
         raise ConfigError("--resume continues the run in a folder: name it with --out")
     options = options_of(option or (), NAMED)
-    options |= {"renderer": specification(renderer), "tokenizer": tokenizer, "history": specification(history)}
+    options |= {
+        "renderer": renderer and specification(renderer),
+        "tokenizer": tokenizer,
+        "history": specification(history),
+    }
     if tasks is not None:
         options["tasks"] = str(tasks)
     found: Any = policy_from(policy, model, policy_option or ())

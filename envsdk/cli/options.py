@@ -17,6 +17,7 @@ from ..specifications import specification as specification
 from ..specifications import value_of
 
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
+RENDERER = SPECIFICATION + " Without it, the environment's own: mostly qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
 NAMED = ("renderer", "tokenizer", "history", "tasks")

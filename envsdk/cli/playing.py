@@ -16,7 +16,7 @@ from ..messages import ImagePart, Message, ToolSchema
 from ..policies import ReplyPolicy
 from ..trajectories.trajectory import Trajectory
 from ..viewer.images import image_name
-from .options import ENVIRONMENT, NAMED, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from .options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import print_text, writable, write
 from .pictures import OPTION as IMAGES
 from .pictures import Choice, Pictures
@@ -31,7 +31,7 @@ def play(
     env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
     seed: Annotated[int, typer.Option(min=0, help="The seed of the episode.")] = 0,
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
     tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
@@ -43,7 +43,11 @@ def play(
     Type :help to see how to call tools and type replies of several lines. Ctrl-D ends the game.
     """
     options = options_of(option or (), NAMED)
-    options |= {"renderer": specification(renderer), "tokenizer": tokenizer, "history": specification(history)}
+    options |= {
+        "renderer": renderer and specification(renderer),
+        "tokenizer": tokenizer,
+        "history": specification(history),
+    }
     if tasks is not None:
         options["tasks"] = str(tasks)
     folder = None if out is None else writable(out)

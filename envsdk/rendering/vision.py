@@ -4,6 +4,7 @@ A chat template writes one token for an image. The processor of transformers rep
 the image has features, and with what the family writes around them. That text is taken from the processor itself.
 """
 
+import importlib
 import json
 import os
 import tempfile
@@ -178,8 +179,8 @@ def _transformers() -> Any:
     before = os.environ.get(_NO_ADVICE)
     os.environ[_NO_ADVICE] = "1"
     try:
-        import transformers
-        import transformers.processing_utils
+        importlib.import_module("transformers.processing_utils")
+        transformers = importlib.import_module("transformers")
     finally:
         if before is None:
             del os.environ[_NO_ADVICE]

@@ -15,7 +15,9 @@ class ImageFile(NamedTuple):
     """An image as a file."""
 
     media_type: str
+    """`image/png` or `image/jpeg`."""
     data: bytes
+    """Its bytes."""
 
 
 def image_facts(trajectory: Trajectory) -> dict[str, dict[str, Any]]:

@@ -349,8 +349,8 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
 def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_failed_plugins", {})
     broken = EntryPoint("acme", "no_such_module_at_all", registry.ENVIRONMENTS)
-    real = registry.entry_points
-    monkeypatch.setattr(registry, "entry_points", lambda group: [broken, *real(group=group)])
+    real = registry._entry_points
+    monkeypatch.setattr(registry, "_entry_points", lambda group: [broken, *real(group)])
     with pytest.warns(registry.PluginWarning, match=r"'acme'.*no_such_module_at_all"):
         assert "envsdk/GuessNumber-v0" in envsdk.list_envs()
     with pytest.raises(errors.UnknownName, match="'acme' failed to import"):
@@ -369,8 +369,8 @@ import sys
 from importlib.metadata import EntryPoint
 from envsdk import list_envs, registry
 sys.path.insert(0, {str(tmp_path)!r})
-intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry.entry_points
-registry.entry_points = lambda group: [intruder, *real(group=group)]
+intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry._entry_points
+registry._entry_points = lambda group: [intruder, *real(group)]
 print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v0")).__module__)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -382,7 +382,7 @@ print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v0")).__mo
 
 def test_a_broken_renderer_plugin_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("acme", "no_such_module_at_all:Renderer", registry.RENDERERS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(registry, "_entry_points", lambda group: [broken])
     with pytest.raises(errors.PluginError, match=r"'acme'.*no_such_module_at_all"):
         envsdk.get_renderer("acme")
 
