@@ -9,7 +9,9 @@ from envsdk.errors import RenderError
 from envsdk.messages import TextPart
 
 CONVERSATION = [
-    Message(role="user", content=[TextPart(text="Compare "), picture(1, 200, 160), TextPart(text=" with "), picture(2)]),
+    Message(
+        role="user", content=[TextPart(text="Compare "), picture(1, 200, 160), TextPart(text=" with "), picture(2)]
+    ),
     Message(role="assistant", content="They differ."),
     Message(role="user", content=[picture(1, 200, 160), TextPart(text=" again.")]),
     Message(role="assistant", content="As before."),
