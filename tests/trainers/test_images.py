@@ -1,20 +1,26 @@
 """No adapter drops an image: it passes it on, or refuses the sample."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
-from trainers.episodes import kept
-from trainers.pictures import images_of, shown, shown_sample
+from trainers.episodes import copy_of, kept
+from trainers.pictures import FIRST, images_of, shown, shown_sample
 from trainers.test_prime_rl import credited
-from vision_models import qwen_processor, vision_renderer
+from vision_models import picture, qwen_processor, vision_renderer
 
-from envsdk import Image
-from envsdk.errors import InvalidSample
-from envsdk.trainers import check_samples
+from envsdk import Image, Sample, Trajectory
+from envsdk.errors import InvalidRecord, InvalidSample
+from envsdk.trainers import check_samples, tables
+from envsdk.trainers.atif import from_atif, to_atif
+from envsdk.trainers.foreign import LoggedStep, from_steps
 from envsdk.trainers.image_inputs import image_arrays, rgb_file
+from envsdk.trainers.plain import collate
 from envsdk.trainers.prime_rl import to_training_samples
+from envsdk.trainers.tables import read_parquet, write_parquet
 from envsdk.trainers.verl import to_outputs, untrained_output
 
 
@@ -90,3 +96,73 @@ def test_an_image_that_is_not_in_rgb_is_given_as_the_pixels_that_the_model_sees(
     data, image_format = rgb_file(gray)
     assert (data != gray.data, image_format) == (True, "png")
     assert Image.read(data).pixels.tobytes() == gray.pixels.tobytes()
+
+
+def test_a_batch_has_the_images_of_each_sample_and_refuses_to_cut_one():
+    sample, text = shown_sample(), copy_of(kept().samples()[0])
+    text.advantage = 1.0
+    assert collate([sample, text])["media"] == [sample.media, []]
+    assert "media" not in collate([text])
+    end = sample.media[-1].start
+    assert collate([sample], max_length=end, truncate=True)["media"] == [sample.media[:2]]
+    with pytest.raises(InvalidSample, match="within the tokens"):
+        collate([sample], max_length=end + 1, truncate=True)
+
+
+def test_a_table_has_each_image_once_and_reads_back(tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    samples = [shown_sample(), kept().samples()[0]]
+    write_parquet(tmp_path / "samples.parquet", samples)
+    first, second = read_parquet(tmp_path / "samples.parquet")
+    assert second.media == []
+    assert first.media == samples[0].media
+    assert [image.data for image in images_of(first)] == [image.data for image in images_of(samples[0])]
+    (row,) = table_rows([samples[0]])
+    assert len(row["images"]) == 2
+    assert [file["path"] for file in row["images"]] == [image.file_name for image in dict.fromkeys(images_of(first))]
+
+
+def table_rows(samples: list[Sample]) -> list[Any]:
+    return tables._table(samples, 0, None).to_pylist()
+
+
+def test_atif_documents_have_the_images_of_messages_and_read_back():
+    (document,) = to_atif(shown())
+    again = from_atif(document).trajectory
+    (messages,) = [log.messages for log in shown().contexts.values()]
+    (read,) = [log.messages for log in again.contexts.values()]
+    assert [message.images for message in read] == [message.images for message in messages]
+    assert [message.content for message in read] == [message.content for message in messages]
+
+
+def logged(trajectory: Trajectory) -> list[LoggedStep]:
+    pairs = zip(trajectory.prompts(), trajectory.prompt_images(), strict=True)
+    return [LoggedStep(p.prompt, p.action, [-0.5] * len(p.action), images=media) for p, media in pairs]
+
+
+def test_logged_steps_carry_their_images_into_samples():
+    trajectory = from_steps(logged(shown()))
+    (sample,), (own,) = trajectory.samples(), shown().samples()
+    assert sample.tokens.tolist() == own.tokens.tolist()
+    assert sample.media == own.media
+    assert list(trajectory.prompt_images()) == list(shown().prompt_images())
+
+
+def test_a_log_in_which_an_image_of_the_same_size_was_replaced_has_a_break():
+    first, second = logged(shown())
+    other = picture(9, 200, 160).data
+    replaced = second._replace(images=[(other, *second.images[0][1:]), *second.images[1:]])
+    trajectory = from_steps([first, replaced])
+    (break_,) = trajectory.breaks
+    assert (break_.reason, break_.kept) == ("undeclared", first.images[0].start)
+    assert [sample.media[0].image for sample in trajectory.samples()] == [FIRST.data, other]
+    assert len(from_steps([first, second]).samples()) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "match"), [((0, 10**6), "an image has the tokens"), ((5, 5), "an image has the tokens 5 to 5")]
+)
+def test_an_image_outside_of_what_was_observed_is_refused(place: tuple[int, int], match: str):
+    step = logged(shown())[0]._replace(images=[(FIRST.data, *place)])
+    with pytest.raises(InvalidRecord, match=f"step 1: {match}"):
+        from_steps([step])
