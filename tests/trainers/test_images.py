@@ -126,13 +126,27 @@ def table_rows(samples: list[Sample]) -> list[Any]:
     return tables._table(samples, 0, None).to_pylist()
 
 
-def test_atif_documents_have_the_images_of_messages_and_read_back():
+def test_an_atif_document_has_the_images_of_messages():
     (document,) = to_atif(shown())
-    again = from_atif(document).trajectory
-    (messages,) = [log.messages for log in shown().contexts.values()]
-    (read,) = [log.messages for log in again.contexts.values()]
-    assert [message.images for message in read] == [message.images for message in messages]
-    assert [message.content for message in read] == [message.content for message in messages]
+    parts = document["steps"][0]["message"]
+    assert [part["type"] for part in parts] == ["text", "image", "text", "image"]
+    assert Image.from_url(parts[1]["source"]["path"]) == FIRST.data
+
+
+def test_an_atif_document_with_ids_and_images_is_refused_as_the_places_are_unknown():
+    with pytest.raises(InvalidRecord, match="import the steps with from_steps"):
+        from_atif(to_atif(shown()))
+
+
+def test_an_atif_document_without_ids_gives_supervised_samples_with_its_images():
+    (document,) = to_atif(shown())
+    for step in document["steps"]:
+        step.pop("metrics", None)
+    imported = from_atif(document, renderer=vision_renderer(), reward=None)
+    (log,) = imported.trajectory.contexts.values()
+    (own,) = shown().contexts.values()
+    assert [message.images for message in log.messages] == [message.images for message in own.messages]
+    assert [len(sample.media) for sample in imported.sft] == [3]
 
 
 def logged(trajectory: Trajectory) -> list[LoggedStep]:
