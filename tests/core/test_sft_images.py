@@ -5,7 +5,6 @@ import pytest
 from vision_models import picture, processed_ids, qwen_processor, vision_renderer
 
 from envsdk import Message, sft_samples
-from envsdk.errors import RenderError
 from envsdk.messages import TextPart
 
 CONVERSATION = [
