@@ -333,9 +333,12 @@ class RolloutFunc:
     def _policy_of(self, trainer: Any, model: Any) -> TransformersPolicy:
         """Return a policy for one batch, with a seed that no other batch or process uses."""
         number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
+        given = trainer.processing_class
+        sees = getattr(trainer, "takes_images", False) and _tokenizer_in(given) is not given
         return TransformersPolicy(
             model,
             self._tokenizer_of(trainer),
+            vision=trainer.image_processor() if sees else None,
             seed=int(number.generate_state(1)[0]),
             temperature=trainer.temperature,
             max_tokens=trainer.max_completion_length,

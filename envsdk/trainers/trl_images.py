@@ -103,14 +103,14 @@ def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
                     "use GRPOTrainer"
                 )
             samples = cast("_HasSamples", rollouts).samples[first : first + ids.size(0)]
-            fields = batch_images(samples, ids.cpu().numpy(), ids.size(1) - completion_length, self._vision)
+            fields = batch_images(samples, ids.cpu().numpy(), ids.size(1) - completion_length, self.image_processor)
             torch = load("torch", "trl")
             return {
                 name: torch.from_numpy(value).to(ids.device) if isinstance(value, np.ndarray) else value
                 for name, value in fields.items()
             }
 
-        def _vision(self) -> Vision:
+        def image_processor(self) -> Vision:
             """Return the trainer's own processor, which caches the last images."""
             if not hasattr(self, "_own_vision"):
                 given: Any = self.processing_class

@@ -132,14 +132,16 @@ class Watched(image_trainer()):
         return super()._compute_loss(model, inputs)
 
 
-def trainer_of(kind: Any, model: Any, rows: Any, folder: Path, **options: Any) -> Any:
+def trainer_of(
+    kind: Any, model: Any, rows: Any, folder: Path, *, samples_itself: bool = False, length: int = 300, **options: Any
+) -> Any:
     args = GRPOConfig(
         output_dir=str(folder),
         max_steps=1,
         per_device_train_batch_size=GENERATIONS,
         gradient_accumulation_steps=2,
         num_generations=GENERATIONS,
-        max_completion_length=300,
+        max_completion_length=length,
         temperature=1.0,
         learning_rate=1e-3,
         logging_steps=1,
@@ -150,7 +152,7 @@ def trainer_of(kind: Any, model: Any, rows: Any, folder: Path, **options: Any) -
         disable_tqdm=True,
         **options,
     )
-    rollouts = RolloutFunc(make_env, Sampler(model, vision_renderer()))
+    rollouts = RolloutFunc(make_env, None if samples_itself else Sampler(model, vision_renderer()))
     return kind(
         model=model,
         processing_class=qwen_processor(),
@@ -176,6 +178,16 @@ def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(vision_mode
     assert sorted(chain.from_iterable(numbers for numbers, *_ in trainer.compared)) == [0, 0, 3, 3]
     for _, sampled, trained in trainer.compared:
         assert len(sampled)
+        assert (sampled - trained).abs().max() < 1e-4
+
+
+def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_path: Path):
+    rows = dataset("pictures", [0, 1])
+    trainer = trainer_of(Watched, vision_model, rows, tmp_path, samples_itself=True, length=REPLY)
+    trainer.train()
+    assert len(trainer.compared) == 2
+    for numbers, sampled, trained in trainer.compared:
+        assert numbers == [3, 3]
         assert (sampled - trained).abs().max() < 1e-4
 
 
