@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,30 +19,19 @@ NEEDS_VISION = (
     "the trainer gets the arrays of the model's image processor, and none was given: pass vision=renderer.vision"
 )
 """Why an adapter refuses images without a processor."""
-_FORMATS = {"image/png": "png", "image/jpeg": "jpeg"}
 
 
-class ImageFile(NamedTuple):
-    """An image as a file in RGB."""
+def rgb_image(image: Image) -> Image:
+    """Return an image whose file is in RGB: itself, or a PNG of the pixels that the model sees.
 
-    data: bytes
-    format: str
-    """`png` or `jpeg`."""
-
-
-def rgb_file(image: Image) -> ImageFile:
-    """Return an image as a file in RGB: its own bytes if they are, else a PNG of the pixels that the model sees.
+    Trainers treat transparency in different ways.
 
     Raises:
         ImageError: If the bytes of the image are missing.
     """
     pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
     with pillow.open(io.BytesIO(image.data)) as opened:
-        if opened.mode == "RGB":
-            return ImageFile(image.data, _FORMATS[image.media_type])
-    buffer = io.BytesIO()
-    image.pixels.save(buffer, format="PNG")
-    return ImageFile(buffer.getvalue(), "png")
+        return image if opened.mode == "RGB" else Image.read(image.pixels)
 
 
 def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]":

@@ -38,6 +38,7 @@ from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling
 from .conversations import to_conversations
+from .image_inputs import rgb_image
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
 from .ms_swift_records import to_response as to_response
@@ -212,7 +213,7 @@ class _Rollout:
                 "the messages have images, and a turn has info={'images': [...]}, too: ms-swift has one list of "
                 "images, so give them in the messages only"
             )
-        return [placed.image.url for placed in media]
+        return [rgb_image(placed.image).url for placed in media]
 
     def _continue(self, last: _Call, context: Context, prompt: "NDArray[np.int32]") -> _Call:
         """Return a request whose replies are token ids, with the messages between them as texts."""

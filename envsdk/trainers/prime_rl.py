@@ -14,7 +14,7 @@ from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .image_inputs import token_types
+from .image_inputs import rgb_image, token_types
 from .rows import advantages, logprobs, temperatures
 from .rows import routed_experts as experts_of
 
@@ -124,7 +124,10 @@ def to_training_samples(
     for record, sample in zip(records, valid, strict=True):
         _add_streams(record, sample)
         if sample.media:
-            images = [MMImageRef(placed.image.url, placed.start, placed.stop - placed.start) for placed in sample.media]
+            images = [
+                MMImageRef(rgb_image(placed.image).url, placed.start, placed.stop - placed.start)
+                for placed in sample.media
+            ]
             record["mm_refs"] = MMRefs(images)
             record["mm_token_type_ids"] = token_types(sample.media, len(sample)).tolist()
         if routed_experts:

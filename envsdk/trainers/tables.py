@@ -199,7 +199,7 @@ def from_row(row: Mapping[str, Any]) -> Sample:
 def _images(column: Any) -> dict[str, bytes]:
     """Return the bytes of images by their hashes, which are computed here."""
     files: list[Any] = list(column) if column is not None else []
-    if not all(isinstance(file, Mapping) and isinstance(file.get("bytes"), bytes) for file in files):
+    if any(type(file) is not dict or not isinstance(file.get("bytes"), bytes) for file in files):
         raise InvalidRecord("the column images has something else than files with bytes: do not decode it")
     return {hashlib.sha256(file["bytes"]).hexdigest(): file["bytes"] for file in files}
 

@@ -20,7 +20,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
-from .image_inputs import rgb_file, token_types
+from .image_inputs import rgb_image, token_types
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 
@@ -93,9 +93,13 @@ def model_input(tokens: "NDArray[np.int32]", media: Sequence[PlacedImage] = ()) 
     for placed in media:
         if placed.start > end:
             chunks.append(tinker.EncodedTextChunk(tokens=tokens[end : placed.start].tolist()))
-        file = rgb_file(placed.image)
+        image = rgb_image(placed.image)
         chunks.append(
-            tinker.types.ImageChunk(data=file.data, format=file.format, expected_tokens=placed.stop - placed.start)
+            tinker.types.ImageChunk(
+                data=image.data,
+                format=image.media_type.removeprefix("image/"),
+                expected_tokens=placed.stop - placed.start,
+            )
         )
         end = placed.stop
     if end < len(tokens):

@@ -17,7 +17,7 @@ from envsdk.errors import InvalidRecord, InvalidSample
 from envsdk.trainers import check_samples, tables
 from envsdk.trainers.atif import from_atif, to_atif
 from envsdk.trainers.foreign import LoggedStep, from_steps
-from envsdk.trainers.image_inputs import image_arrays, rgb_file
+from envsdk.trainers.image_inputs import image_arrays, rgb_image
 from envsdk.trainers.plain import collate
 from envsdk.trainers.prime_rl import to_training_samples
 from envsdk.trainers.tables import read_parquet, write_parquet
@@ -92,10 +92,9 @@ def test_an_image_that_is_not_in_rgb_is_given_as_the_pixels_that_the_model_sees(
     buffer = io.BytesIO()
     PIL.Image.new("L", (40, 30), 128).save(buffer, format="PNG")
     gray, color = Image.read(buffer.getvalue()), Image.read(PIL.Image.new("RGB", (40, 30)))
-    assert rgb_file(color) == (color.data, "png")
-    data, image_format = rgb_file(gray)
-    assert (data != gray.data, image_format) == (True, "png")
-    assert Image.read(data).pixels.tobytes() == gray.pixels.tobytes()
+    assert rgb_image(color) is color
+    assert rgb_image(gray) != gray
+    assert rgb_image(gray).pixels.tobytes() == gray.pixels.tobytes()
 
 
 def test_a_batch_has_the_images_of_each_sample_and_refuses_to_cut_one():
