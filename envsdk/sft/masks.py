@@ -67,6 +67,7 @@ def _mask(sample: Sample, script: Script, selected: set[int], content_only: bool
     return replace(
         sample,
         tokens=sample.tokens[:stop],
+        media=[placed for placed in sample.media if placed.stop <= stop],
         mask=mask[:stop],
         step_ids=step_ids[:stop],
         part_ids=part_ids[:stop],

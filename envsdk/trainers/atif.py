@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidRecord
-from ..messages import Message
+from ..messages import Message, TextPart
 from ..trajectories.replay import Prompt
 from ..trajectories.trajectory import Trajectory
 from .atif_reading import from_atif as from_atif
@@ -24,7 +24,10 @@ from .checks import check_samples
 SCHEMA_VERSION = "ATIF-v1.8"
 
 CAPABILITY = Capability(
-    "ATIF", several_samples=True, loss_weight="Left out: a document records a whole trajectory, not samples."
+    "ATIF",
+    several_samples=True,
+    loss_weight="Left out: a document records a whole trajectory, not samples.",
+    images="Image parts of messages and results, as `data:` URLs; not where their tokens are.",
 )
 
 _Object = dict[str, Any]
@@ -62,7 +65,7 @@ def to_atif(
             f"trajectory {trajectory.id!r} failed before its first observation, so there is no document to write: "
             f"{trajectory.error}"
         )
-    check_samples(trajectory.samples(include_failed=True), logprobs=False)
+    check_samples(trajectory.samples(include_failed=True), logprobs=False, no_images=None)
     agent_fields: _Object = {"name": agent, "version": importlib.metadata.version("envsdk")}
     if model is not None:
         agent_fields["model_name"] = model
@@ -207,7 +210,7 @@ def _message(message: Message, index: int) -> _Object:
         calls.append({**entry, **_nonempty(extra=extra)})
     return {
         "source": source,
-        "message": message.content,
+        "message": _content(message),
         **_nonempty(tool_calls=calls),
         **({} if message.reasoning is None else {"reasoning_content": message.reasoning}),
     }
@@ -223,7 +226,19 @@ def _tool_result(message: Message, step: Mapping[str, Any]) -> _Object:
     is_known = call in known
     extra = _nonempty(name=message.name, tool_call_id=None if is_known else call)
     source = _nonempty(source_call_id=call if is_known else None)
-    return {**source, "content": message.content, **_nonempty(extra=extra)}
+    return {**source, "content": _content(message), **_nonempty(extra=extra)}
+
+
+def _content(message: Message) -> str | list[_Object]:
+    """Return the text of a message, or its parts if it has images."""
+    if not message.images:
+        return message.content
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image", "source": {"media_type": part.data.media_type, "path": part.data.url}}
+        for part in message.parts or ()
+    ]
 
 
 def _add_result(step: _Object, result: _Object) -> None:

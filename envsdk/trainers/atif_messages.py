@@ -45,16 +45,24 @@ def message_of_result(step: Found, result: Found) -> Message | None:
 
 
 def _content(found: Found, *, is_required: bool) -> Any:
-    """Return a text, or the texts of content parts."""
+    """Return a text, or the parts of a content: texts and images."""
     if isinstance(found.value, (list, tuple)):
-        parts = found.items()
-        for part in parts:
-            if part.get("type").value != "text":
-                raise part.get("type").invalid("'text': other media are not supported")
-        return [{"type": "text", "text": part.get("text").text() or ""} for part in parts]
+        return [_part(part) for part in found.items()]
     if found.value is None and is_required:
         raise found.invalid("a text")
     return found.text() or ""
+
+
+def _part(found: Found) -> dict[str, Any]:
+    kind = found.get("type").value
+    if kind == "text":
+        return {"type": "text", "text": found.get("text").text() or ""}
+    if kind != "image":
+        raise found.get("type").invalid("'text' or 'image': other media are not supported")
+    path = found.get("source").or_empty().get("path")
+    if not (path.text() or "").startswith("data:"):
+        raise path.invalid("a data: URL; nothing is fetched, and no file of a document is opened")
+    return {"type": "image_url", "image_url": {"url": path.text()}}
 
 
 def _call(found: Found) -> ToolCall:

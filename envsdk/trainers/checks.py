@@ -1,12 +1,13 @@
 """The checks of every adapter: are the samples valid, and does the trainer compute the probabilities of the sampler?"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..diagnostics.inputs import valid_samples
 from ..errors import ConfigError, InvalidSample, PolicyError
+from ..images import PlacedImage
 from ..policies.vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories.samples import Sample
@@ -14,6 +15,8 @@ from ..trajectories.samples import Sample
 if TYPE_CHECKING:
     from ..policies.policy import PolicyLike
 
+TEXT_ONLY = "the adapter passes tokens only, whose placeholders would stand for nothing"
+"""Why an adapter refuses images, if it gives no other reason."""
 _HARMLESS = {"seed"}
 """The sampling options of an environment that do not change the distribution that the policy samples from."""
 
@@ -26,6 +29,7 @@ def check_samples(
     scored: bool = False,
     temperature: float | None = None,
     first: int = 0,
+    no_images: str | None = TEXT_ONLY,
 ) -> list[Sample]:
     """Return the samples as a list, after checking that the trainer would train them correctly.
 
@@ -36,13 +40,17 @@ def check_samples(
         scored: Whether the trainer needs the reward of an episode that was scored.
         temperature: The temperature by which the trainer divides logits; None if it uses that of each token.
         first: The index of the first sample, for error messages.
+        no_images: Why a sample with images is refused, for the error message; None if the adapter passes the images on
+            (`Sample.media`). By default, they are refused.
 
     Raises:
-        InvalidSample: If a sample is invalid (`Sample.validate`) or lacks what the trainer needs. The error names the
-            sample and the field.
+        InvalidSample: If a sample is invalid (`Sample.validate`), lacks what the trainer needs, or has images that the
+            trainer would not get. The error names the sample and the field.
     """
 
     def check(sample: Sample) -> None:
+        if no_images is not None:
+            check_no_images(sample.media, no_images)
         if logprobs and sample.logprobs is None:
             raise InvalidSample("it has no log-probabilities: the policy must return Action(..., logprobs=...)")
         if advantage and sample.advantage is None:
@@ -56,6 +64,24 @@ def check_samples(
             _check_temperature(sample, temperature)
 
     return valid_samples(samples, first=first, check=check)
+
+
+def check_no_images(media: Sequence[PlacedImage], reason: str) -> None:
+    """Refuse a sample that has images.
+
+    Args:
+        media: The images of the sample.
+        reason: Why they are refused.
+
+    Raises:
+        InvalidSample: If there is an image.
+    """
+    if media:
+        first = media[0]
+        raise InvalidSample(
+            f"it has images ({len(media)}, the first at tokens {first.start} to {first.stop}), but {reason}. "
+            "docs/images.md#trainers lists the trainers that take images"
+        )
 
 
 def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> None:

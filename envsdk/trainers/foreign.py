@@ -15,7 +15,8 @@ from ..contexts.arrays import LARGEST, GrowableArray
 from ..contexts.protocol import Action, Break
 from ..contexts.side_data import Aligned, part_of, per_token
 from ..episodes.actions import CheckedAction, PromptSize, check_action
-from ..errors import ActionError, ConfigError, InvalidRecord
+from ..errors import ActionError, ConfigError, ImageError, InvalidRecord
+from ..images import Image, ImageSource, PlacedImage
 from ..messages import Message
 from ..trajectories.steps import ContextLog, Part, Step
 from ..trajectories.trajectory import Status, Trajectory
@@ -46,6 +47,9 @@ class LoggedStep(NamedTuple):
         rewards: Named rewards that add up to `reward`, which they replace if it is None.
         errors: What was wrong with the reply, such as a call that could not be parsed: texts. `loss="without_errors"`
             leaves out such a step.
+        images: The images in the prompt and the action, in order, each with the range of its placeholder tokens in the
+            prompt and the action after it: `PlacedImage`, or tuples of an image (what `ImagePart` takes) and the range.
+            Prompts with the same tokens and other images are different.
     """
 
     prompt_tokens: "Sequence[int] | NDArray[np.integer[Any]]"
@@ -58,6 +62,7 @@ class LoggedStep(NamedTuple):
     mask: "Sequence[int] | NDArray[np.bool_] | None" = None
     rewards: Mapping[str, float] = {}
     errors: Sequence[str] = ()
+    images: "Sequence[PlacedImage | tuple[ImageSource, int, int]]" = ()
 
 
 class _MatchedStep(NamedTuple):
@@ -68,6 +73,8 @@ class _MatchedStep(NamedTuple):
     action: CheckedAction
     outcome: "_Outcome"
     match: Match
+    media: tuple[PlacedImage, ...]
+    """The images in `observed`, with their places in it."""
 
 
 class _Outcome(NamedTuple):
@@ -145,17 +152,49 @@ def from_steps(
 def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_MatchedStep]:
     if not isinstance(steps, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRecord(f"steps is a {type(steps).__name__}; expected the steps of one rollout, in order")
-    prompts, matched = OpenPrompts(), list[_MatchedStep]()
+    prompts, matched, numbers = OpenPrompts(), list[_MatchedStep](), dict[tuple[str, int], int]()
     for index, given in enumerate(steps):
         try:
             step = LoggedStep(**given) if isinstance(given, Mapping) else LoggedStep(*cast("tuple[Any, ...]", given))
             runs = _checked(step, vocab_size)
-        except (ActionError, TypeError, ValueError, OverflowError) as error:
+            media = _media(step, runs)
+        except (ActionError, ImageError, TypeError, ValueError, OverflowError) as error:
             raise InvalidRecord(f"step {index + 1}: {error}") from error
         for prompt, action, outcome in runs:
-            match = prompts.add(prompt, action.tokens)
-            matched.append(_MatchedStep(prompt[match.shared :].copy(), action, outcome, match))
+            own = [placed for placed in media if placed.stop <= len(prompt)]
+            match = prompts.add(_keyed(prompt, own, numbers), action.tokens)
+            new = tuple(placed.moved(-match.shared) for placed in own if placed.start >= match.shared)
+            matched.append(_MatchedStep(prompt[match.shared :].copy(), action, outcome, match, new))
     return matched
+
+
+def _media(step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAction, _Outcome]]") -> list[PlacedImage]:
+    """Return the images of a step. Their tokens are observed, in the prompt of a run."""
+    found: list[PlacedImage] = []
+    sampled = [(len(prompt), len(prompt) + len(action.tokens)) for prompt, action, _ in runs]
+    for given in step.images:
+        image, start, stop = given
+        placed, end = PlacedImage(Image.read(image), start, stop), found[-1].stop if found else 0
+        is_sampled = any(start < last and first < stop for first, last in sampled)
+        if not end <= start < stop <= sampled[-1][0] or is_sampled:
+            raise ActionError(
+                f"an image has the tokens {start} to {stop}; expected observed tokens of the prompt or the action, "
+                f"after those of the image before it ({end}), and before the last sampled tokens ({sampled[-1][0]})"
+            )
+        found.append(placed)
+    return found
+
+
+def _keyed(
+    prompt: "NDArray[np.int32]", media: Sequence[PlacedImage], numbers: dict[tuple[str, int], int]
+) -> "NDArray[np.int32]":
+    """Return a prompt in which the tokens of each distinct image are a negative number of its own."""
+    if not media:
+        return prompt
+    keyed = prompt.copy()
+    for image, start, stop in media:
+        keyed[start:stop] = -1 - numbers.setdefault((image.sha256, stop - start), len(numbers))
+    return keyed
 
 
 def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _Outcome]]":
@@ -239,6 +278,7 @@ class _Writer:
     def __init__(self, matched: Sequence[_MatchedStep]) -> None:
         self.steps: list[Step] = []
         self._logs: dict[str, tuple[GrowableArray[np.int32], GrowableArray[np.float32]]] = {}
+        self._media: dict[str, list[PlacedImage]] = {}
         self._messages: dict[str, list[Message]] = {}  # those whose errors the log has
         self._names: list[str] = []  # the context of each chain
         self._lengths: dict[str, int] = {}
@@ -256,6 +296,7 @@ class _Writer:
                 tokens=tokens.copy(),
                 logprobs=logprobs.copy(),
                 messages=self._messages.get(name, []),
+                media=self._media.get(name, []),
             )
             for name, (tokens, logprobs) in self._logs.items()
         }
@@ -275,6 +316,7 @@ class _Writer:
         match, action, name = matched.match, matched.action, self._names[matched.match.chain]
         tokens, logprobs = self._logs.setdefault(name, (GrowableArray(np.int32), GrowableArray(np.float32)))
         start = len(tokens)
+        self._media.setdefault(name, []).extend(placed.moved(start) for placed in matched.media)
         for array, its_logprobs in ((matched.observed, 0.0), (action.tokens, _logprobs(action))):
             tokens.append(array)
             logprobs.extend(len(array), its_logprobs)

@@ -13,7 +13,7 @@ import numpy as np
 from ..contexts.arrays import GrowableArray
 from ..contexts.protocol import Break, BreakReason, FinishReason
 from ..episodes.actions import CheckedAction
-from ..errors import ConfigError
+from ..errors import ConfigError, InvalidRecord
 from ..messages import Message
 from ..trajectories.samples import Sample
 from ..trajectories.steps import ContextLog, Part, Step
@@ -220,8 +220,17 @@ class LogWriter:
 
         Args:
             **about: The other fields of `Trajectory`.
+
+        Raises:
+            InvalidRecord: If a context has token ids, and images in its messages, whose tokens no log names.
         """
-        for context in self._contexts.values():
+        for name, context in self._contexts.items():
+            if context.has_begun and any(message.images for message in context.log.messages):
+                raise InvalidRecord(
+                    f"context {name!r} has token ids, and images in its messages, but the log does not specify which "
+                    "tokens are those of an image, so its samples would lack them: import the steps with from_steps, "
+                    "which takes `images`; or leave the token ids out, and pass a renderer with a processor"
+                )
             context.log.tokens, context.log.logprobs = context.tokens.copy(), context.logprobs.copy()
         if self._early and self._contexts:
             next(iter(self._contexts.values())).log.reward = sum(self._early.values())

@@ -3,6 +3,9 @@
 ms-swift renders messages itself, both to sample and to train. So only the messages before the first reply are passed as
 messages. Everything after them is one assistant message of token ids, whose mask marks the sampled tokens. At each
 step, the prompt ids that the engine returns are compared with the prompt of the environment.
+
+If there are images, ms-swift's template has to render the messages that have them, because only a tag in a text is an
+image for it. Then each reply is an assistant message of token ids, and the messages between them are texts.
 """
 
 import copy
@@ -10,10 +13,10 @@ import dataclasses
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -23,7 +26,8 @@ from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
 from ..episodes.agent import Agent
 from ..errors import ConfigError, EpisodeError, PolicyError
-from ..messages import ToolSchema
+from ..images import PlacedImage
+from ..messages import Message, TextPart, ToolSchema
 from ..rollouts.jobs import Job
 from ..rollouts.options import Deadlines, check_deadlines
 from ..rollouts.player import PlaySettings
@@ -34,10 +38,12 @@ from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling
 from .conversations import to_conversations
+from .image_inputs import rgb_image
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
 from .ms_swift_records import to_response as to_response
 from .ms_swift_records import to_sft_records as to_sft_records
+from .ms_swift_records import to_turns
 from .packages import load
 from .rows import check_one_reward, response_start
 from .single import OnBreak, check_on_break, single_sample
@@ -49,6 +55,7 @@ CAPABILITY = Capability(
     "ms-swift",
     several_samples=True,
     loss_weight="Left out: choose a loss_type that averages over tokens (bnpo, dapo) for on_break='split'.",
+    images="`images` of requests and of `rollout_infos`, as `data:` URLs, and a tag `<image>` in a message for each.",
 )
 
 OnBreakOrSplit: TypeAlias = OnBreak | Literal["split"]
@@ -71,7 +78,8 @@ def make_scheduler(
     messages. A column `seed` is the seed of the episode. The messages of the dataset are ignored. Rewards are in
     `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`.
     `rollout_infos["trajectory"]` has all messages; see `to_conversations`. A turn with `info={"images": [...]}`
-    replaces the images of the request, for the engine and the trainer; so do `audios` and `videos`.
+    replaces the images of the request, for the engine and the trainer; so do `audios` and `videos`. Images in messages
+    need no such entry: the request has those of the prompt, and `rollout_infos["images"]` those of the sample.
 
     Args:
         make_env: A function that makes a new environment. The limits of the environment end the episode.
@@ -128,6 +136,15 @@ class _Opening:
         return tokens[: len(beginning)].tolist() == beginning
 
 
+class _Call(NamedTuple):
+    """A request to the engine."""
+
+    opening: _Opening
+    messages: list[dict[str, Any]]
+    turns: list[tuple[int, int]]
+    """Where the replies after the opening begin and end in the prompt, and then in the sample."""
+
+
 class _Rollout:
     """One episode whose replies the scheduler's engine samples: its policy, and what ms-swift gets of it."""
 
@@ -151,22 +168,32 @@ class _Rollout:
         self._openings: dict[str, list[_Opening]] = {}  # the openings of each context, the current one last
         self._responses: dict[str, Any] = {}  # the last response of each context
         self._media: dict[str, Any] = {}
+        self._calls: dict[str, list[_Call]] = {}  # of each context
         return self
 
-    async def __call__(self, prompt: "NDArray[np.int32]", *, context: str, **request: Any) -> Action:
+    async def __call__(
+        self, prompt: "NDArray[np.int32]", *, context: str, media: Sequence[PlacedImage] = (), **request: Any
+    ) -> Action:
         """Sample a reply with the engine, and check that the engine renders this prompt."""
         self._episode = self._env.episode
         agent = self._episode.owners[context]
         self._take_media(agent)
+        calls = self._calls.setdefault(context, [])
         openings = self._openings.setdefault(context, [])
         opening = openings[-1] if openings else None
         if opening is None or not opening.begins(prompt, with_prefix=self._on_break in ("split", "last_segment")):
             opening = self._open(agent.context, prompt)
             openings.append(opening)
-            sent = opening.messages
+            call = _Call(opening, opening.messages, [])
+        elif media:
+            call = self._continue(calls[-1], agent.context, prompt)
         else:
-            sent = [*opening.messages, {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}]
-        fields = copy.deepcopy({"messages": sent, "tools": opening.tools, **self._media})  # engines change them
+            reply = {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}
+            call = _Call(opening, [*opening.messages, reply], [])
+        calls.append(call)
+        images = {"images": self._images(media)} if media else {}
+        given = {"messages": call.messages, "tools": opening.tools, **self._media, **images}
+        fields = copy.deepcopy(given)  # engines change them
         own = dataclasses.replace(self._request, **fields, uuid=uuid4().hex)  # vLLM runs each id once at a time
         response = await self._scheduler.infer_engine.infer_async(own, self._request_config(request), **self._kwargs)
         check_prompt(prompt, response.prompt_token_ids)
@@ -175,7 +202,33 @@ class _Rollout:
         content: list[dict[str, Any]] = choice.logprobs["content"] if choice.logprobs else []
         logprobs = [float(item["logprob"]) for item in content]
         finish_reason: FinishReason = choice.finish_reason if choice.finish_reason in ("length", "abort") else "stop"
-        return Action(choice.token_ids or (), logprobs, finish_reason, self._temperature)
+        tokens = choice.token_ids or ()
+        call.turns.append((len(prompt) - len(opening.prefix), len(prompt) + len(tokens)))
+        return Action(tokens, logprobs, finish_reason, self._temperature)
+
+    def _images(self, media: Sequence[PlacedImage]) -> list[str]:
+        """Return images for ms-swift, which expands a tag to the tokens of an image."""
+        if "images" in self._media:
+            raise ConfigError(
+                "the messages have images, and a turn has info={'images': [...]}, too: ms-swift has one list of "
+                "images, so give them in the messages only"
+            )
+        return [rgb_image(placed.image).url for placed in media]
+
+    def _continue(self, last: _Call, context: Context, prompt: "NDArray[np.int32]") -> _Call:
+        """Return a request whose replies are token ids, with the messages between them as texts."""
+        messages, turns = list(last.opening.messages), iter(last.turns)
+        for message in context.view[len(messages) :]:
+            if message.role != "assistant":
+                messages.append(_tagged(message))
+            elif turn := next(turns, None):
+                messages.append({"role": "assistant", "content": prompt[slice(*turn)].tolist()})
+            else:
+                raise PolicyError(
+                    "the prompt has a reply that the engine did not sample in this segment, next to images: ms-swift "
+                    "renders messages with images itself, so use a history policy that keeps replies"
+                )
+        return _Call(last.opening, messages, list(last.turns))
 
     def _take_media(self, agent: Agent) -> None:
         info = agent.turn.info
@@ -183,7 +236,7 @@ class _Rollout:
 
     def _open(self, context: Context, prompt: "NDArray[np.int32]") -> _Opening:
         prefix, _ = self._scheduler.get_response_token_data(self._request, SimpleNamespace(token_ids=[]))
-        messages, tools = [message.to_openai() for message in context.view], list(context.tools) or None
+        messages, tools = [_tagged(message) for message in context.view], list(context.tools) or None
         return _Opening(messages, tools, prompt[: len(prompt) - len(prefix)], prefix)
 
     def _request_config(self, request: dict[str, Any]) -> Any:
@@ -213,23 +266,39 @@ class _Rollout:
 
     def _record(self, trajectory: Trajectory, sample: Sample | None, infos: dict[str, Any]) -> Any:
         """Return the record of a sample. Without one, it is the first reply with mask 0, as ms-swift needs a record."""
+        images: Sequence[PlacedImage] = () if sample is None else sample.media
         if sample is None:
+            images = next(trajectory.prompt_images())
             last = trajectory.steps[0]
             opening = self._openings[last.context][0]
             ids = trajectory.contexts[last.context].tokens[len(opening.tokens) : last.stop].tolist()
             response = Response([ids], [[0] * len(ids)], [[]])
+            messages = opening.messages
         else:
             numbers: list[int] = sample.metadata["steps"]
             last = trajectory.steps[numbers[-1]]
-            opening = self._opening_of(sample)
             suffix = suffix_of(self._scheduler)
-            response = to_response(sample, len(opening.tokens), temperature=self._temperature, suffix=suffix)
+            if images:
+                own = [number for number, step in enumerate(trajectory.steps) if step.context == last.context]
+                call = self._calls[last.context][own.index(numbers[-1])]
+                opening, messages = call.opening, call.messages
+                response = to_turns(sample, call.turns, temperature=self._temperature, suffix=suffix)
+            else:
+                opening = self._opening_of(sample)
+                messages = opening.messages
+                response = to_response(sample, len(opening.tokens), temperature=self._temperature, suffix=suffix)
             check_tools(opening.tools, self._request.tools)
-        text = self._env.renderer.tokenizer.decode(response.response_token_ids[0])
+        decode = self._env.renderer.tokenizer.decode
+        texts = iter([decode(ids) for ids in response.response_token_ids])
+        begun = len(opening.messages)
+        messages = [*messages, {"role": "assistant"}]
+        replies = [{**m, "content": next(texts)} if m["role"] == "assistant" else m for m in messages[begun:]]
+        if images:
+            infos = {**infos, "images": self._images(images)}
         output: Any = load("swift.infer_engine.protocol", "ms_swift").RolloutOutput
         return output(
             response=self._response_of(last),
-            messages=[*opening.messages, {"role": "assistant", "content": text}],
+            messages=[*opening.messages, *replies],
             rollout_infos=copy.deepcopy(infos),  # ms-swift changes it
             **dataclasses.asdict(response),
         )
@@ -256,6 +325,16 @@ class _Rollout:
         finish_reason = "length" if step.finish_reason == "length" else "stop"
         choice = dataclasses.replace(response.choices[0], finish_reason=finish_reason)
         return dataclasses.replace(response, id=self._request.uuid or response.id, choices=[choice])
+
+
+def _tagged(message: Message) -> dict[str, Any]:
+    """Return a message in the OpenAI form, with a tag for each image."""
+    fields = message.to_openai()
+    if message.images:
+        fields["content"] = "".join(
+            part.text if isinstance(part, TextPart) else "<image>" for part in message.parts or ()
+        )
+    return fields
 
 
 def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:

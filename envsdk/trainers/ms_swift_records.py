@@ -14,7 +14,7 @@ from .rows import logprobs
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response fields of ms-swift's `RolloutOutput`, with one turn of token ids.
+    """The response fields of ms-swift's `RolloutOutput`, with a list for each turn of token ids.
 
     Attributes:
         response_token_ids: The token ids of the response.
@@ -26,6 +26,48 @@ class Response:
     response_token_ids: list[list[int]]
     response_loss_mask: list[list[int]]
     rollout_logprobs: list[list[float]]
+
+
+_NEEDS_TURNS = (
+    "ms-swift renders the messages that have images itself: use make_scheduler, which passes each reply as token ids, "
+    "and the images in rollout_infos['images']"
+)
+_NO_IMAGES = (
+    "ms-swift reads a row of token ids without images: pass the messages and the images themselves, as columns "
+    "`messages` and `images`, and let ms-swift render them"
+)
+
+
+def to_turns(
+    sample: Sample, turns: Sequence[tuple[int, int]], *, temperature: float | None = None, suffix: Sequence[int] = ()
+) -> Response:
+    """Convert a sample to a response with the token ids of each reply; ms-swift renders the messages between them.
+
+    Args:
+        sample: The sample, which may have images.
+        turns: For each reply, where it begins and ends in the tokens of the sample.
+        temperature: See `to_response`, as for the suffix.
+        suffix: The token ids of the template's suffix.
+
+    Raises:
+        InvalidSample: See `to_response`; or if the sample trains a token outside the replies.
+    """
+    (sample,) = check_samples([sample], temperature=temperature, no_images=None)
+    _check_suffix(sample, suffix)
+    inside = np.zeros(len(sample), dtype=np.bool_)
+    for start, stop in turns:
+        inside[start:stop] = True
+    if (sample.mask & ~inside).any():
+        raise InvalidSample(
+            f"mask[{int(np.argmax(sample.mask & ~inside))}] of a sample of trajectory {sample.trajectory_id!r} is "
+            "True, but the token is in a message that ms-swift renders itself and cannot train"
+        )
+    known = logprobs(sample)
+    return Response(
+        [sample.tokens[start:stop].tolist() for start, stop in turns],
+        [sample.mask[start:stop].astype(np.int32).tolist() for start, stop in turns],
+        [known[start:stop][sample.mask[start:stop]].tolist() for start, stop in turns],
+    )
 
 
 def to_response(
@@ -43,7 +85,7 @@ def to_response(
         InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or trains
             a token before `start`; or if ms-swift would train tokens that the sample does not.
     """
-    (sample,) = check_samples([sample], temperature=temperature)
+    (sample,) = check_samples([sample], temperature=temperature, no_images=_NEEDS_TURNS)
     if sample.mask[:start].any():
         raise InvalidSample(
             f"mask[{int(np.argmax(sample.mask))}] is True, but the first {start} tokens are messages that ms-swift "
@@ -75,7 +117,7 @@ def to_sft_records(samples: Iterable[Sample], *, eos_token_id: int) -> list[dict
         InvalidSample: If a sample is invalid; if it does not end with `eos_token_id`, which ms-swift would append and
             train; or if it has this token untrained after a trained one, because ms-swift would train it.
     """
-    valid = check_samples(samples, logprobs=False)
+    valid = check_samples(samples, logprobs=False, no_images=_NO_IMAGES)
     for index, sample in enumerate(valid):
         if sample.tokens[-1] != eos_token_id:
             raise InvalidSample(

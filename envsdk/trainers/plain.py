@@ -10,6 +10,7 @@ from ..contexts.arrays import LARGEST
 from ..contexts.side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
+from ..images import PlacedImage
 from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
@@ -25,6 +26,7 @@ CAPABILITY = Capability(
     "Your own loop",
     several_samples=True,
     loss_weight="In the batch, not applied: multiply by it if the loss is averaged per sample, not if it is a sum.",
+    images="`media` of the batch: for each sample its images, each with the range of its tokens.",
 )
 
 Layout: TypeAlias = Literal["padded", "packed"]
@@ -84,6 +86,9 @@ def collate(
         dict `extra` by key: an array of that shape and of a row, with the fill value on padding; or, for lists, a dict
         of `values`, shape (m,), with the items of all lists one after the other, and `lengths`, int64 of that shape.
 
+        If a sample has images, `media`: for each sample a list of `PlacedImage`, whose tokens are counted from the
+        sample's first one. The arrays that the model gets of an image are `renderer.vision.process(image).arrays`.
+
     Raises:
         InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks a key of `extra` or has
             rows of another kind, a sample is longer than `max_length`, roles are needed and missing, `importance` has
@@ -127,7 +132,22 @@ def collate(
         }
     if extra:
         batch["extra"] = {key: _extra(key, valid, places) for key in extra}
+    if any(sample.media for sample in valid):
+        batch["media"] = [
+            _media(i, sample, length) for i, (sample, length) in enumerate(zip(valid, lengths, strict=True))
+        ]
     return batch if arrays == "numpy" else _tensors(batch)
+
+
+def _media(index: int, sample: Sample, length: int) -> list[PlacedImage]:
+    """Return the images of the first tokens of a sample."""
+    for placed in sample.media:
+        if placed.start < length < placed.stop:
+            raise InvalidSample(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}, is cut after {length} tokens, within the "
+                f"tokens {placed.start} to {placed.stop} of an image: choose another max_length"
+            )
+    return [placed for placed in sample.media if placed.stop <= length]
 
 
 def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
@@ -144,7 +164,7 @@ def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def _check(samples: Iterable[Sample]) -> list[Sample]:
-    valid = check_samples(samples, logprobs=False)
+    valid = check_samples(samples, logprobs=False, no_images=None)
     if not valid:
         raise InvalidSample("samples is empty; expected at least one sample, because a batch needs a row")
     for name in ("logprobs", "advantage", "reference_logprobs"):

@@ -14,6 +14,7 @@ from ..errors import InvalidSample
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
+from .image_inputs import rgb_image, token_types
 from .rows import advantages, logprobs, temperatures
 from .rows import routed_experts as experts_of
 
@@ -21,7 +22,25 @@ CAPABILITY = Capability(
     "prime-rl",
     several_samples=True,
     loss_weight="Left out: its loss is a sum over tokens, divided by the number of tokens in the batch.",
+    images="`mm_refs`, each image as a `data:` URL with the range of its tokens, and `mm_token_type_ids`.",
 )
+
+
+class MMImageRef(NamedTuple):
+    """The fields of prime-rl's record of this name, in its order: msgpack writes both as the same array."""
+
+    url: str
+    """The image as a `data:` URL."""
+    offset: int
+    """The position of its first token."""
+    length: int
+    """The number of its tokens."""
+
+
+class MMRefs(NamedTuple):
+    """The fields of prime-rl's record of this name."""
+
+    images: list[MMImageRef]
 
 
 class RoutedExperts(NamedTuple):
@@ -44,6 +63,8 @@ class TrainingSample(TypedDict):
     temperatures: list[float]
     env_name: str
     advantages: list[float]
+    mm_refs: NotRequired[MMRefs]
+    mm_token_type_ids: NotRequired[list[int]]
     routed_experts: NotRequired[RoutedExperts]
     ref_logprobs: NotRequired[list[float]]
     rl_weights: NotRequired[list[float]]
@@ -67,6 +88,9 @@ def to_training_samples(
     prime-rl truncates sequences that are longer than its trainer's sequence length, without an error. Limit episodes
     with `Limits(max_context_tokens=...)`.
 
+    A sample with images has `mm_refs` and `mm_token_type_ids`. The trainer applies its own image processor to them, and
+    checks the number of tokens. They need a prime-rl whose struct has these fields (`prime_rl.transports.batch`).
+
     Args:
         samples: The samples, with log-probabilities and advantages.
         env_name: The name of the environment in prime-rl; by default its id.
@@ -78,7 +102,7 @@ def to_training_samples(
             0, by which prime-rl's trainer divides; if experts are requested and a token has none; or if it has
             weights of a loss that prime-rl does not have.
     """
-    valid = check_samples(samples, advantage=True)
+    valid = check_samples(samples, advantage=True, no_images=None)
     all_temperatures = [temperatures(sample) for sample in valid]
     for index, (sample, temperature) in enumerate(zip(valid, all_temperatures, strict=True)):
         if not temperature.all():
@@ -99,6 +123,13 @@ def to_training_samples(
     ]
     for record, sample in zip(records, valid, strict=True):
         _add_streams(record, sample)
+        if sample.media:
+            images = [
+                MMImageRef(rgb_image(placed.image).url, placed.start, placed.stop - placed.start)
+                for placed in sample.media
+            ]
+            record["mm_refs"] = MMRefs(images)
+            record["mm_token_type_ids"] = token_types(sample.media, len(sample)).tolist()
         if routed_experts:
             record["routed_experts"] = _routed_experts(sample)
     return records

@@ -4,14 +4,17 @@ Source: the public rules of `validate_generator_output(..., step_wise=True)`.
 """
 
 from collections.abc import Iterable, Set
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from ..errors import InvalidSample
+from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
+from .image_inputs import NEEDS_VISION, image_arrays
+from .packages import load
 from .rows import group_by_rollout, logprobs, response_start
 from .rows import routed_experts as experts_of
 
@@ -22,7 +25,10 @@ CAPABILITY = Capability(
     "SkyRL",
     several_samples=True,
     loss_weight="Left out: loss_reduction=token_mean averages over tokens. The other reductions average over rows.",
+    images="`pixel_values` and `image_grid_thw` of each row, with `vision=renderer.vision`.",
 )
+
+_IMAGES: tuple[Literal["pixel_values"], Literal["image_grid_thw"]] = ("pixel_values", "image_grid_thw")
 
 
 class TrajectoryID(NamedTuple):
@@ -53,10 +59,16 @@ class GeneratorOutput(TypedDict):
     trajectory_ids: list[TrajectoryID]
     is_last_step: list[bool]
     rollout_expert_indices: "NotRequired[list[NDArray[np.int32]]]"
+    pixel_values: NotRequired[list[Any]]
+    image_grid_thw: NotRequired[list[Any]]
 
 
 def to_generator_output(
-    samples: Iterable[Sample], *, temperature: float | None = None, routed_experts: bool = False
+    samples: Iterable[Sample],
+    *,
+    temperature: float | None = None,
+    routed_experts: bool = False,
+    vision: Vision | None = None,
 ) -> GeneratorOutput:
     """Convert the samples of rollouts to rows, for `generator.step_wise_trajectories=true`.
 
@@ -70,13 +82,19 @@ def to_generator_output(
             samples. None skips the check.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay:
             `rollout_expert_indices`, for each row int32 of shape (L - 1, layers, top_k).
+        vision: The image processor of the trained model, `renderer.vision`, for samples with images. The output then
+            has tensors for each row: `pixel_values` and `image_grid_thw`.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
             temperature; if the samples of a rollout have different rewards, or one is missing; if a rollout without
-            a group has the id of a group; or if experts are requested and a token has none.
+            a group has the id of a group; if experts are requested and a token has none; or if there are images, and
+            `vision` is not given, makes other arrays than SkyRL has fields for, or a sample has no image: SkyRL takes
+            images in all rows or in none.
+        MissingPackage: If there are images, and torch is not installed.
     """
-    valid = check_samples(samples, scored=True, temperature=temperature)
+    no_images = NEEDS_VISION if vision is None else None
+    valid = check_samples(samples, scored=True, temperature=temperature, no_images=no_images)
     output = GeneratorOutput(
         prompt_token_ids=[],
         response_ids=[],
@@ -97,7 +115,25 @@ def to_generator_output(
             _add_row(output, sample, name, is_last=sample is rollout[-1])
             if routed_experts:
                 output.setdefault("rollout_expert_indices", []).append(experts_of(sample))
+            if vision is not None and any(other.media for other in valid):
+                _add_images(output, sample, vision)
     return output
+
+
+def _add_images(output: GeneratorOutput, sample: Sample, vision: Vision) -> None:
+    """Add the tensors of the images of a row."""
+    if not sample.media:
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has no images, but others of the batch do, and SkyRL "
+            "takes images in all rows or in none: convert them separately"
+        )
+    torch, arrays = load("torch", "skyrl"), image_arrays(sample, vision)
+    if set(arrays) != set(_IMAGES):
+        raise InvalidSample(
+            f"the image processor makes {', '.join(sorted(arrays))}, but SkyRL has fields for {', '.join(_IMAGES)}"
+        )
+    for name in _IMAGES:
+        output.setdefault(name, []).append(torch.from_numpy(arrays[name]))
 
 
 def _instance_id(sample: Sample, groups: Set[str | None]) -> str:

@@ -11,9 +11,12 @@ import numpy as np
 from ..credit.baselines import mean, normalized
 from ..credit.values import finite_array
 from ..errors import ConfigError, InvalidSample
+from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
+from .image_inputs import NEEDS_VISION, image_arrays
+from .packages import load
 from .rows import group_by_rollout, logprobs, response_start
 from .rows import routed_experts as experts_of
 
@@ -24,6 +27,7 @@ CAPABILITY = Capability(
     "slime",
     several_samples=True,
     loss_weight="Left out: slime averages over the tokens of a rollout, whose samples share its rollout_id.",
+    images="`multimodal_train_inputs`, tensors of the image processor, with `vision=renderer.vision`.",
 )
 
 # The values of `advantage_estimator` for which slime centers rewards, and those for which it may also scale them.
@@ -46,6 +50,7 @@ class SlimeSample(TypedDict):
     weight_versions: list[str]
     metadata: dict[str, Any]
     rollout_routed_experts: "NotRequired[NDArray[np.int32]]"
+    multimodal_train_inputs: NotRequired[dict[str, Any]]
 
 
 def to_slime_samples(
@@ -55,6 +60,7 @@ def to_slime_samples(
     first_group_index: int,
     temperature: float | None = None,
     routed_experts: bool = False,
+    vision: Vision | None = None,
 ) -> list[SlimeSample]:
     """Convert the samples of rollouts to records: `slime.utils.types.Sample.from_dict(record)`.
 
@@ -71,11 +77,14 @@ def to_slime_samples(
             the check.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for
             `--use-rollout-routing-replay`: `rollout_routed_experts`, int32 of shape (L - 1, layers, top_k).
+        vision: The image processor of the trained model, `renderer.vision`, for samples with images. They then have
+            `multimodal_train_inputs`: a tensor for each array that the model gets, such as `pixel_values`.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
-            temperature; if the samples of a rollout have different rewards, or one is missing; or if experts are
-            requested and a token has none.
+            temperature; if the samples of a rollout have different rewards, or one is missing; if experts are
+            requested and a token has none; or if there are images, and `vision` is not given.
+        MissingPackage: If there are images, and torch is not installed.
         ConfigError: If `first_rollout_id` or `first_group_index` is not an integer of at least 0.
     """
     for name, number in (("first_rollout_id", first_rollout_id), ("first_group_index", first_group_index)):
@@ -83,7 +92,8 @@ def to_slime_samples(
             raise ConfigError(
                 f"{name} is {number!r:.80}; expected an integer of at least 0, such as slime's own sample has"
             )
-    valid = check_samples(samples, scored=True, temperature=temperature)
+    no_images = NEEDS_VISION if vision is None else None
+    valid = check_samples(samples, scored=True, temperature=temperature, no_images=no_images)
     groups: dict[tuple[bool, str], int] = {}
     records: list[SlimeSample] = []
     for number, rollout in enumerate(group_by_rollout(valid), start=first_rollout_id):
@@ -91,9 +101,12 @@ def to_slime_samples(
         key = (False, trajectory_id) if group is None else (True, group)
         index = groups.setdefault(key, first_group_index + len(groups))
         records += [_record(sample, number, index) for sample in rollout]
-        if routed_experts:
-            for record, sample in zip(records[-len(rollout) :], rollout, strict=True):
+        for record, sample in zip(records[-len(rollout) :], rollout, strict=True):
+            if routed_experts:
                 record["rollout_routed_experts"] = experts_of(sample)
+            if sample.media and vision is not None:
+                torch, arrays = load("torch", "slime"), image_arrays(sample, vision)
+                record["multimodal_train_inputs"] = {name: torch.from_numpy(arrays[name]) for name in arrays}
     return records
 
 

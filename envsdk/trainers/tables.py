@@ -1,5 +1,6 @@
 """Samples as tables with one row for each sample: Parquet files and Hugging Face datasets, in both directions."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from ..packages import load
 from ..trajectories.fragments import fragment
 from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
 from ..trajectories.samples import Sample
-from ..trajectories.stored import pack
+from ..trajectories.stored import dump_media, pack
 from .capability import Capability
 from .checks import check_samples
 from .rows import IGNORED, check_lengths, check_max_length, labels, padded
@@ -26,6 +27,7 @@ CAPABILITY = Capability(
     "Parquet and Hugging Face datasets",
     several_samples=True,
     loss_weight="A column, not applied: multiply by it if the loss is averaged per row, not if it is a sum.",
+    images="Columns: `images`, the files (`bytes`, `path`), each image once; `media`, JSON with the range of each.",
 )
 
 _LISTS = {
@@ -54,7 +56,7 @@ _VALUES = {
     "truncated": "bool_",
 }
 _JSON = ("breaks", "extra", "metadata")  # columns of JSON text
-_OPTIONAL = ("roles", "stream_weights")  # columns of JSON text, or null
+_OPTIONAL = ("roles", "stream_weights", "media")  # columns of JSON text, or null
 _OPTIONAL_LISTS = {"reference_logprobs": "float32"}  # tables that were written before the optional columns lack them
 # What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
@@ -71,8 +73,10 @@ def write_parquet(
 ) -> int:
     """Write samples to a Parquet file, and return the number of samples.
 
-    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata`, `roles` and
-    `stream_weights` are JSON text. The advantage has one value for each token. Without samples, the table has no rows.
+    The columns are the fields of `Sample`. Array fields are lists; `breaks`, `extra`, `metadata`, `roles`,
+    `stream_weights` and `media` are JSON text. `images` has the files of the sample's images, each image once, as the
+    image columns of Hugging Face datasets do: `bytes`, and as `path` the hash and `.png` or `.jpg`. The advantage has
+    one value for each token. Without samples, the table has no rows.
     The file is replaced only when it is complete.
 
     Args:
@@ -185,7 +189,19 @@ def from_row(row: Mapping[str, Any]) -> Sample:
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
     given = {name: _plain(row[name]) for name in _OPTIONAL_LISTS if row.get(name) is not None}
     texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
-    return Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
+    sample = Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
+    embedded = _images(row.get("images") if sample.media else None)
+    for placed in sample.media:
+        placed.image.find_in(None, embedded)
+    return sample
+
+
+def _images(column: Any) -> dict[str, bytes]:
+    """Return the bytes of images by their hashes, which are computed here."""
+    files: list[Any] = list(column) if column is not None else []
+    if any(type(file) is not dict or not isinstance(file.get("bytes"), bytes) for file in files):
+        raise InvalidRecord("the column images has something else than files with bytes: do not decode it")
+    return {hashlib.sha256(file["bytes"]).hexdigest(): file["bytes"] for file in files}
 
 
 def _parsed(name: str, text: Any) -> Any:
@@ -230,7 +246,7 @@ def _tables(samples: Iterable[Sample], padding: _Padding | None) -> Iterator[Any
         check_samples(samples)  # raises the error for this type
     rest, first = iter(samples), 0
     while group := list(itertools.islice(rest, _ROWS)):
-        valid = check_samples(group, logprobs=False, first=first)
+        valid = check_samples(group, logprobs=False, first=first, no_images=None)
         if padding is not None and not padding.truncate:
             check_lengths(valid, padding.max_length, first)
         yield _table(valid, first, padding)
@@ -263,7 +279,12 @@ def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, l
     for index, name in enumerate(_JSON):
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
     for name in _OPTIONAL:
-        columns[name] = [_json(getattr(s, name)) if getattr(s, name) else None for s in samples]
+        values = [dump_media(s.media) if name == "media" else getattr(s, name) for s in samples]
+        columns[name] = [_json(value) if value else None for value in values]
+    columns["images"] = [
+        [{"bytes": image.data, "path": image.file_name} for image in dict.fromkeys(p.image for p in s.media)]
+        for s in samples
+    ]
     own = {} if padding is None else padding.columns(samples)
     return {**columns, **own, "schema": [SCHEMA_VERSION] * len(samples)}
 
@@ -279,8 +300,15 @@ def _schema(padding: _Padding | None) -> Any:
         (name, arrow.list_(getattr(arrow, kind)())) for name, kind in {**_LISTS, **_OPTIONAL_LISTS, **lengths}.items()
     ]
     values = [(name, getattr(arrow, kind)()) for name, kind in _VALUES.items()]
+    images = arrow.list_(arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())]))
     return arrow.schema(
-        [*lists, *values, *((name, arrow.string()) for name in (*_JSON, *_OPTIONAL)), ("schema", arrow.int32())]
+        [
+            *lists,
+            *values,
+            *((name, arrow.string()) for name in (*_JSON, *_OPTIONAL)),
+            ("images", images),
+            ("schema", arrow.int32()),
+        ]
     )
 
 

@@ -12,6 +12,7 @@ from ..authoring.env import Env
 from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
+from ..images import PlacedImage
 from ..limits import StopReason
 from ..policies.vocabularies import check_tokenizer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -19,13 +20,19 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
+from .image_inputs import rgb_image, token_types
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CAPABILITY = Capability("tinker", several_samples=True, loss_weight="Left out: its losses are sums over tokens.")
+CAPABILITY = Capability(
+    "tinker",
+    several_samples=True,
+    loss_weight="Left out: its losses are sums over tokens.",
+    images="`ImageChunk`s in the `ModelInput` (PNG or JPEG in RGB, with the number of tokens), also in prompts.",
+)
 
 _STOP_REASONS: Mapping[str, str] = {
     StopReason.TERMINATED: "completed",
@@ -45,6 +52,9 @@ _GroupBase: Any = getattr(_types, "EnvGroupBuilder", object)
 def to_datums(samples: Iterable[Sample]) -> list[Any]:
     """Convert each sample to a `tinker.Datum` with the fields of the cookbook's `trajectory_to_data`.
 
+    An image is an `ImageChunk` in the place of its tokens, and `expected_tokens` is their number: tinker computes its
+    own number from the image, and refuses a datum in which they differ.
+
     Args:
         samples: Samples with log-probabilities and advantages, sampled at temperature 1.
 
@@ -53,27 +63,61 @@ def to_datums(samples: Iterable[Sample]) -> list[Any]:
             temperature 1, at which tinker computes log-probabilities.
         MissingPackage: If tinker is not installed.
     """
-    valid = check_samples(samples, advantage=True, temperature=1.0)
+    valid = check_samples(samples, advantage=True, temperature=1.0, no_images=None)
     tinker = load("tinker", "tinker")
     return [
         tinker.Datum(
-            tinker.ModelInput.from_ints(sample.tokens[:-1].tolist()),
+            model_input(sample.tokens[:-1], sample.media),
             loss_fn_inputs=loss_fn_inputs(sample),
         )
         for sample in valid
     ]
 
 
+def model_input(tokens: "NDArray[np.int32]", media: Sequence[PlacedImage] = ()) -> Any:
+    """Return tokens and the images in them as a `tinker.ModelInput`.
+
+    Args:
+        tokens: The token ids, with the placeholders of the images: int32, shape (n,).
+        media: The images, in order, each with the range of its placeholders.
+
+    Raises:
+        ImageError: If the bytes of an image are missing.
+        MissingPackage: If tinker is not installed.
+    """
+    tinker = load("tinker", "tinker")
+    if not media:
+        return tinker.ModelInput.from_ints(tokens.tolist())
+    chunks: list[Any] = []
+    end = 0
+    for placed in media:
+        if placed.start > end:
+            chunks.append(tinker.EncodedTextChunk(tokens=tokens[end : placed.start].tolist()))
+        image = rgb_image(placed.image)
+        chunks.append(
+            tinker.types.ImageChunk(
+                data=image.data,
+                format=image.media_type.removeprefix("image/"),
+                expected_tokens=placed.stop - placed.start,
+            )
+        )
+        end = placed.stop
+    if end < len(tokens):
+        chunks.append(tinker.EncodedTextChunk(tokens=tokens[end:].tolist()))
+    return tinker.ModelInput(chunks=chunks)
+
+
 def loss_fn_inputs(sample: Sample) -> dict[str, Any]:
     """Return the inputs of tinker's losses for a valid sample of L tokens.
 
     Returns:
-        Arrays of shape (L - 1,), shifted by one: `target_tokens` is int64; `logprobs`, `advantages` and `mask` are
-        float32.
+        Arrays of shape (L - 1,), shifted by one: `target_tokens` is int64, 0 at the tokens of images, as the cookbook
+        has it; `logprobs`, `advantages` and `mask` are float32.
     """
     values = {"logprobs": logprobs(sample), "advantages": advantages(sample), "mask": sample.mask}
     shifted = {name: np.asarray(value, dtype=np.float32)[1:] for name, value in values.items()}
-    return {"target_tokens": sample.tokens[1:].astype(np.int64), **shifted}
+    targets = np.where(token_types(sample.media, len(sample)) == 0, sample.tokens, 0)
+    return {"target_tokens": targets[1:].astype(np.int64), **shifted}
 
 
 def with_logprobs(trajectory: Trajectory | None, rollout: Any, *, temperature: float = 1.0) -> Trajectory:
@@ -145,9 +189,10 @@ class CompleterPolicy:
         stop: Sequence[str],
         max_tokens: int | None,
         sampling: Mapping[str, Any],
+        media: Sequence[PlacedImage] = (),
         **_: Any,
     ) -> Action:
-        """Sample a reply; see `Policy`.
+        """Sample a reply; see `Policy`. The images of the prompt are chunks of the model input.
 
         Raises:
             ConfigError: If the environment requests sampling options, which a completer does not take.
@@ -155,10 +200,9 @@ class CompleterPolicy:
         """
         check_sampling(sampling, self._temperature)
         tinker = load("tinker", "tinker")
-        model_input = tinker.ModelInput.from_ints(prompt.tolist())
         stops = _stops(stop_token_ids, stop, self.tokenizer)
         try:
-            reply = await self._completer(model_input, stops, max_tokens=max_tokens)
+            reply = await self._completer(model_input(prompt, media), stops, max_tokens=max_tokens)
         except (tinker.APIConnectionError, tinker.InternalServerError, tinker.RateLimitError) as error:
             raise PolicyUnavailable(f"tinker's servers do not answer: {error}") from error
         return Action(reply.tokens, reply.maybe_logprobs, reply.stop_reason, self._temperature)
@@ -226,7 +270,7 @@ class CookbookEnv(_EnvBase):
         )
 
     def _prompt(self) -> Any:
-        return load("tinker", "tinker").ModelInput.from_ints(self.env.prompt().tolist())
+        return model_input(self.env.prompt(), self.env.episode.agent.context.media())
 
     def _stop(self, info: Mapping[str, Any]) -> list[int] | list[str]:
         check_sampling(info["sampling"], None)  # the cookbook's loop cannot pass sampling options to a policy

@@ -9,6 +9,8 @@
 
 GRPOTrainer passes each prompt `num_generations` times, takes one row for each, and compares the rewards of these rows.
 See `trl_async` for the trainer that takes several rows of a rollout. This module does not import TRL.
+
+A `rollout_func` has no field for images: `image_trainer` makes a GRPOTrainer that takes them from the `RolloutFunc`.
 """
 
 import json
@@ -16,6 +18,7 @@ import logging
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -35,7 +38,8 @@ from .checks import check_samples, guard_policy
 from .conversations import split_conversation, to_conversations
 from .packages import load
 from .rows import logprobs, response_start
-from .single import OnBreak, check_on_break, single_sample
+from .single import OnBreak, SingleSample, check_on_break, single_sample
+from .trl_images import image_trainer as image_trainer
 from .trl_rewards import conversational as conversational
 from .trl_rewards import reward_func as reward_func
 from .trl_rewards import scored as scored
@@ -46,9 +50,13 @@ CAPABILITY = Capability(
     trainer="TRL's GRPOTrainer",
     several_samples=False,
     loss_weight="Not needed: a rollout is one row.",
+    images="Tensors of the image processor (`pixel_values`, `image_grid_thw`, ...), with `image_trainer()`.",
 )
 
 
+_NO_IMAGES = (
+    "GRPOTrainer's rollout_func has no field for images: make the trainer with envsdk.trainers.trl.image_trainer()"
+)
 _COLUMNS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
     *("reward", "dropped_share", "failed", "steps", "trajectory_id"),
@@ -104,18 +112,20 @@ def dataset(env_id: str, seeds: Iterable[int]) -> Any:
 # Rows.
 
 
-def to_row(sample: Sample, *, temperature: float | None = None) -> dict[str, list[Any]]:
+def to_row(sample: Sample, *, temperature: float | None = None, images: bool = False) -> dict[str, list[Any]]:
     """Convert a sample to a row of GRPOTrainer. The completion begins with the first trained token.
 
     Args:
         sample: The sample.
         temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
             the check.
+        images: Whether the trainer gets the images of the sample besides the row; see `image_trainer`.
 
     Raises:
-        InvalidSample: If the sample is invalid, has no log-probabilities, or was sampled at another temperature.
+        InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or has
+            images that the trainer does not get.
     """
-    (sample,) = check_samples([sample], temperature=temperature)
+    (sample,) = check_samples([sample], temperature=temperature, no_images=None if images else _NO_IMAGES)
     first = response_start(sample)
     return {
         "prompt_ids": sample.tokens[:first].tolist(),
@@ -155,12 +165,31 @@ def to_batch(
         SingleSampleOnly: If a rollout has several samples, and `on_break` is `"raise"`.
         InvalidSample: If a sample is invalid; see `to_row`.
     """
+    trajectories = list(trajectories)
+    chosen = [_choose(trajectory, on_break) for trajectory in trajectories]
+    return _batch(trajectories, chosen, temperature, pad_token_id, images=False)
+
+
+def _choose(trajectory: Trajectory, on_break: OnBreak) -> SingleSample:
+    """Return the sample of a rollout that is trained; None if the rollout does not count."""
+    single = single_sample(trajectory, CAPABILITY.trainer, on_break)
+    is_counted = single.sample is not None and trajectory.is_scored(single.sample.context)
+    return single if is_counted else replace(single, sample=None)
+
+
+def _batch(
+    trajectories: Sequence[Trajectory],
+    chosen: Sequence[SingleSample],
+    temperature: float | None,
+    pad_token_id: int,
+    *,
+    images: bool,
+) -> dict[str, list[Any]]:
+    """Return the columns of rollouts of which these samples are trained; see `to_batch`."""
     empty_row = {"prompt_ids": [pad_token_id], "completion_ids": [pad_token_id], "logprobs": [0.0], "env_mask": [0]}
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for trajectory in trajectories:
-        single = single_sample(trajectory, CAPABILITY.trainer, on_break)
-        is_counted = single.sample is not None and trajectory.is_scored(single.sample.context)
-        sample = single.sample if is_counted else None
+    for trajectory, single in zip(trajectories, chosen, strict=True):
+        sample = single.sample
         extra_columns = {
             "reward": None if sample is None else sample.reward,
             "dropped_share": single.dropped_share,
@@ -169,7 +198,7 @@ def to_batch(
             "trajectory_id": trajectory.id,
             **_conversation_columns(trajectory),
         }
-        row = empty_row if sample is None else to_row(sample, temperature=temperature)
+        row = empty_row if sample is None else to_row(sample, temperature=temperature, images=images)
         for name, value in {**row, **extra_columns}.items():
             columns[name].append(value)
     return columns
@@ -213,6 +242,7 @@ class RolloutFunc:
 
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
+        samples: The samples of the last batch, in the same order; None for a row that trains nothing.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -238,6 +268,7 @@ class RolloutFunc:
         self.max_concurrency, self._deadlines = max_concurrency, check_deadlines(deadlines)
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
+        self.samples: list[Sample | None] = []
         self._calls = 0
         self._tokenizer: tuple[Any, Tokenizer] | None = None
 
@@ -261,12 +292,11 @@ class RolloutFunc:
         self._failed_batches = self._failed_batches + 1 if has_failed else 0
         if self._failed_batches >= self._max_failed_batches:
             raise_if_all_failed(self.trajectories)
-        batch = to_batch(
-            self.trajectories,
-            on_break=self.on_break,
-            temperature=trainer.temperature,
-            pad_token_id=trainer.processing_class.pad_token_id,
-        )
+        chosen = [_choose(trajectory, self.on_break) for trajectory in self.trajectories]
+        self.samples = [single.sample for single in chosen]
+        pad_token_id = _tokenizer_in(trainer.processing_class).pad_token_id
+        images = getattr(trainer, "takes_images", False)
+        batch = _batch(self.trajectories, chosen, trainer.temperature, pad_token_id, images=images)
         if untrained := batch["reward"].count(None):
             _log.warning("%d of %d rollouts train nothing", untrained, len(prompts))
             _check_reward_functions(getattr(trainer, "reward_funcs", ()))
@@ -297,20 +327,28 @@ class RolloutFunc:
         """Return the trainer's tokenizer, which is loaded once. A multimodal processor has it as an attribute."""
         given = trainer.processing_class
         if self._tokenizer is None or self._tokenizer[0] is not given:
-            self._tokenizer = given, load_tokenizer(getattr(given, "tokenizer", given))
+            self._tokenizer = given, load_tokenizer(_tokenizer_in(given))
         return self._tokenizer[1]
 
     def _policy_of(self, trainer: Any, model: Any) -> TransformersPolicy:
         """Return a policy for one batch, with a seed that no other batch or process uses."""
         number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
+        given = trainer.processing_class
+        sees = getattr(trainer, "takes_images", False) and _tokenizer_in(given) is not given
         return TransformersPolicy(
             model,
             self._tokenizer_of(trainer),
+            vision=trainer.image_processor() if sees else None,
             seed=int(number.generate_state(1)[0]),
             temperature=trainer.temperature,
             max_tokens=trainer.max_completion_length,
             policy_version=trainer.state.global_step,
         )
+
+
+def _tokenizer_in(processing_class: Any) -> Any:
+    """Return a tokenizer, or that of a multimodal processor."""
+    return getattr(processing_class, "tokenizer", processing_class)
 
 
 def _check_reward_functions(functions: Iterable[Any]) -> None:

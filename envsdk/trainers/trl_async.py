@@ -55,7 +55,9 @@ CAPABILITY = Capability(
     trainer="TRL's AsyncGRPOTrainer",
     several_samples=True,
     loss_weight="Left out: it averages over tokens, independently of the number of rows.",
+    images="Refused: its rows have no field for images.",
 )
+_NO_IMAGES = "the rows of TRL's AsyncGRPOTrainer have no field for images: use GRPOTrainer with image_trainer()"
 
 
 def to_fields(
@@ -74,7 +76,7 @@ def to_fields(
         InvalidSample: If the sample is invalid, has no log-probabilities or no advantage, was sampled at another
             temperature, or has different advantages for its tokens, because a row has one.
     """
-    (sample,) = check_samples([sample], advantage=True, temperature=temperature)
+    (sample,) = check_samples([sample], advantage=True, temperature=temperature, no_images=_NO_IMAGES)
     found = np.unique(advantages(sample)[sample.mask])
     if len(found) > 1:
         raise InvalidSample(

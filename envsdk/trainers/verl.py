@@ -12,6 +12,7 @@ from uuid import uuid4
 from ..authoring.env import Env
 from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
+from ..images import PlacedImage
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -32,6 +33,7 @@ CAPABILITY = Capability(
     "verl, with its V1 trainer",
     several_samples=True,
     loss_weight="In extra_fields, not applied: loss_agg_mode=token-mean averages over tokens.",
+    images='`multi_modal_data["images"]`, images of Pillow in RGB, also in requests to the server (`image_data`).',
 )
 _UNFINISHED: Mapping[str | None, Any] = {"abort": "abort", "aborted": "abort", "length": "length"}
 """The finish reasons of unfinished replies, by the stop reasons of verl's servers. For any other stop reason, the
@@ -41,6 +43,12 @@ _GLOBAL_STEPS: Mapping[str, Any] = {"min_global_steps": min, "max_global_steps":
 
 _AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 _LoopBase: Any = getattr(load_if_installed(_AGENT_LOOP), "AgentLoopBase", object)
+
+
+def _multi_modal(images: Iterable[PlacedImage]) -> dict[str, Any]:
+    """Return the field of an output for its images; none without images."""
+    pixels = [placed.image.pixels for placed in images]
+    return {"multi_modal_data": {"images": pixels}} if pixels else {}
 
 
 def to_outputs(
@@ -56,7 +64,8 @@ def to_outputs(
     """Return the fields of an `AgentLoopOutput`, except `metrics`, for each sample of a rollout.
 
     The prompt ends before the first trained token. If it is longer than `prompt_length`, the rest of it is at the
-    beginning of the response, with mask 0.
+    beginning of the response, with mask 0. A sample with images has `multi_modal_data`, to which verl applies the
+    model's processor.
 
     Args:
         samples: The samples of a rollout. They must have the same reward, because verl assigns that of the last sample
@@ -73,7 +82,7 @@ def to_outputs(
         InvalidSample: If a sample is invalid, has no log-probabilities, was sampled at another temperature or is too
             long, if the rewards differ, or if experts are requested and a token has none.
     """
-    valid = check_samples(samples, logprobs=logprobs, temperature=temperature)
+    valid = check_samples(samples, logprobs=logprobs, temperature=temperature, no_images=None)
     check_one_reward(valid)
     outputs: list[dict[str, Any]] = []
     for index, sample in enumerate(valid):
@@ -95,6 +104,7 @@ def to_outputs(
                 "num_turns": 2 * len(sample.step_rewards),
                 "extra_fields": _extra_fields(sample, sample.trajectory_id, sample.stop_reason, dropped_share),
                 **({"routed_experts": experts_of(sample)} if routed_experts else {}),
+                **_multi_modal(sample.media),
             }
         )
     return outputs
@@ -114,7 +124,10 @@ def untrained_output(trajectory: Trajectory, *, prompt_length: int, logprobs: bo
     first = next(trajectory.prompts(), None)
     if first is None:
         raise _no_reply(trajectory)
-    tokens = first.prompt[-prompt_length - 1 :].tolist()
+    media = next(trajectory.prompt_images())
+    begin = max(0, len(first.prompt) - prompt_length - 1)
+    begin = max([begin, *(placed.stop for placed in media if placed.start < begin < placed.stop)])
+    tokens = first.prompt[begin:].tolist()
     return {
         "prompt_ids": tokens[:-1],
         "response_ids": tokens[-1:],
@@ -123,6 +136,7 @@ def untrained_output(trajectory: Trajectory, *, prompt_length: int, logprobs: bo
         "reward_score": trajectory.reward_of(first.step.context) if trajectory.is_scored(first.step.context) else None,
         "num_turns": 2 * len(trajectory.steps),
         "extra_fields": _extra_fields(None, trajectory.id, trajectory.stop_reason, 1.0),
+        **_multi_modal(placed for placed in media if placed.start >= begin),
     }
 
 
@@ -240,6 +254,7 @@ class _Server:
         keep: int,
         max_tokens: int | None,
         stop_token_ids: Sequence[int],
+        media: Sequence[PlacedImage] = (),
         **request: Any,
     ) -> Action:
         check_sampling(request["sampling"], self.temperature)
@@ -255,7 +270,8 @@ class _Server:
             return Action((), (), "length", self.temperature)
         params |= {"max_tokens": limit, "stop_token_ids": list(stop_token_ids)}
         params |= {"stop": list(request["stop"])} if request["stop"] else {}
-        output = await self._generate(prompt.tolist(), params)
+        images = {"image_data": [placed.image.pixels for placed in media]} if media else {}
+        output = await self._generate(prompt.tolist(), params, images)
         tokens = output.token_ids
         self._segments[context] = (start, len(prompt) + len(tokens))
         ends = "length" if len(tokens) >= limit and tokens[-1] not in stop_token_ids else "stop"
@@ -263,13 +279,13 @@ class _Server:
         finish_reason = _UNFINISHED.get(output.stop_reason, ends)
         return Action(tokens, output.log_probs, finish_reason, self.temperature, steps["max_global_steps"], steps)
 
-    async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
+    async def _generate(self, prompt_ids: list[int], params: dict[str, Any], images: dict[str, Any]) -> Any:
         """Generate a reply. A server that receives new weights aborts replies, so an empty reply is requested again."""
         while True:
             begin = time.perf_counter()
             try:
                 output = await self._manager.generate(
-                    request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+                    request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params, **images
                 )
             except load("ray.exceptions", "verl").RayActorError as error:
                 raise PolicyUnavailable(f"verl's server has ended: {error}") from error

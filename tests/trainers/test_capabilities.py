@@ -12,6 +12,7 @@ PAGE_OF = {"trl_async": "trl"}
 
 
 def test_the_table_lists_every_adapter_with_its_page():
+    images = (CHECKOUT / "docs" / "images.md").read_text(encoding="utf-8")
     table, pages = (CHECKOUT / "docs" / "trainers" / "index.md").read_text(encoding="utf-8"), set[str]()
     for found in pkgutil.iter_modules(trainers.__path__):
         capability = getattr(importlib.import_module(f"envsdk.trainers.{found.name}"), "CAPABILITY", None)
@@ -27,4 +28,6 @@ def test_the_table_lists_every_adapter_with_its_page():
         )
         row = f"| {name} | `{found.name}` | {several} | {capability.loss_weight} |"
         assert row in table, f"docs/trainers/index.md lacks the row {row}"
+        row = f"| [{capability.trainer}](trainers/{page}.md) | {capability.images} |"
+        assert row in images, f"docs/images.md lacks the row {row}"
     assert {page.stem for page in (CHECKOUT / "docs" / "trainers").glob("*.md")} == {*pages, "foreign", "index"}

@@ -1,0 +1,196 @@
+"""TRL's GRPOTrainer trains a vision model on our rollouts with their images."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from trainers.pictures import Gallery
+from trl import GRPOConfig, GRPOTrainer
+from vision_models import qwen_processor, vision_renderer
+
+from envsdk import Action, Env, Message, Turn
+from envsdk.errors import InvalidSample
+from envsdk.trainers.image_inputs import token_types
+from envsdk.trainers.trl import RolloutFunc, dataset, image_trainer, reward_func
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+GENERATIONS, REPLY = 2, 4
+
+
+@pytest.fixture(scope="module")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Qwen2.5-VL; TRL loads the reference from its folder."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "initializer_range": 0.2,
+        "fullatt_block_indexes": [1],
+        "window_size": 56,
+    }
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, pad_token_id=151643)
+    folder = tmp_path_factory.mktemp("vision")
+    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def vision_model(vision_folder: Path) -> Any:
+    return transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(vision_folder, dtype="float32").eval()
+
+
+class Sampler:
+    """Samples a few tokens from a model that sees the images of the prompt, then the stop token."""
+
+    def __init__(self, model: Any, renderer: Any) -> None:
+        self.model, self.renderer = model, renderer
+        self.tokenizer, self.random = renderer.tokenizer, torch.Generator().manual_seed(0)
+
+    def __call__(self, prompt: Any, *, media: Any = (), stop_token_ids: Any, **request: Any) -> Action:
+        tokens, logprobs = prompt.tolist(), list[float]()
+        for number in range(REPLY):
+            given = self.inputs(tokens, media)
+            with torch.no_grad():
+                logits = self.model(**given, use_cache=False).logits[0, -1].log_softmax(-1)
+            text = int(torch.multinomial(logits[: stop_token_ids[0]].exp(), 1, generator=self.random))
+            tokens.append(stop_token_ids[0] if number == REPLY - 1 else text)
+            logprobs.append(float(logits[tokens[-1]]))
+        return Action(tokens[len(prompt) :], logprobs)
+
+    def inputs(self, tokens: list[int], media: Any) -> dict[str, Any]:
+        arrays = [self.renderer.vision.process(placed.image).arrays for placed in media]
+        joined = (
+            {name: torch.from_numpy(np.concatenate([own[name] for own in arrays])) for name in arrays[0]}
+            if arrays
+            else {}
+        )
+        types = {"mm_token_type_ids": torch.from_numpy(token_types(media, len(tokens)))[None]} if arrays else {}
+        return {"input_ids": torch.tensor([tokens]), **joined, **types}
+
+
+class Words(Env):
+    """Shows no picture."""
+
+    reward_range = (0.0, 1.0)
+
+    def start(self) -> Turn:
+        return Turn("Say something.")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(reward=len(reply.content) % 3 / 2, terminated=True)
+
+
+class Scored(Gallery):
+    """Scores the replies by their length, so that those of a group differ."""
+
+    def respond(self, reply: Message) -> Turn:
+        turn = super().respond(reply)
+        if turn.terminated:
+            turn.reward = len(reply.content) % 5 / 4
+        return turn
+
+
+def make_env(env_id: str) -> Env:
+    return {"pictures": Scored, "words": Words}[env_id](renderer=vision_renderer(), limits={"end_on_cut": False})
+
+
+class Watched(image_trainer()):
+    """Keeps the log-probabilities that the model gives the completions, in the loss."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.compared: list[tuple[Any, Any, Any]] = []
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        names = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logprobs, *_ = self._get_per_token_logps_and_entropies(
+                model, ids, seen, inputs["completion_ids"].size(1), **{name: inputs.get(name) for name in names}
+            )
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        self.compared.append((inputs["num_images"], inputs["sampling_per_token_logps"][mask], logprobs[mask]))
+        return super()._compute_loss(model, inputs)
+
+
+def trainer_of(
+    kind: Any, model: Any, rows: Any, folder: Path, *, samples_itself: bool = False, length: int = 300, **options: Any
+) -> Any:
+    args = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=GENERATIONS,
+        gradient_accumulation_steps=2,
+        num_generations=GENERATIONS,
+        max_completion_length=length,
+        temperature=1.0,
+        learning_rate=1e-3,
+        logging_steps=1,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        **options,
+    )
+    rollouts = RolloutFunc(make_env, None if samples_itself else Sampler(model, vision_renderer()))
+    return kind(
+        model=model,
+        processing_class=qwen_processor(),
+        args=args,
+        train_dataset=rows,
+        rollout_func=rollouts,
+        reward_funcs=[reward_func],
+    )
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(vision_model: Any, tmp_path: Path, beta: float):
+    """One group of the batch has images, which the environment shows during the episode, the other one has none."""
+    import datasets
+
+    rows = datasets.concatenate_datasets([dataset("pictures", [0]), dataset("words", [1])])
+    trainer = trainer_of(Watched, vision_model, rows, tmp_path, beta=beta)
+    before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert np.isfinite([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).all()
+    changed = [name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])]
+    assert any("visual" in name for name in changed)
+    assert sorted(chain.from_iterable(numbers for numbers, *_ in trainer.compared)) == [0, 0, 3, 3]
+    for _, sampled, trained in trainer.compared:
+        assert len(sampled)
+        assert (sampled - trained).abs().max() < 1e-4
+
+
+def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_path: Path):
+    rows = dataset("pictures", [0, 1])
+    trainer = trainer_of(Watched, vision_model, rows, tmp_path, samples_itself=True, length=REPLY)
+    trainer.train()
+    assert len(trainer.compared) == 2
+    for numbers, sampled, trained in trainer.compared:
+        assert numbers == [3, 3]
+        assert (sampled - trained).abs().max() < 1e-4
+
+
+def test_a_trainer_without_images_refuses_the_rollout(vision_model: Any, tmp_path: Path):
+    with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*image_trainer"):
+        trainer_of(GRPOTrainer, vision_model, dataset("pictures", [0, 1]), tmp_path).train()
