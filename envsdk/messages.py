@@ -208,7 +208,7 @@ def read_part(part: Any) -> ContentPart:
 
     Raises:
         ImageError: If an image cannot be read, or is at a URL that is not a `data:` URL.
-        pydantic.ValidationError: If it is a part of another kind.
+        ValueError: If it is a part of another kind; `Message` reports it as a pydantic.ValidationError.
     """
     if isinstance(part, (TextPart, ImagePart)):
         return part
@@ -216,10 +216,16 @@ def read_part(part: Any) -> ContentPart:
     match fields.get("type"):
         case "image_url" if isinstance(url := _url_of(fields.get("image_url")), str):
             return ImagePart(Image.from_url(url))
-        case "image":
-            return ImagePart.model_validate(part)
-        case _:
+        case "image" if fields.keys() == {"type", "data"}:
+            return ImagePart(fields["data"])
+        case "text" | None if "text" in fields:
             return TextPart.model_validate(part)
+        case _:
+            raise ValueError(
+                f"the content contains a {type(part).__name__}, {part!r:.80}; expected TextPart(text=...), "
+                "ImagePart(data=...), or in the OpenAI form {'type': 'text', 'text': ...} or "
+                "{'type': 'image_url', 'image_url': {'url': 'data:...'}}"
+            )
 
 
 def _url_of(given: Any) -> Any:

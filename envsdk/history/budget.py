@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite
 from ..errors import ContextFull
@@ -25,7 +25,7 @@ class Budget(HistoryPolicy):
             which a notice replaces), `oldest` (replies together with the messages that answer them), `images` (a notice
             replaces each). The first turn stays, except its images, and so do the last reply and the messages that
             answer it.
-        keep_images: How many of the last images `images` leaves.
+        keep_images: How many of the last images `images` leaves; it needs `images` in `order`.
     """
 
     name: ClassVar[str] = "budget"
@@ -34,6 +34,14 @@ class Budget(HistoryPolicy):
     target: float = Field(default=0.5, gt=0, le=1)
     order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
     keep_images: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _keep_images_has_its_stage(self) -> Self:
+        if self.keep_images and "images" not in self.order:
+            raise ValueError(
+                f"keep_images is {self.keep_images}, but order does not drop images: add 'images' to order"
+            )
+        return self
 
     @property
     def full_beyond(self) -> int:

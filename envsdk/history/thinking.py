@@ -83,7 +83,8 @@ class Compact(HistoryPolicy):
     Attributes:
         every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
         keep_last: How many of the last replies keep their reasoning when the older ones lose theirs.
-        keep_images: How many of the last images stay then; None keeps all of them.
+        keep_images: How many of the last images stay then; None keeps all of them. Images that the model has not seen
+            yet always stay.
     """
 
     name: ClassVar[str] = "compact"
@@ -104,15 +105,16 @@ class Compact(HistoryPolicy):
         first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
         dropped: list[Image] = []
         if self.keep_images is not None:
-            first, (shown, dropped) = 0, self._without_images([*history.messages[:start], *shown])
+            first, (shown, dropped) = 0, self._without_images([*history.messages[:start], *shown], history.new)
         changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
         if changed is None:
             return None
         detail = f"after {history.steps} steps{names_of(dropped)}"
         return Rewrite(first + changed, shown[changed:], "compaction", detail)
 
-    def _without_images(self, messages: Sequence[Message]) -> tuple[list[Message], list[Image]]:
-        """Return messages with the last images only, and the images that were dropped."""
+    def _without_images(self, messages: Sequence[Message], new: int) -> tuple[list[Message], list[Image]]:
+        """Return messages with the last images and those of the new messages only, and the images that were dropped."""
         images = [image for message in messages for image in message.images]
-        count = max(0, len(images) - (self.keep_images or 0))
+        old = sum(len(message.images) for message in messages[:new])
+        count = min(old, max(0, len(images) - (self.keep_images or 0)))
         return without_old_images(messages, len(images) - count), images[:count]

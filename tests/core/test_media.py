@@ -247,3 +247,32 @@ def test_content_that_spells_a_placeholder_is_text():
 def test_an_assistants_message_has_no_image():
     with pytest.raises(ValueError, match="an assistant message has an image"):
         Message(role="assistant", content=[ImagePart(np.zeros((4, 4, 3), np.uint8))])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a text",
+        np.zeros((4, 4, 3), np.uint8),
+        picture(1).data,
+        {"type": "image", "image": "plot.png"},
+        {"type": "image_url", "image_url": {"url": None}},
+        {"type": "input_audio", "input_audio": {}},
+    ],
+    ids=["str", "array", "image", "huggingface", "no url", "audio"],
+)
+def test_a_part_of_another_kind_is_an_error_that_names_the_kinds_of_parts(part):
+    with pytest.raises(ValueError, match=r"(?s)the content contains a .*expected TextPart\(text=...\), ImagePart"):
+        Message(role="user", content=[part])
+
+
+def test_compact_never_drops_an_image_before_the_model_sees_it():
+    history = {"name": "compact", "every": 1, "keep_images": 0}
+    env, seen = Gallery(renderer=vision_renderer(), history=history), []
+    play(env, seen)
+    assert [len(media) for _, media in seen] == [2, 1, 1]
+
+
+def test_a_budget_that_keeps_images_without_dropping_any_is_refused():
+    with pytest.raises(envsdk.errors.ConfigError, match="add 'images' to order"):
+        Gallery(renderer=vision_renderer(), history={"name": "budget", "max_tokens": 200, "keep_images": 1})
