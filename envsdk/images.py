@@ -185,13 +185,15 @@ class Image:
 
     @property
     def pixels(self) -> "PILImage":
-        """The image in RGB with eight bits, as models see it: an image of Pillow, which must not be changed.
+        """The image in RGB with eight bits, as models see it: an image of Pillow, a copy.
 
         Raises:
             ImageError: See `data`.
         """
         pixels = _decoded.get(self.sha256)
-        return _remember(self.sha256, _opened(self.data, repr(self)).convert("RGB")) if pixels is None else pixels
+        if pixels is None:
+            pixels = _remember(self.sha256, _opened(self.data, repr(self)).convert("RGB"))
+        return pixels.copy()
 
     @property
     def url(self) -> str:

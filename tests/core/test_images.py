@@ -107,6 +107,12 @@ def test_a_format_that_is_a_program_is_refused():
         Image.read(file_of(Pillow.fromarray(NOISE), "EPS"))
 
 
+def test_drawing_on_the_pixels_does_not_change_the_image():
+    image = Image.read(NOISE)
+    image.pixels.putpixel((0, 0), (1, 2, 3))
+    assert np.array_equal(np.asarray(image.pixels), NOISE)
+
+
 def test_an_animation_is_refused():
     frames = [Pillow.fromarray(np.roll(NOISE, shift, 0)) for shift in range(3)]
     for file_format in ("GIF", "PNG", "WEBP", "TIFF"):

@@ -36,7 +36,7 @@ def test_an_adapter_refuses_images_unless_it_passes_them_on():
 
 def test_prime_rl_gets_each_image_as_a_url_with_its_tokens():
     sample = shown_sample()
-    (record,) = to_training_samples([sample])
+    record: Any = to_training_samples([sample])[0]
     refs = record["mm_refs"].images
     assert [Image.from_url(ref.url) for ref in refs] == images_of(sample)
     assert [(ref.offset, ref.offset + ref.length) for ref in refs] == [(p.start, p.stop) for p in sample.media]
