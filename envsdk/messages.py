@@ -216,13 +216,13 @@ def read_part(part: Any) -> ContentPart:
     match fields.get("type"):
         case "image_url" if isinstance(url := _url_of(fields.get("image_url")), str):
             return ImagePart(Image.from_url(url))
-        case "image" if fields.keys() == {"type", "data"}:
+        case "image" if set(fields) == {"type", "data"}:
             return ImagePart(fields["data"])
         case "text" | None if "text" in fields:
             return TextPart.model_validate(part)
         case _:
             raise ValueError(
-                f"the content contains a {type(part).__name__}, {part!r:.80}; expected TextPart(text=...), "
+                f"the content contains a {type(cast('object', part)).__name__}, {part!r:.80}; expected TextPart(text=...), "
                 "ImagePart(data=...), or in the OpenAI form {'type': 'text', 'text': ...} or "
                 "{'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
