@@ -221,8 +221,9 @@ def read_part(part: Any) -> ContentPart:
         case "text" | None if "text" in fields:
             return TextPart.model_validate(part)
         case _:
+            kind = type(cast("object", part)).__name__
             raise ValueError(
-                f"the content contains a {type(cast('object', part)).__name__}, {part!r:.80}; expected TextPart(text=...), "
+                f"the content contains a {kind}, {part!r:.80}; expected TextPart(text=...), "
                 "ImagePart(data=...), or in the OpenAI form {'type': 'text', 'text': ...} or "
                 "{'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
