@@ -13,7 +13,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from peers.run import CHECKOUT, DATA, contents, run
+sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from peer_environments import CHECKOUT, DATA, contents, run
 
 CLASSIFIER = "Programming Language :: Python :: "
 PROBE = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"

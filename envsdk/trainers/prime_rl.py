@@ -41,6 +41,7 @@ class MMRefs(NamedTuple):
     """The fields of prime-rl's record of this name."""
 
     images: list[MMImageRef]
+    """The images of the sample, in order."""
 
 
 class RoutedExperts(NamedTuple):

@@ -1020,7 +1020,7 @@ ATIF_BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("steps", 0), 7, r"document\.steps\[0\] is 7; expected an object"),
     (("steps", 0, "source"), "boss", r"document\.steps\[0\]\.source is 'boss'"),
     (("steps", 0, "message"), None, r"document\.steps\[0\]\.message is missing"),
-    (("steps", 0, "message"), [{"type": "image"}], r"document\.steps\[0\]\.message\[0\]\.type is 'image'"),
+    (("steps", 0, "message"), [{"type": "video"}], r"document\.steps\[0\]\.message\[0\]\.type is 'video'"),
     (("steps", 1, "metrics"), [], r"document\.steps\[1\]\.metrics is a list"),
     (("steps", 1, "metrics", "prompt_token_ids"), [-1], r"steps\[1\]\.metrics\.prompt_token_ids: token -1"),
     (("steps", 1, "metrics", "completion_token_ids"), ["x"], r"completion_token_ids\[0\] is 'x'"),
