@@ -121,7 +121,7 @@ HISTORIES = st.one_of(
     st.just("strip"),
     st.builds(lambda n, k: {"name": "compact", "every": n, "keep_images": k}, st.integers(1, 3), st.integers(0, 2)),
     st.builds(
-        lambda n, order, k: {"name": "budget", "max_tokens": n, "order": order, "keep_images": k},
+        lambda n, order, k: {"name": "budget", "max_tokens": n, "order": order, "keep_images": k * ("images" in order)},
         st.integers(60, 300),
         st.sampled_from([["images"], ["images", "thinking", "oldest"], ["oldest"], ["thinking", "images", "oldest"]]),
         st.integers(0, 2),
