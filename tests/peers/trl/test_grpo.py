@@ -87,13 +87,13 @@ class Remembering(RolloutFunc):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.samples: list[Sample] = []
+        self.played_samples: list[Sample] = []
         self.rewards: list[float] = []
         self.conversations: list[dict[str, Any]] = []
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         batch = super().__call__(prompts, trainer)
-        self.samples += [sample for trajectory in self.trajectories for sample in trajectory.samples()]
+        self.played_samples += [sample for trajectory in self.trajectories for sample in trajectory.samples()]
         self.rewards += batch["reward"]
         self.conversations += batch["trajectory"]
         return batch
@@ -124,9 +124,10 @@ def test_three_steps_train_exactly_what_was_sampled(
 
 def check_rows(trainer: WatchedTrainer, rollout_func: Remembering, compared: Counter[str]) -> None:
     """Every row is a sample, and the model gives its tokens the log-probabilities that they were sampled with."""
-    assert len(trainer.rows) == len(rollout_func.samples)
+    assert len(trainer.rows) == len(rollout_func.played_samples)
     played = {
-        (sample.tokens.tobytes(), sample.logprobs[sample.mask].tobytes()): sample for sample in rollout_func.samples
+        (sample.tokens.tobytes(), sample.logprobs[sample.mask].tobytes()): sample
+        for sample in rollout_func.played_samples
     }
     for row in trainer.rows:
         mask = row["mask"].astype(bool)
@@ -157,7 +158,7 @@ def test_a_rewritten_rollout_is_refused_unless_one_segment_of_it_was_chosen(
 
 def check_last_segments(trainer: WatchedTrainer, rollout_func: Remembering) -> None:
     """Every row is the last sample of the main context, with its mask."""
-    samples = [sample for sample in rollout_func.samples if sample.context == "main"]
+    samples = [sample for sample in rollout_func.played_samples if sample.context == "main"]
     lasts = {tuple(s.tokens.tolist()): s for s in samples if s.segment_index == s.n_segments - 1}
     for row in trainer.rows:
         mask = lasts[tuple(row["tokens"].tolist())].mask
