@@ -1,4 +1,4 @@
-"""LiteLLM's proxy, which passes messages on. Its `mock_response` answers at once, without a server behind it."""
+"""LiteLLM's proxy, which passes messages on. Its `mock_response` answers at once, so no model server takes part."""
 
 import http.client
 import json
