@@ -42,6 +42,15 @@ _decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read 
 _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begin
 
 
+def pillow_module(name: str) -> Any:
+    """Import a module of Pillow, such as `Image`, and return it.
+
+    Raises:
+        MissingPackage: If Pillow is not installed.
+    """
+    return load(f"PIL.{name}", "images need", "pip install 'envsdk[vision]'")
+
+
 class Image:
     """An image: its bytes as PNG or JPEG, and what identifies them. It is immutable.
 
@@ -73,7 +82,7 @@ class Image:
         """
         if isinstance(source, Image):
             return source
-        pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+        pillow = pillow_module("Image")
         if isinstance(source, (bytes, bytearray, memoryview)):
             return cls._of_bytes(bytes(source), "the image")
         if isinstance(source, (str, Path)):
@@ -265,7 +274,7 @@ def _file(source: str | Path) -> bytes:
 
 def _opened(data: bytes, what: str) -> Any:
     """Open the bytes of a file and decode all of it."""
-    pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+    pillow = pillow_module("Image")
     try:
         opened = pillow.open(io.BytesIO(data))
         if opened.format in _PROGRAMS:
@@ -288,7 +297,7 @@ def _still(image: Any, what: str) -> Any:
         raise ImageError(f"{what} has {frames} frames; give one of them, such as a frame that Pillow converted to RGB")
     _check_size(image.width, image.height, what)
     try:
-        rotated = load("PIL.ImageOps", "images need", "pip install 'envsdk[vision]'").exif_transpose(image)
+        rotated = pillow_module("ImageOps").exif_transpose(image)
         orientation = image.getexif().get(0x0112, 1)
         rotated.load()
     except Exception as error:  # see _opened
@@ -317,7 +326,7 @@ def _eight_bits(image: Any) -> Any:
         raise ImageError(f"the image has values from {values.min()} to {largest}; expected 0 to 65535")
     is_deep = image.mode != "F" or largest > 255
     scaled = np.floor(values / 257 + 0.5) if is_deep else np.round(values)
-    pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+    pillow = pillow_module("Image")
     return pillow.fromarray(scaled.astype(np.uint8)).convert("RGB")
 
 

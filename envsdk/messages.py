@@ -142,12 +142,7 @@ class _Frozen(BaseModel):
         if deep or self.__pydantic_private__ is not None:
             return super().model_copy(update=update, deep=deep)
         new = update or {}
-        copied = object.__new__(type(self))
-        object.__setattr__(copied, "__dict__", {**self.__dict__, **new})
-        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__.union(new))
-        object.__setattr__(copied, "__pydantic_extra__", None)
-        object.__setattr__(copied, "__pydantic_private__", None)
-        return copied
+        return _unchecked(type(self), {**self.__dict__, **new}, self.__pydantic_fields_set__.union(new))
 
 
 class TextPart(_Frozen):
@@ -233,7 +228,8 @@ def _url_of(given: Any) -> Any:
     return cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
 
 
-def _text_of(parts: Sequence[ContentPart]) -> str:
+def text_of(parts: Sequence[ContentPart]) -> str:
+    """Return the texts among parts, joined: the `content` of a message with these parts."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
@@ -245,14 +241,18 @@ def _names_of(model: type[_Frozen]) -> set[str]:
     return {*model.model_fields}
 
 
-def _unchecked(model: type[_Model], fields: dict[str, Any]) -> _Model:
+def _unchecked(model: type[_Model], fields: dict[str, Any], given: set[str] | None = None) -> _Model:
     """Return a model with all its fields, as `model_construct` does in three times the time.
 
-    All such models share the set of their fields' names, since a reply may have a hundred thousand calls.
+    Args:
+        model: The class.
+        fields: The values of all fields.
+        given: The names of the fields that count as set. By default all: all such models share that set, since a reply
+            may have a hundred thousand calls.
     """
     made = model.__new__(model)
     object.__setattr__(made, "__dict__", fields)
-    object.__setattr__(made, "__pydantic_fields_set__", _names_of(model))
+    object.__setattr__(made, "__pydantic_fields_set__", _names_of(model) if given is None else given)
     object.__setattr__(made, "__pydantic_extra__", None)
     object.__setattr__(made, "__pydantic_private__", None)
     return made
@@ -372,7 +372,7 @@ class Message(_Frozen):
             return {name: value for name, value in fields.items() if name != "content"}
         if isinstance(content, (list, tuple)) and fields.get("parts") is None:
             parts = [read_part(part) for part in cast("Sequence[Any]", content)]
-            return {**fields, "content": _text_of(parts), "parts": parts}
+            return {**fields, "content": text_of(parts), "parts": parts}
         return fields
 
     @model_validator(mode="after")
@@ -381,7 +381,7 @@ class Message(_Frozen):
             raise ValueError(
                 f"a {self.role} message has reasoning or tool calls, which only an assistant message may have"
             )
-        if self.parts is not None and _text_of(self.parts) != self.content:
+        if self.parts is not None and text_of(self.parts) != self.content:
             raise ValueError("content and parts have different texts: give only one of them")
         if self.role == "assistant" and self.images:
             raise ValueError("an assistant message has an image; the model samples only text")

@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..errors import EnvsdkError
-from ..images import Image
-from ..packages import load
+from ..images import Image, pillow_module
 from .output import print_text
 
 Protocol: TypeAlias = Literal["kitty", "sixel", "none"]
@@ -139,7 +138,7 @@ def kitty(image: Image) -> str:
 
 def sixel(image: Image) -> str:
     """Return the codes that show an image in Sixel: bands of six lines, one color after another."""
-    quantize = load("PIL.Image", "images need", "pip install 'envsdk[vision]'").Quantize
+    quantize = pillow_module("Image").Quantize
     drawn = _pixels(image).quantize(_COLORS, method=quantize.MEDIANCUT)
     indices = np.asarray(drawn)
     height, width = indices.shape

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..images import Image
-from ..messages import ImagePart, Message, TextPart
+from ..messages import ImagePart, Message, TextPart, text_of
 
 DROPPED_IMAGE = "[An image was dropped to save space.]"
 
@@ -17,8 +17,7 @@ def without_images(message: Message, count: int) -> Message:
         is_dropped = left > 0 and isinstance(part, ImagePart)
         parts.append(TextPart(text=DROPPED_IMAGE) if is_dropped else part)
         left -= is_dropped
-    content = "".join(part.text for part in parts if isinstance(part, TextPart))
-    return message.model_copy(update={"parts": tuple(parts), "content": content})
+    return message.model_copy(update={"parts": tuple(parts), "content": text_of(parts)})
 
 
 def without_old_images(messages: Sequence[Message], keep: int) -> list[Message]:

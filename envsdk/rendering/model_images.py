@@ -15,13 +15,12 @@ from ..errors import ConfigError
 from ..images import Image, PlacedImage
 from ..packages import load
 from .tokenizers import local_tokenizer
-from .vision import Vision, find_processor
+from .vision import Vision, find_processor, joined_arrays, token_types
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_GRIDS = 100_000  # images whose grids are kept
-_IMAGE = 1  # of mm_token_type_ids; text is 0
 _ADVICE = "pip install 'envsdk[torch]'"
 
 
@@ -113,8 +112,7 @@ class ModelImages:
         if not media:
             return {}
         torch = _torch()
-        made = [self.vision.process(placed.image).arrays for placed in media]
-        joined = {name: np.concatenate([arrays[name] for arrays in made]) for name in made[0]}
+        joined = joined_arrays([self.vision.process(placed.image) for placed in media])
         return {name: torch.as_tensor(array, device=self._device) for name, array in joined.items()}
 
     def positions(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> Any:
@@ -122,9 +120,7 @@ class ModelImages:
         torch = _torch()
         if not media:
             return torch.arange(len(tokens)).expand(3, -1)
-        kinds = torch.zeros((1, len(tokens)), dtype=torch.int64)
-        for placed in media:
-            kinds[0, placed.start : placed.stop] = _IMAGE
+        kinds = torch.as_tensor(token_types(media, len(tokens)))[None]
         grids = [self._grid(placed.image).image_grid_thw for placed in media]
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
         grid = torch.as_tensor(np.concatenate(grids))

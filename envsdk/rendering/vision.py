@@ -162,6 +162,24 @@ class Vision:
         return {name: np.asarray(value) for name, value in made.items()}
 
 
+def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":
+    """Return the arrays of images, one image after the other, by their names; {} without images.
+
+    Raises:
+        ValueError: If arrays of two images differ in more than their length.
+    """
+    names = processed[0].arrays if processed else ()
+    return {name: np.concatenate([own.arrays[name] for own in processed]) for name in names}
+
+
+def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]":
+    """Return `mm_token_type_ids` of a sequence: 1 on the tokens of images, 0 elsewhere. int64, shape (length,)."""
+    types = np.zeros(length, dtype=np.int64)
+    for placed in media:
+        types[placed.start : placed.stop] = 1
+    return types
+
+
 def find_processor(tokenizer: Tokenizer) -> str | None:
     """Return the folder that a tokenizer was loaded from if it has the files of a processor of images."""
     folder = Path(tokenizer.name)

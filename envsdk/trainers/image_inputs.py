@@ -1,15 +1,13 @@
 """The forms in which trainers take the images of a sample: arrays of an image processor, files in RGB, token types."""
 
 import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidSample
-from ..images import Image, PlacedImage
-from ..packages import load
-from ..rendering.vision import Vision
+from ..images import Image, PlacedImage, pillow_module
+from ..rendering.vision import Vision, joined_arrays
 from ..trajectories.samples import Sample
 
 if TYPE_CHECKING:
@@ -29,17 +27,24 @@ def rgb_image(image: Image) -> Image:
     Raises:
         ImageError: If the bytes of the image are missing.
     """
-    pillow = load("PIL.Image", "images need", "pip install 'envsdk[vision]'")
+    pillow = pillow_module("Image")
     with pillow.open(io.BytesIO(image.data)) as opened:
         return image if opened.mode == "RGB" else Image.read(image.pixels)
 
 
-def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]":
-    """Return `mm_token_type_ids` of a sequence: 1 on the tokens of images, 0 elsewhere. int64, shape (length,)."""
-    types = np.zeros(length, dtype=np.int64)
-    for placed in media:
-        types[placed.start : placed.stop] = 1
-    return types
+def whole_images(index: int, sample: Sample, length: int) -> list[PlacedImage]:
+    """Return the images of the first tokens of a sample of a batch.
+
+    Raises:
+        InvalidSample: If an image is cut.
+    """
+    for placed in sample.media:
+        if placed.start < length < placed.stop:
+            raise InvalidSample(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}, is cut after {length} tokens, within the "
+                f"tokens {placed.start} to {placed.stop} of an image: choose another max_length"
+            )
+    return [placed for placed in sample.media if placed.stop <= length]
 
 
 def image_arrays(sample: Sample, vision: Vision) -> "dict[str, NDArray[Any]]":
@@ -66,13 +71,11 @@ def image_arrays(sample: Sample, vision: Vision) -> "dict[str, NDArray[Any]]":
                 f"{placed.image!r} has {count} placeholders in a sample of trajectory {sample.trajectory_id!r}, but "
                 f"the processor writes {own.count}: use the processor that the environment's renderer has"
             )
-    joined: dict[str, NDArray[Any]] = {}
     for name in processed[0].arrays if processed else ():
-        arrays = [own.arrays[name] for own in processed]
-        if len({array.shape[1:] for array in arrays}) > 1:
+        shapes = [own.arrays[name].shape for own in processed]
+        if len({shape[1:] for shape in shapes}) > 1:
             raise InvalidSample(
                 f"the processor's {name} of the images of a sample of trajectory {sample.trajectory_id!r} have the "
-                f"shapes {[array.shape for array in arrays]}, which cannot be joined: give all images the same size"
+                f"shapes {shapes}, which cannot be joined: give all images the same size"
             )
-        joined[name] = np.concatenate(arrays)
-    return joined
+    return joined_arrays(processed)

@@ -10,11 +10,11 @@ from ..contexts.arrays import LARGEST
 from ..contexts.side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
-from ..images import PlacedImage
 from ..packages import load
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
+from .image_inputs import whole_images
 from .places import Places
 from .plain_inputs import model_inputs as model_inputs
 from .rows import IGNORED, check_lengths, check_max_length, observation_weights
@@ -134,20 +134,9 @@ def collate(
         batch["extra"] = {key: _extra(key, valid, places) for key in extra}
     if any(sample.media for sample in valid):
         batch["media"] = [
-            _media(i, sample, length) for i, (sample, length) in enumerate(zip(valid, lengths, strict=True))
+            whole_images(i, sample, length) for i, (sample, length) in enumerate(zip(valid, lengths, strict=True))
         ]
     return batch if arrays == "numpy" else _tensors(batch)
-
-
-def _media(index: int, sample: Sample, length: int) -> list[PlacedImage]:
-    """Return the images of the first tokens of a sample."""
-    for placed in sample.media:
-        if placed.start < length < placed.stop:
-            raise InvalidSample(
-                f"sample {index}, of trajectory {sample.trajectory_id!r}, is cut after {length} tokens, within the "
-                f"tokens {placed.start} to {placed.stop} of an image: choose another max_length"
-            )
-    return [placed for placed in sample.media if placed.stop <= length]
 
 
 def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidSample
-from ..images import PlacedImage
 from ..packages import load
 from ..rendering.model_images import ModelImages
 from ..rendering.vision import Vision
 from ..trajectories.samples import Sample
+from .image_inputs import whole_images
 
 
 def model_inputs(
@@ -46,7 +46,9 @@ def model_inputs(
         name: torch.as_tensor(batch[own], device=device).long() for name, own in names.items() if own in batch
     }
     images = ModelImages(model, vision)
-    media = [_whole(index, sample, length) for index, (sample, length) in enumerate(zip(samples, lengths, strict=True))]
+    media = [
+        whole_images(index, sample, length) for index, (sample, length) in enumerate(zip(samples, lengths, strict=True))
+    ]
     pairs = [(sample.tokens[:length], own) for sample, length, own in zip(samples, lengths, media, strict=True)]
     for tokens, own in pairs:
         images.check(tokens, own)
@@ -65,17 +67,6 @@ def _lengths(batch: Mapping[str, Any], samples: Sequence[Sample]) -> list[int]:
             "those that were collated, in the same order"
         )
     return lengths
-
-
-def _whole(index: int, sample: Sample, length: int) -> list[PlacedImage]:
-    """Return the images of the first tokens of a sample."""
-    for placed in sample.media:
-        if placed.start < length < placed.stop:
-            raise InvalidSample(
-                f"sample {index}, of trajectory {sample.trajectory_id!r}, was cut at token {length}, inside "
-                f"{placed.image!r}: collate it with another max_length"
-            )
-    return [placed for placed in sample.media if placed.stop <= length]
 
 
 def _laid_out(own: Any, positions: Sequence[Any]) -> Any:

@@ -16,11 +16,12 @@ from ..images import PlacedImage
 from ..limits import StopReason
 from ..policies.vocabularies import check_tokenizer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..rendering.vision import token_types
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
-from .image_inputs import rgb_image, token_types
+from .image_inputs import rgb_image
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 

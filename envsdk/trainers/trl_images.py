@@ -12,9 +12,9 @@ import numpy as np
 
 from ..errors import ConfigError, InvalidSample
 from ..rendering.tokenizers import load_tokenizer
-from ..rendering.vision import Vision
+from ..rendering.vision import Vision, token_types
 from ..trajectories.samples import Sample
-from .image_inputs import image_arrays, token_types
+from .image_inputs import image_arrays
 from .packages import load
 from .rows import response_start
 

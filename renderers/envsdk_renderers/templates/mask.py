@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from envsdk.errors import TemplateUnsupported
-from envsdk.messages import ContentPart, Message, TextPart, ToolCall
+from envsdk.messages import ContentPart, Message, TextPart, ToolCall, text_of
 
 from .names import pattern_of_names, rests_by_first
 
@@ -157,7 +157,7 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
     if message.images and message.parts is not None:
         parts = [_map_part(part, change) for part in message.parts]
         if parts != list(message.parts):
-            changed |= {"parts": tuple(parts), "content": "".join(p.text for p in parts if isinstance(p, TextPart))}
+            changed |= {"parts": tuple(parts), "content": text_of(parts)}
     calls = tuple([_map_call(call, change) for call in message.tool_calls])
     if not all(map(operator.is_, calls, message.tool_calls)):
         changed["tool_calls"] = calls
