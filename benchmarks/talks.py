@@ -1,6 +1,10 @@
 """The episodes of the rollouts: 200 steps, in which a user answers each reply, and nothing is dropped.
 
 A reply has 20 words of reasoning and 55 of text, and an answer has 75: about 200 tokens a step.
+
+One episode is rolled out from its first step. Many begin in their middle: all steps of 256 episodes take contenders
+whose cost grows with the episode half an hour, and what they do in a few seconds are the first steps, the cheapest.
+Where the cost of a step grows linearly, a step in the middle costs what the steps cost on average.
 """
 
 import asyncio
@@ -8,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from .apart import apart
 
@@ -21,13 +25,22 @@ SIZES = tuple(f"{kind}, {episodes}" for kind in KINDS for episodes in EPISODES)
 VARIANTS = 50
 """How many different replies and answers there are."""
 STOP_S = 8.0
-"""When a rollout is stopped, finished or not: what the cost of a step grows with favors whoever is stopped early."""
+"""When a rollout is stopped, finished or not."""
 
 
-def parsed(size: str) -> tuple[float, int]:
-    """Return the seconds that the policy of a size takes, and the number of episodes."""
-    kind, episodes = size.split(", ")
-    return KINDS[kind], EPISODES[episodes]
+class Size(NamedTuple):
+    """What a size means: the seconds that the policy takes, the episodes, and the steps that were taken before."""
+
+    seconds: float
+    episodes: int
+    before: int
+
+
+def parsed(size: str) -> Size:
+    """Return what a size means."""
+    kind, name = size.split(", ")
+    episodes = EPISODES[name]
+    return Size(KINDS[kind], episodes, STEPS // 2 if episodes > 1 else 0)
 
 
 @cache
@@ -52,6 +65,15 @@ def answered(step: int) -> str:
     return texts()[2][step % VARIANTS]
 
 
+def begun(steps: int) -> list[dict[str, str]]:
+    """Return the messages before the reply of a step, in the OpenAI form."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    for step in range(steps):
+        messages.append({"role": "assistant", "reasoning_content": thought(step), "content": said(step)})
+        messages.append({"role": "user", "content": answered(step)})
+    return messages
+
+
 def reply_text(step: int) -> str:
     """Return a reply as Qwen3 writes it, up to its stop token."""
     return f"<think>\n{thought(step)}\n</think>\n\n{said(step)}"
@@ -68,29 +90,38 @@ class Script:
         self.replies = [encode(step) for step in range(VARIANTS)]
         self.asked = 0
         self.clock = time.process_time
-        self.started = 0.0
+        self.not_counted = 1
+        self.started: float | None = None
 
     def next(self, step: int) -> Any:
         """Return the reply of a step of any episode."""
-        if not self.asked:
-            self.started = self.clock()
         self.asked += 1
+        if self.asked == self.not_counted:
+            self.started = self.clock()
         return self.replies[step % VARIANTS]
 
 
-def seconds_per_step(rollout: Coroutine[Any, Any, Any], script: Script, policy_s: float) -> float:
+def seconds_per_step(rollout: Coroutine[Any, Any, Any], script: Script, size: Size) -> float:
     """Run a rollout until it is done, or for `STOP_S` seconds; return the seconds of a step.
 
+    If the policy takes no time, CPU time is measured, and else wall-clock time.
+
     Args:
-        rollout: The rollout. What it does before its first reply does not count.
+        rollout: The rollout. What it does before as many replies as it has episodes does not count: they begin.
         script: What its policy replies.
-        policy_s: How long the policy takes. If it takes no time, CPU time is measured, and else wall-clock time.
+        size: The size.
     """
 
     async def within() -> None:
+        running = asyncio.ensure_future(rollout)
+        while script.started is None and not running.done():
+            await asyncio.wait([running], timeout=0.01)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(rollout, STOP_S)
+            await asyncio.wait_for(running, STOP_S)
 
-    script.clock = time.perf_counter if policy_s else time.process_time
+    script.clock = time.perf_counter if size.seconds else time.process_time
+    script.not_counted = size.episodes
     asyncio.run(within())
-    return (script.clock() - script.started) / script.asked
+    if script.started is None or script.asked == script.not_counted:
+        raise TimeoutError(f"only {script.asked} steps of {size.episodes} episodes were taken")
+    return (script.clock() - script.started) / (script.asked - script.not_counted)

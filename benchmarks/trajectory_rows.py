@@ -15,9 +15,9 @@ ROLLOUT = Row(
     measures="The time of one step of a rollout of 200 steps, in one process: with a scripted policy that takes no "
     "time, CPU time; with a policy that takes 20 ms, wall-clock time, which is 20 ms at best for one episode and "
     "0.08 ms for 256 at the same time. A user answers each reply; a step has about 200 tokens, and nothing is "
-    "dropped. A rollout is "
-    f"stopped after {STOP_S:.0f} s, finished or not, which favors whoever does not finish: later steps of tinker and "
-    "verifiers cost more. The time until the first reply does not count.",
+    "dropped. The 256 episodes begin in the middle, with 100 steps said before, and a rollout is "
+    f"stopped after {STOP_S:.0f} s, finished or not: all of their steps would take some contenders half an hour, and "
+    "the first steps cost them the least. The time until there are as many replies as episodes does not count.",
     contenders=(Entry(OURS, OURS), TINKER, VERIFIERS),
     sizes=ROLLOUTS,
     size_name="policy",

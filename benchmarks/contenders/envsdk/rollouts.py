@@ -1,6 +1,7 @@
 """Rollouts with envsdk: `Rollouts`, the engine, for one episode and for many."""
 
 import asyncio
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -8,25 +9,31 @@ import real_models
 
 from benchmarks.contender import Repetition, contender
 from benchmarks.retained import retained_bytes
-from benchmarks.talks import QUESTION, STEPS, SYSTEM, Script, answered, parsed, said, seconds_per_step, thought
+from benchmarks.talks import STEPS, SYSTEM, Script, answered, begun, parsed, said, seconds_per_step, thought
 from envsdk import Action, Env, Limits, Message, Trajectory, Turn
 from envsdk.rollouts import Rollouts
 
-OPTIONS: dict[str, Any] = {"renderer": "qwen3", "history": "keep", "limits": Limits(max_steps=STEPS)}
+OPTIONS: dict[str, Any] = {"renderer": "qwen3", "history": "keep"}
 
 
 class User(Env):
     """A user who answers each reply."""
 
     def start(self) -> Turn:
-        """Ask."""
-        self.replies = 0
-        return Turn(QUESTION, system=SYSTEM)
+        """Ask, or go on with a conversation."""
+        self.replies = STEPS - self.limits.max_steps
+        return Turn(opening(self.replies), system=SYSTEM)
 
     def respond(self, reply: Message) -> Turn:
         """Answer."""
         self.replies += 1
         return Turn(answered(self.replies - 1))
+
+
+@cache
+def opening(steps: int) -> list[Message]:
+    """Return what was said before the reply of a step, after the system message."""
+    return [Message.from_openai(message) for message in begun(steps)[1:]]
 
 
 class Scripted:
@@ -54,9 +61,9 @@ class Scripted:
         return self.script.next(step)
 
 
-async def rolled(policy: Scripted, episodes: int) -> list[Trajectory]:
+async def rolled(policy: Scripted, episodes: int, before: int = 0) -> list[Trajectory]:
     """Return the finished episodes."""
-    options = {**OPTIONS, "tokenizer": real_models.qwen3_folder()}
+    options = {**OPTIONS, "tokenizer": real_models.qwen3_folder(), "limits": Limits(max_steps=STEPS - before)}
     rollouts = Rollouts(User, policy, seeds=range(episodes), group_size=1, env_options=options)
     return [trajectory async for trajectory in rollouts]
 
@@ -64,11 +71,13 @@ async def rolled(policy: Scripted, episodes: int) -> list[Trajectory]:
 @contender("rollouts", "envsdk", packages=("numpy", "tiktoken"), note="`Rollouts`, in one process")
 def rollouts(size: str) -> Repetition:
     """Roll out episodes of 200 steps."""
-    seconds, episodes = parsed(size)
+    parameters = parsed(size)
+    seconds, episodes, before = parameters
+    opening(before)
 
     def repetition() -> float:
         policy = Scripted(seconds)
-        return seconds_per_step(rolled(policy, episodes), policy.script, seconds)
+        return seconds_per_step(rolled(policy, episodes, before), policy.script, parameters)
 
     return repetition
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.contender import Repetition, contender
 from benchmarks.retained import retained_bytes
-from benchmarks.talks import QUESTION, STEPS, SYSTEM, Script, answered, parsed, reply_text, seconds_per_step
+from benchmarks.talks import STEPS, Script, answered, begun, parsed, reply_text, seconds_per_step
 
 from .samples import PACKAGES
 
@@ -27,12 +27,14 @@ def renderer() -> Qwen3Renderer:
 
 
 class User(MessageEnv):
-    """A user who answers each reply."""
+    """A user who answers each reply, or goes on with a conversation."""
+
+    def __init__(self, before: int) -> None:
+        self.replies = before
 
     async def initial_observation(self) -> list[Any]:
         """Ask."""
-        self.messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-        self.replies = 0
+        self.messages: list[Any] = [*opening(self.replies)]
         return self.messages
 
     async def step(self, message: Any) -> MessageStepResult:
@@ -40,6 +42,16 @@ class User(MessageEnv):
         self.messages += [message, {"role": "user", "content": answered(self.replies)}]
         self.replies += 1
         return MessageStepResult(reward=0.0, episode_done=self.replies == STEPS, next_messages=self.messages)
+
+
+@cache
+def opening(steps: int) -> list[Any]:
+    """Return what was said before the reply of a step, with replies as the renderer reads them."""
+    messages = begun(steps)
+    replies = script().replies
+    for step in range(steps):
+        messages[2 * step + 2], _ = renderer().parse_response(replies[step % len(replies)])
+    return messages
 
 
 class Scripted(TokenCompleter):
@@ -64,9 +76,9 @@ def script() -> Script:
     return Script(lambda step: renderer().tokenizer.encode(reply_text(step) + "<|im_end|>"))
 
 
-async def rolled(replies: Script, seconds: float, episodes: int) -> list[Any]:
+async def rolled(replies: Script, seconds: float, episodes: int, before: int = 0) -> list[Any]:
     """Return the finished trajectories."""
-    envs = [EnvFromMessageEnv(renderer(), User()) for _ in range(episodes)]
+    envs = [EnvFromMessageEnv(renderer(), User(before)) for _ in range(episodes)]
     return await asyncio.gather(*(do_single_rollout(Scripted(replies, seconds), env) for env in envs))
 
 
@@ -79,11 +91,13 @@ async def rolled(replies: Script, seconds: float, episodes: int) -> list[Any]:
 )
 def rollouts(size: str) -> Repetition:
     """Roll out episodes of 200 steps."""
-    seconds, episodes = parsed(size)
+    parameters = parsed(size)
+    seconds, episodes, before = parameters
+    opening(before)
 
     def repetition() -> float:
         replies = script()
-        return seconds_per_step(rolled(replies, seconds, episodes), replies, seconds)
+        return seconds_per_step(rolled(replies, seconds, episodes, before), replies, parameters)
 
     return repetition
 

@@ -15,7 +15,7 @@ from verifiers.v1.task import Task, TaskData
 
 from benchmarks.contender import Repetition, contender
 from benchmarks.retained import retained_bytes
-from benchmarks.talks import QUESTION, STEPS, SYSTEM, answered, parsed, seconds_per_step
+from benchmarks.talks import QUESTION, STEPS, answered, begun, parsed, seconds_per_step
 
 from .engine import MODEL, Engine, config, script, server_of
 from .samples import PACKAGES
@@ -25,6 +25,7 @@ class Conversation(NullHarness):
     """A program that sends each reply back, with the user's answer."""
 
     http: httpx.AsyncClient
+    before: int
 
     async def setup(self, runtime: Any) -> None:
         """There is nothing to install."""
@@ -40,10 +41,10 @@ class Conversation(NullHarness):
         data: TaskData,
         tool_interception_url: str | None = None,
     ) -> ProgramResult:
-        """Talk for 200 steps."""
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": data.prompt}]
+        """Talk up to the last step."""
+        messages: list[Any] = [*begun(self.before)]
         headers = {"Authorization": f"Bearer {secret}"}
-        for step in range(STEPS):
+        for step in range(self.before, STEPS):
             body = {"model": MODEL, "messages": messages}
             response = await self.http.post(f"{endpoint}/chat/completions", json=body, headers=headers)
             response.raise_for_status()
@@ -51,7 +52,7 @@ class Conversation(NullHarness):
         return ProgramResult(exit_code=0, stdout="", stderr="")
 
 
-async def rolled(engine: Engine, episodes: int) -> list[Any]:
+async def rolled(engine: Engine, episodes: int, before: int = 0) -> list[Any]:
     """Return the traces of the finished episodes."""
     agent_config = AgentConfig(
         harness=NullHarnessConfig(id="null"), model=MODEL, client=config(), runtime=SubprocessConfig()
@@ -60,7 +61,7 @@ async def rolled(engine: Engine, episodes: int) -> list[Any]:
     async with server_of(engine) as server, httpx.AsyncClient(timeout=None, limits=limits) as http:
         agent = Agent(agent_config, interception=server)
         harness = Conversation(agent_config.harness)
-        harness.http = http
+        harness.http, harness.before = http, before
         agent.harness = harness
         tasks = [Task(TaskData(idx=index, prompt=QUESTION)) for index in range(episodes)]
         return await asyncio.gather(*(agent.run(task) for task in tasks))
@@ -75,11 +76,12 @@ async def rolled(engine: Engine, episodes: int) -> list[Any]:
 )
 def rollouts(size: str) -> Repetition:
     """Roll out episodes of 200 steps."""
-    seconds, episodes = parsed(size)
+    parameters = parsed(size)
+    seconds, episodes, before = parameters
 
     def repetition() -> float:
         replies = script()
-        return seconds_per_step(rolled(Engine(replies, seconds), episodes), replies, seconds)
+        return seconds_per_step(rolled(Engine(replies, seconds), episodes, before), replies, parameters)
 
     return repetition
 
