@@ -16,6 +16,7 @@ from .options import (
     OPTION,
     POLICY,
     POLICY_OPTION,
+    RENDERER,
     TOKENIZER,
     import_from_here,
     options_of,
@@ -34,7 +35,7 @@ def eval_(
     policy: Annotated[str, typer.Option(help=POLICY)] = "reference",
     model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
     policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
-    renderer: Annotated[str, typer.Option(help="The renderer of the model's family.")] = "qwen3",
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
     seeds: Annotated[int, typer.Option(min=1, help="The number of tasks.")] = 32,
@@ -75,7 +76,8 @@ def eval_(
     else:
         options = policy_options(model, policy_option or ())
         environment = Environment(id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success)
-        one = Model(policy=policy, options=options, renderer=specification(renderer), tokenizer=tokenizer)
+        family = renderer and specification(renderer)
+        one = Model(policy=policy, options=options, renderer=family, tokenizer=tokenizer)
         name = model or policy
         rollouts = {"max_concurrency": concurrency}
         suite = Suite(

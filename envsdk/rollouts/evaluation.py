@@ -36,13 +36,14 @@ class Model(_Part):
     Attributes:
         policy: The policy, as on the command line: `vllm:URL`, `sglang:URL`, `openai:URL`, or a built-in one.
         options: The arguments of the policy, such as `model`, `temperature` and `price`.
-        renderer: The renderer of the model's family, with options: `qwen3:enable_thinking=false`.
+        renderer: The renderer of the model's family, with options: `qwen3:enable_thinking=false`. By default, the
+            environment's own: `qwen3`, or one that writes images if the environment `shows_images`.
         tokenizer: The model's tokenizer; a policy that exchanges text needs none.
     """
 
     policy: str
     options: dict[str, Any] = Field(default_factory=dict)
-    renderer: str | dict[str, Any] = "qwen3"
+    renderer: str | dict[str, Any] | None = None
     tokenizer: str | None = None
 
 
@@ -254,7 +255,8 @@ def _evaluated(
     resume: bool,
     on_begin: Callable[[str, str, Rollouts], None] | None,
 ) -> tuple[Result, StoredRun]:
-    options: dict[str, Any] = {"renderer": model.renderer, **environment.options}
+    options: dict[str, Any] = {} if model.renderer is None else {"renderer": model.renderer}
+    options |= environment.options
     if model.tokenizer is not None:
         options["tokenizer"] = model.tokenizer
     policy = policy_of(model.policy, **model.options)

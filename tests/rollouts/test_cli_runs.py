@@ -129,6 +129,12 @@ def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
     assert json.loads(again)["results"][0]["reward"] == 1.0
 
 
+def test_eval_of_an_environment_with_images_uses_its_own_renderer(tmp_path: Path) -> None:
+    printed = run("eval", "envsdk/GridScreen-v0", "--seeds", 2, "--out", tmp_path, "--json")
+    (result,) = json.loads(printed)["results"]
+    assert (result["reward"], result["failed"]) == (1.0, {})
+
+
 def test_eval_scores_a_stored_run_with_another_reward(tmp_path: Path) -> None:
     run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run")
     (tmp_path / "mine.py").write_text("def steps(trajectory):\n    return {'steps': len(trajectory.steps)}\n")
