@@ -1,12 +1,12 @@
 """The cost of a set of trajectories, in tokens."""
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from operator import attrgetter
 from typing import Any, cast
 
 from ..errors import ConfigError
+from ..images import PlacedImage
+from ..trajectories.media import observed_images
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .cache_hits import CacheHits, cache_hits
@@ -57,7 +57,8 @@ class Cost:
         as_tree: The tokens that a trainer processes if the samples of each episode are one prefix tree.
         breaks: The cost of the breaks, by their reason.
         cache: The cache hits that servers reported; None if they reported nothing.
-        image_tokens: The observed tokens that are images, each as often as it was observed.
+        images: The images of all observations, each as often as it was observed.
+        image_tokens: Their tokens, which are part of `observed`.
         prompts: The tokens of all prompts, `kept + observed`, which a sampler without a KV cache has to process.
     """
 
@@ -74,6 +75,7 @@ class Cost:
     as_tree: int
     breaks: dict[str, BreakCost]
     cache: CacheHits | None = None
+    images: int = 0
     image_tokens: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -107,7 +109,7 @@ class Cost:
             f"trained {self.trained:,} tokens: {self.as_samples:,} as samples, {self.as_tree:,} as trees",
         ]
         if self.image_tokens:
-            lines[1] += f", {self.image_tokens:,} of them of images"
+            lines[1] += f", {self.image_tokens:,} of them of {self.images:,} image{'s' * (self.images > 1)}"
         if self.cache is not None:
             lines.insert(3, str(self.cache))
         for reason, part in sorted(self.breaks.items()):
@@ -134,6 +136,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     """
     episodes = _as_list(trajectories)
     steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
+    images = [placed for trajectory in episodes for placed in _images(trajectory)]
     samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]
     return Cost(
         episodes=len(episodes),
@@ -149,7 +152,8 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         as_tree=sum(trajectory.tree_size() for trajectory in episodes),
         breaks=_by_reason(episodes),
         cache=cache_hits(steps),
-        image_tokens=sum(_image_tokens(trajectory) for trajectory in episodes),
+        images=len(images),
+        image_tokens=sum(placed.stop - placed.start for placed in images),
     )
 
 
@@ -167,14 +171,10 @@ def _own_steps(trajectory: Trajectory) -> list[Step]:
     return [step for step in trajectory.steps if not trajectory.is_copied(step)]
 
 
-def _image_tokens(trajectory: Trajectory) -> int:
-    """Return how many of the tokens that a policy observed are images."""
-    count = 0
+def _images(trajectory: Trajectory) -> Iterator[PlacedImage]:
+    """Yield the images that a policy observed, each as often as it was observed."""
     for step in _own_steps(trajectory):
-        media = trajectory.contexts[step.context].media
-        first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
-        count += sum(placed.stop - placed.start for placed in media[first:stop])
-    return count
+        yield from observed_images(step, trajectory.contexts[step.context].media)
 
 
 def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:

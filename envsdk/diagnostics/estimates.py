@@ -42,6 +42,8 @@ class Sizes:
         answer: The rest of each reply.
         query_every: A user's query comes every N steps, and a tool's result at the others. Templates strip
             reasoning at queries. None: the first query is the only one.
+        first_images: How many tokens of `first` are of images. An estimate writes a text in place of images.
+        observation_images: How many tokens of `observation` are.
     """
 
     first: int = 500
@@ -49,6 +51,8 @@ class Sizes:
     reasoning: int = 400
     answer: int = 100
     query_every: int | None = 1
+    first_images: int = 0
+    observation_images: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -68,27 +72,44 @@ class Sizes:
         if not logs:
             raise ConfigError("no episode has a step, so there is nothing to estimate from")
         firsts, texts, thoughts, answers, queries = list[int](), list[int](), list[int](), list[int](), 0
+        first_images, later_images = list[int](), list[int]()
         encode = renderer.tokenizer.encode
         for trajectory, name in logs:
             messages = trajectory.contexts[name].messages
             replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
             step = next(step for step in trajectory.steps if step.context == name)
             firsts.append(step.action_start - step.start)
+            first_images.append(_image_tokens(messages[: replies[0]] if replies else messages, renderer))
             for index in replies:
                 reasoning = messages[index].reasoning
                 thoughts.append(0 if reasoning is None else len(encode(reasoning)))
                 own = renderer.reply(messages[index].with_reasoning(None))
                 answers.append(len(own))
             later = messages[replies[0] + 1 : replies[-1]] if replies else []  # nothing answers the last messages
-            texts += [len(encode(message.content)) for message in later if message.role != "assistant"]
+            given = [message for message in later if message.role != "assistant"]
+            later_images += [_image_tokens([message], renderer) for message in given]
+            texts += [len(encode(message.content)) for message in given]
             queries += 1 + sum(message.role == "user" for message in later)
         every = round(len(answers) / queries)
         return cls(
             first=_mean(firsts),
-            observation=_mean(texts),
+            observation=_mean(texts) + _mean(later_images),
             reasoning=_mean(thoughts),
             answer=_mean(answers),
             query_every=max(1, every) if queries > len(logs) else None,
+            first_images=_mean(first_images),
+            observation_images=_mean(later_images),
+        )
+
+    @property
+    def note_on_images(self) -> str:
+        """What is estimated of images; empty if there are none."""
+        if not (self.first_images or self.observation_images):
+            return ""
+        return (
+            f"images: {self.first_images:,} of the {self.first:,} tokens of the first observation, and "
+            f"{self.observation_images:,} of the {self.observation:,} of each later one; they are estimated as text, "
+            "so no history policy drops them"
         )
 
 
@@ -196,12 +217,13 @@ class CostEstimate:
         return rows
 
     def notes(self) -> list[str]:
-        """Return what the table does not say: which episodes ended early."""
-        return [
+        """Return what the table does not say: which tokens are of images, and which episodes ended early."""
+        ended = [
             f"{row.history}: the episode ended before step {row.steps[-1]:,} ({row.ended})"
             for row in self.rows
             if row.ended is not None
         ]
+        return [*filter(None, [self.sizes.note_on_images]), *ended]
 
     def __str__(self) -> str:
         rows = self.table()
@@ -359,6 +381,13 @@ class _Sized(Env):
         number = str(self.answered)
         encode = self.renderer.tokenizer.encode
         return number + " a" * max(0, count - len(encode(number))) if count else ""
+
+
+def _image_tokens(messages: Sequence[Message], renderer: Renderer) -> int:
+    """Return how many placeholders the images of messages have."""
+    images = [image for message in messages for image in message.images]
+    vision = renderer.vision if images else None
+    return 0 if vision is None else sum(vision.count(image) for image in images)
 
 
 def _mean(values: Sequence[int]) -> int:

@@ -228,6 +228,7 @@ def _costs(runs: Sequence[RunFigures]) -> Iterator[Block]:
     if not found:
         return
     heads = ("run", "history", "episodes", "samples", "sampled", "prompts", "kept", "as samples", "as trees", "saved")
+    image_heads = ("images", "image tokens") if any(cost.images for _, _, cost in found) else ()
     has_cache = any(cost.cache is not None for _, _, cost in found)
     rows = tuple(
         (
@@ -237,15 +238,17 @@ def _costs(runs: Sequence[RunFigures]) -> Iterator[Block]:
             _percent(cost.kept, cost.prompts),
             *map(_count, (cost.as_samples, cost.as_tree)),
             _percent(cost.as_samples - cost.as_tree, cost.as_samples),
+            *map(_count, (cost.images, cost.image_tokens)[: len(image_heads)]),
             *([_cached(cost)] if has_cache else []),
         )
         for run, history, cost in found
     )
-    yield _by_run(runs, (*heads, "cache hits") if has_cache else heads, rows, texts=2)
+    yield _by_run(runs, (*heads, *image_heads, *(["cache hits"] if has_cache else [])), rows, texts=2)
     yield (
         "In tokens. Kept: the share of the prompts that a KV cache holds already. As samples, as trees: what a "
         "trainer processes, each sample as a sequence of its own, or the samples of an episode as one prefix tree; "
         "saved is the difference. Failed episodes are not trained."
+        + (" Images: as often as they were observed; their tokens are part of the prompts." if image_heads else "")
         + (" Cache hits: the share of the prompts that servers read from their caches." if has_cache else "")
     )
 

@@ -414,6 +414,8 @@ def _details(result: Result) -> str:
         f"breaks {_counts(score.breaks) or 'none'}",
         f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
     ]
+    if score.image_tokens > 0:
+        parts[-1] += f", {score.image_tokens:.0f} of them of {score.images:.1f} images"
     if score.rewards:
         parts.append("rewards " + ", ".join(f"{name} {value:.3f}" for name, value in score.rewards.items()))
     if comparison is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError
+from ..trajectories.media import observed_images
 from ..trajectories.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Score:
         steps: The mean number of steps of an episode that did not fail, and likewise for the next two.
         observed_tokens: Its observed tokens.
         sampled_tokens: Its sampled tokens.
+        images: The images of its observations, each as often as it was observed.
+        image_tokens: Their tokens, which are part of the observed ones.
     """
 
     episodes: int
@@ -63,6 +66,8 @@ class Score:
     steps: float
     observed_tokens: float
     sampled_tokens: float
+    images: float = 0.0
+    image_tokens: float = 0.0
 
     @classmethod
     def of(
@@ -83,7 +88,7 @@ class Score:
         failed, reasons, breaks = Counter[str](), Counter[str](), Counter[str]()
         unscored = Counter[str]()
         rewards, named = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-        lengths: list[tuple[int, int, int]] = []
+        lengths: list[tuple[int, ...]] = []
         count = 0
         for trajectory in trajectories:
             count += 1
@@ -96,14 +101,21 @@ class Score:
                 failed[trajectory.error_kind or "unknown"] += 1
                 continue
             breaks.update(break_.reason for break_ in trajectory.breaks)
-            lengths.append((len(trajectory.steps), trajectory.observed_tokens, trajectory.sampled_tokens))
+            images = [
+                placed.stop - placed.start
+                for step in trajectory.steps
+                for placed in observed_images(step, trajectory.contexts[step.context].media)
+            ]
+            tokens = trajectory.observed_tokens, trajectory.sampled_tokens
+            lengths.append((len(trajectory.steps), *tokens, len(images), sum(images)))
             for name, value in _named_rewards(trajectory).items():
                 named[name].append(value)
         if not count:
             raise ConfigError("there is no episode to score")
         means = np.array([np.mean(values) for values in rewards.values()])
         successes = [(len(values), sum(value >= success_reward for value in values)) for values in rewards.values()]
-        steps, observed, sampled = np.mean(lengths, axis=0).tolist() if lengths else (math.nan,) * 3
+        means_of_lengths = np.mean(lengths, axis=0).tolist() if lengths else (math.nan,) * 5
+        steps, observed, sampled, images, image_tokens = means_of_lengths
         return cls(
             episodes=count,
             scored=count - unscored.total(),
@@ -123,6 +135,8 @@ class Score:
             steps=steps,
             observed_tokens=observed,
             sampled_tokens=sampled,
+            images=images,
+            image_tokens=image_tokens,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,16 +3,30 @@
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import InvalidRecord
-from ..images import Image
+from ..images import Image, PlacedImage
 from .records import storing, whole_file
+from .steps import Step
 
 MEDIA = "media"
 """The folder of a run in which the images are, each in a file that is named by its hash."""
+
+
+def observed_images(step: Step, media: Sequence[PlacedImage]) -> Sequence[PlacedImage]:
+    """Return the images that the policy observed before a step.
+
+    Args:
+        step: The step.
+        media: The images of the step's context, `ContextLog.media`.
+    """
+    first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
+    return media[first:stop]
 
 
 def embedded(images: Iterable[Image]) -> dict[str, str]:

@@ -35,6 +35,7 @@ NUMBERS: Mapping[str, _Number] = {
     "tokens": lambda row: row.tokens,
     "observed": lambda row: row.observed_tokens,
     "sampled": lambda row: row.sampled_tokens,
+    "images": lambda row: row.images,
     "errors": lambda row: row.reply_errors,
     "duration": lambda row: row.duration_s,
     "version": lambda row: row.policy_versions[-1] if row.policy_versions else None,

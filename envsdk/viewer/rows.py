@@ -5,9 +5,11 @@ second. `Source.trajectory` checks an episode when it is opened.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, cast
 
 import orjson
@@ -47,6 +49,8 @@ class EpisodeRow:
         contexts: The number of contexts.
         observed_tokens: The number of observed tokens.
         sampled_tokens: The number of sampled tokens.
+        images: The number of observed images, each as often as it was observed.
+        image_tokens: The number of their tokens, which are part of the observed ones.
         policy_versions: The versions of the weights that sampled it, in order.
         reply_errors: The number of errors in the replies.
         metrics: The sum of each metric over all steps.
@@ -75,6 +79,8 @@ class EpisodeRow:
     contexts: int = 0
     observed_tokens: int = 0
     sampled_tokens: int = 0
+    images: int = 0
+    image_tokens: int = 0
     policy_versions: tuple[int, ...] = ()
     reply_errors: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -143,6 +149,7 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         has_reward=any(step["reward"] is not None for step in steps)
         or next((log["reward"] is not None for log in contexts.values()), False),
     )
+    images = [size for step in steps for size in _image_sizes(step, contexts[step["context"]].get("media", ()))]
     return EpisodeRow(
         line=number,
         status=fields["status"],
@@ -164,10 +171,18 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         contexts=len(contexts),
         observed_tokens=sum(step["action_start"] - step["start"] for step in steps),
         sampled_tokens=sum(step["parts"][-1]["stop"] - step["action_start"] for step in steps if step["parts"]),
+        images=len(images),
+        image_tokens=sum(images),
         policy_versions=tuple(sorted(versions)),
         reply_errors=_reply_errors(steps, contexts),
         metrics=_sums([step["metrics"] for step in steps]),
     )
+
+
+def _image_sizes(step: Mapping[str, Any], media: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the number of tokens of each image that was observed before a step."""
+    first, stop = (bisect_left(media, step[at], key=itemgetter("start")) for at in ("start", "action_start"))
+    return [placed["stop"] - placed["start"] for placed in media[first:stop]]
 
 
 def _sums(named: list[dict[str, float]]) -> dict[str, float]:

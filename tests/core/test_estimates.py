@@ -56,6 +56,17 @@ def test_costs_grow_with_the_steps_or_with_their_square():
     assert math.isnan(rows(estimate(SIZES, steps=1, history="keep"))["keep"].growth("as_tree"))
 
 
+def test_the_images_of_an_environment_are_counted_and_named():
+    found = estimate("envsdk/GridScreen-v0", episodes=2, history="keep")
+    played = [envsdk.rollout("envsdk/GridScreen-v0", "reference", seed=seed) for seed in range(2)]
+    sizes = [placed.stop - placed.start for one in played for placed in one.contexts["main"].media]
+    assert found.sizes.first_images == found.sizes.observation_images == round(sum(sizes) / len(sizes))
+    assert found.sizes.observation > found.sizes.observation_images
+    assert found.notes() == [found.sizes.note_on_images]
+    assert "estimated as text" in str(found)
+    assert "image" not in str(estimate(SIZES, steps=2, history="keep"))
+
+
 def test_a_tool_loop_keeps_its_thinking_under_strip():
     found = rows(estimate(Sizes(first=50, observation=20, reasoning=40, answer=10, query_every=None), steps=12))
     assert found["strip"].cost == found["keep"].cost

@@ -182,7 +182,8 @@ def test_the_cost_counts_the_tokens_of_images_as_often_as_they_are_observed():
     counts = [env.renderer.vision.count(picture(*which).data) for which in ((1, 200, 160), (2, 320, 200), (5, 200, 90))]
     found = cost(trajectory)
     assert found.image_tokens == counts[0] + 2 * counts[1] + counts[2] < sum(observed)
-    assert f"{found.image_tokens:,} of them of images" in str(found)
+    assert found.images == 4
+    assert f"{found.image_tokens:,} of them of 4 images" in str(found)
     assert (found + found).image_tokens == 2 * found.image_tokens
     assert found.to_dict()["image_tokens"] == found.image_tokens
 

@@ -21,7 +21,10 @@ from envsdk.errors import ConfigError
 from envsdk.reporting import report
 from envsdk.reporting.collecting import Collector
 from envsdk.reporting.links import Links
+from envsdk.reporting.text import as_text
 from envsdk.rollouts import rollout_many
+from envsdk.rollouts.evaluation import Evaluation, Result
+from envsdk.rollouts.scores import Score
 from envsdk.rollouts.stored_run import StoredRun
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer.sources import Source
@@ -77,6 +80,28 @@ def test_the_cost_is_that_of_each_history_policy(tmp_path: Path):
     write_jsonl(tmp_path / "trajectories.jsonl", [one for own in made.values() for one in own])
     (run,) = report(tmp_path).runs
     assert run.costs == {name: cost(own) for name, own in made.items()}
+
+
+def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
+    made = rollout_many("envsdk/GridScreen-v0", "reference", seeds=range(2))
+    path = store(tmp_path / "run", made)
+    found = report(path)
+    own = cost(made)
+    sizes = [placed.stop - placed.start for one in made for log in one.contexts.values() for placed in log.media]
+    assert (own.images, own.image_tokens) == (len(sizes), sum(sizes))
+    (line,) = [line for line in as_text(found).splitlines() if "image tokens" in line]
+    assert line.split()[-3:] == ["images", "image", "tokens"]
+    score = Score.of(made)
+    assert (2 * score.images, 2 * score.image_tokens) == (len(sizes), sum(sizes))
+    assert f"{score.image_tokens:.0f} of them of" in next(Evaluation("x", (Result("e", "m", score),)).details())
+    rows = [row for row, _ in Source(path).episodes()]
+    assert (sum(row.images for row in rows), sum(row.image_tokens for row in rows)) == (own.images, own.image_tokens)
+
+
+def test_a_run_without_images_has_no_columns_of_images(tmp_path: Path):
+    made = rollout_many("envsdk/MathChat-v0", "reference", seeds=range(2))
+    assert "image tokens" not in as_text(report(store(tmp_path / "run", made)))
+    assert "image" not in next(Evaluation("x", (Result("e", "m", Score.of(made)),)).details())
 
 
 def test_the_cost_of_two_sets_is_the_sum_of_their_costs():

@@ -18,6 +18,7 @@ export const NUMBERS: Record<string, OfNumber> = {
   tokens: (row) => row.observed_tokens + row.sampled_tokens,
   observed: (row) => row.observed_tokens,
   sampled: (row) => row.sampled_tokens,
+  images: (row) => row.images,
   errors: (row) => row.reply_errors,
   duration: (row) => row.duration_s,
   version: (row) => row.policy_versions.at(-1),

@@ -82,6 +82,7 @@ function columnsOf(rows: Row[], run: number): Column[] {
   const low = Math.min(0, ...(rewards.length < 50000 ? rewards : []));
   const high = rewards.reduce((most, value) => Math.max(most, value), 0) || 1;
   names.delete("reward");
+  const hasImages = rows.some((row) => row.images);
   const hasTimes = rows.some((row) => row.duration_s !== null);
   const hasVersions = rows.some((row) => row.policy_versions.length);
   const all: (Column | false)[] = [
@@ -127,6 +128,11 @@ function columnsOf(rows: Row[], run: number): Column[] {
     },
     { name: "observed", title: "Observed", width: "86px", least: 86, drop: 10, value: (row) => (isRead(row) ? row.observed_tokens : null) },
     { name: "sampled", title: "Sampled", width: "80px", least: 80, drop: 4, value: (row) => (isRead(row) ? row.sampled_tokens : null) },
+    hasImages && {
+      ...{ name: "images", title: "Images", width: "70px", least: 70, drop: 8.5 },
+      value: (row) => (isRead(row) ? row.images : null),
+      cell: (row) => (isRead(row) ? <span title={`${number(row.image_tokens)} of the observed tokens`}>{number(row.images)}</span> : null),
+    },
     hasTimes && {
       ...{ name: "duration", title: "Time", width: "66px", least: 66, drop: 5.5 },
       value: (row) => row.duration_s,

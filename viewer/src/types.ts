@@ -37,6 +37,8 @@ export interface Row {
   contexts: number;
   observed_tokens: number;
   sampled_tokens: number;
+  images: number; // observed ones, as often as they were observed
+  image_tokens: number; // part of observed_tokens
   policy_versions: number[];
   reply_errors: number;
   metrics: Record<string, number>;
