@@ -195,6 +195,18 @@ class Renderer(ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
         return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled.
+
+        Raises:
+            ConfigError: If the processor of images is an object that cannot be pickled.
+        """
+        if self._processor is not None:
+            from .vision import check_pickles
+
+            check_pickles(self._processor)
+        return vars(self).copy()
+
     # What a family specifies.
 
     @abstractmethod

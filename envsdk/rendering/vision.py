@@ -7,6 +7,7 @@ the image has features, and with what the family writes around them. That text i
 import importlib
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,10 @@ class Vision:
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
         self._arrays: dict[str, ProcessedImage] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of, without the arrays of images."""
+        return type(self), (self.given, self._tokenizer)
 
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
@@ -178,6 +183,23 @@ def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]
     for placed in media:
         types[placed.start : placed.stop] = 1
     return types
+
+
+def check_pickles(processor: Any) -> None:
+    """Check that a processor can be pickled, as another process needs it.
+
+    Raises:
+        ConfigError: If it is an object that cannot be.
+    """
+    if processor is None or isinstance(processor, (str, Path, Mapping)):
+        return
+    try:
+        pickle.dumps(processor)
+    except Exception as error:  # of any type: objects raise what they like
+        raise ConfigError(
+            f"the processor {type(processor).__name__} cannot be pickled for another process: {type(error).__name__}: "
+            f"{error}. Give processor= as a folder, a name on the hub, or the options of an image processor"
+        ) from error
 
 
 def find_processor(tokenizer: Tokenizer) -> str | None:

@@ -160,6 +160,22 @@ class FixedBase(Renderer):
             structure=self._reply_reader.structure,
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of, since a compiled template cannot be. A subclass with other options has its own.
+
+        Raises:
+            ConfigError: See `Renderer.__getstate__`.
+        """
+        self.__getstate__()  # refuses a processor that cannot be pickled
+        options = {**self._options, "processor": self._processor, "unsafe_content": self.unsafe_content}
+        return _made_again, (type(self), self.tokenizer, options, self.chosen_because)
+
+    def __copy__(self) -> "FixedBase":
+        """Return a copy that shares what was measured."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
         defaults = {"reply_format": "auto", "date": FIXED_DATE, "validate": "end"}
@@ -760,6 +776,15 @@ class FixedBase(Renderer):
 def _set_generation_prompt(out: Emission, prompt: str) -> None:
     if isinstance(out, TemplateEmission):
         out.generation_prompt = prompt
+
+
+def _made_again(
+    kind: type[FixedBase], tokenizer: Tokenizer, options: Mapping[str, Any], chosen_because: str
+) -> FixedBase:
+    """Return a renderer that was pickled. What it measured is in the store of this machine, or is measured again."""
+    made = kind(tokenizer, **options)
+    made.chosen_because = chosen_because
+    return made
 
 
 def _source(tokenizer: Tokenizer, template: str | None) -> ChatTemplateSource:
