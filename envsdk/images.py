@@ -222,7 +222,10 @@ class Image:
         """
         kinds = {"sha256": str, "media_type": str, "width": int, "height": int}
         if reference.keys() != kinds.keys() or any(type(reference[name]) is not kind for name, kind in kinds.items()):
-            raise ImageError(f"the reference of an image is damaged: {reference!r:.200}; expected {', '.join(kinds)}")
+            raise ImageError(
+                f"the reference of an image is damaged: {reference!r:.200}; expected {', '.join(kinds)}, as in "
+                "records. A new image is given as bytes, a path, an image of Pillow, or an array"
+            )
         image = cls(**cast("Any", reference))
         is_hash = len(image.sha256) == 64 and not set(image.sha256) - set("0123456789abcdef")
         if not is_hash or image.media_type not in _SUFFIXES or min(image.width, image.height) < 1:

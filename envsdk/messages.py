@@ -176,14 +176,9 @@ class ImagePart(BaseModel):
     data: Image
 
     def __init__(self, data: ImageSource, type: Literal["image"] = "image") -> None:
-        read = data if isinstance(data, Mapping) else Image.read(data)  # which raises its own error
+        is_reference = isinstance(data, Mapping)  # as in a record
+        read = Image.from_reference(cast("Mapping[str, Any]", data)) if is_reference else Image.read(data)
         super().__init__(data=read, type=type)
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _read(cls, data: Any) -> Image:
-        """Accept an image, or the reference to one in a record."""
-        return Image.from_reference(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else data
 
     @field_serializer("data")
     def _refer(self, data: Image) -> dict[str, Any]:
@@ -499,6 +494,8 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
     """
     if isinstance(value, str):
         return [Message(role="user", content=value)]
+    if isinstance(value, (TextPart, ImagePart, Image)):
+        value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):
         return [value]
     if isinstance(value, Mapping):
@@ -508,7 +505,10 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
 
 def _mapping(item: object) -> Mapping[str, Any]:
     if not isinstance(item, Mapping):
-        raise TypeError(f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping")
+        raise TypeError(
+            f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping. Texts and "
+            "images are the content of a message: Message(role='user', content=[...])"
+        )
     return cast("Mapping[str, Any]", item)
 
 

@@ -2,10 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from ..images import Image
 from ..messages import ContentPart, ImagePart, TextPart
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def parts_of(result: Any) -> list[ContentPart] | None:
@@ -33,6 +38,24 @@ def parts_of(result: Any) -> list[ContentPart] | None:
 def _is_image(value: Any) -> bool:
     pillow = sys.modules.get("PIL.Image")  # there are images of Pillow only if something imported it
     return isinstance(value, (Image, ImagePart)) or (pillow is not None and isinstance(value, pillow.Image))
+
+
+def is_pixels(value: Any) -> bool:
+    """Return whether a value is an array of the pixels of an image: uint8, shape (height, width, 3 or 4)."""
+    if not isinstance(value, np.ndarray):
+        return False
+    array = cast("NDArray[Any]", value)
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] in (3, 4)
+
+
+def not_a_result(value: Any) -> TypeError:
+    """Return the error for bytes, or the pixels of an image, that a tool returned: they may be meant as an image."""
+    shape: Any = getattr(value, "shape", None)
+    what = type(value).__name__ if isinstance(value, memoryview) or shape is None else f"an array of uint8, {shape}"
+    return TypeError(
+        f"a tool returned {what}, which is not a text: return an image as envsdk.ImagePart(data), and anything else as "
+        "text or JSON (an array as array.tolist())"
+    )
 
 
 def _part(item: Any) -> ContentPart:

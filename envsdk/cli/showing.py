@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ImageError
 from ..images import Image
 from ..trajectories.trajectory import Trajectory
 from ..viewer.contents import Match, find
@@ -73,10 +73,15 @@ def _lines(source: Source, match: Match, contexts: bool, full: bool) -> Iterator
 
 
 def _with_file(line: Line, image: Image, source: Source) -> Line:
-    """Add to the name of an image the file in the run folder."""
+    """Add to the name of an image its file in the run folder, and whether that is missing or was changed."""
     file = source.media / image.file_name
-    text = f"{line.text[:-1]}: {on_one_line(str(file))}]" if file.is_file() else line.text
-    return line._replace(text=text, image=image)
+    try:
+        image.data  # noqa: B018
+        note = on_one_line(str(file)) if file.is_file() else ""
+    except ImageError:
+        what = "the file was changed: it has another SHA-256" if file.is_file() else "the file is missing"
+        note = f"{on_one_line(str(file))} ({what})"
+    return line._replace(text=f"{line.text[:-1]}: {note}]" if note else line.text, image=image)
 
 
 def print_lines(lines: Iterator[Line], pictures: Pictures) -> None:

@@ -32,6 +32,6 @@ def without_old_images(messages: Sequence[Message], keep: int) -> list[Message]:
 
 
 def names_of(images: Iterable[Image]) -> str:
-    """Return how the detail of a break names images that were dropped; empty if there are none."""
-    names = [image.sha256[:12] for image in images]
+    """Return how the detail of a break names images that were dropped, each once; empty if there are none."""
+    names = [image.sha256[:12] for image in dict.fromkeys(images)]
     return f"; dropped image{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _GRID_TOKEN = "<|image_pad|>"
 """What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
 _MAX_REMEMBERED = 64  # images whose arrays are kept
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+"""The files of a repository on the hub that a processor needs."""
+_NAME_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _IS_PLACEHOLDER = ("mm_token_type_ids", "token_type_ids")
 _OF_TEXT = frozenset(("input_ids", "attention_mask", *_IS_PLACEHOLDER))
 
@@ -235,18 +239,41 @@ def _loaded(processor: Any) -> Any:
     if not isinstance(processor, (str, Path)):
         return processor
     transformers = _transformers()
+    folder = _folder_of(str(processor))
     failed: Exception | None = None
     try:
-        loaded: Any = transformers.AutoProcessor.from_pretrained(str(processor))
+        loaded: Any = transformers.AutoProcessor.from_pretrained(folder)
         if hasattr(loaded, "image_token"):
             return loaded
     except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
         failed = error
-    images = _images_alone(str(processor))
+    images = _images_alone(folder)
     if images is None:
         why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
+
+
+def _folder_of(source: str) -> str:
+    """Return the folder of a processor: itself, or that of a name on the hub, from its cache or downloaded.
+
+    It is asked for once. Each class of transformers would ask again, for minutes without a network.
+
+    Raises:
+        ConfigError: If it is neither a folder nor a name on the hub, or the hub cannot be reached.
+    """
+    if Path(source).is_dir():
+        return source
+    if not _NAME_ON_HUB.fullmatch(source):
+        raise ConfigError(f"the processor {source!r:.200} is neither a folder nor a name on the hub, OWNER/NAME")
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        return str(hub.snapshot_download(source, allow_patterns=list(_TEXT_FILES)))
+    except Exception as error:  # the hub's, the network's, the operating system's
+        raise ConfigError(
+            f"the processor {source!r} is not a folder, and cannot be loaded from the hub: {type(error).__name__}: "
+            f"{error}"
+        ) from error
 
 
 def _of_options(options: Mapping[str, Any]) -> Any:

@@ -55,15 +55,17 @@ def read_embedded(value: Any) -> dict[str, bytes]:
 
 
 def write_images(images: Iterable[Image], folder: Path) -> None:
-    """Write images to a folder, those that are not there yet. Each file is complete or absent.
+    """Write images to a folder, those that are not there yet; a file with other bytes, such as a part, is replaced.
 
     Raises:
         StorageError: If one cannot be written.
     """
     for image in dict.fromkeys(images):
         path = folder / image.file_name
-        if not path.is_file():
-            with storing(path):
-                folder.mkdir(exist_ok=True)
-                with whole_file(path) as unfinished:
-                    unfinished.write_bytes(image.data)
+        data = image.data
+        with storing(path):
+            if path.is_file() and path.read_bytes() == data:
+                continue
+            folder.mkdir(exist_ok=True)
+            with whole_file(path) as unfinished:
+                unfinished.write_bytes(data)

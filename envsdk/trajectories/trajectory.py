@@ -118,6 +118,8 @@ class Trajectory(Stored):
     def view(self, tokenizer: Any = None) -> Any:
         """Show the episode in the viewer: in a notebook below the cell, else in the browser.
 
+        Images whose bytes are missing are named. `from_json(line, media=FOLDER)` reads a record with its images.
+
         Args:
             tokenizer: The tokenizer of the episode: what `load_tokenizer` accepts. Without it, tokens are shown by
                 their ids, except those of the embedded vocabulary.

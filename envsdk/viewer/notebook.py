@@ -4,13 +4,18 @@ import base64
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..errors import ImageError
+from ..images import Image
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts.journal import PLAIN
-from ..trajectories.records import write_jsonl
+from ..trajectories.media import MEDIA, write_images
+from ..trajectories.records import storing
 from ..trajectories.trajectory import Trajectory
 from .filters import parse_filter
 from .page import write_page
@@ -67,6 +72,8 @@ class _OneEpisode(Source):
 def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     """Write the page of an episode into a temporary folder, and open it in the browser unless a notebook displays it.
 
+    Images whose bytes are missing are named. `Trajectory.from_json(line, media=FOLDER)` reads a record with its images.
+
     Args:
         trajectory: The episode.
         tokenizer: The tokenizer of the episode: what `load_tokenizer` accepts. None is the embedded vocabulary. Tokens
@@ -78,12 +85,22 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     """
     loaded = load_tokenizer("embedded" if tokenizer is None else tokenizer)
     folder = Path(tempfile.mkdtemp(prefix="envsdk-view-"))
-    write_jsonl(folder / PLAIN, [trajectory])
+    write_images(_readable(trajectory.images), folder / MEDIA)
+    with storing(folder / PLAIN):
+        (folder / PLAIN).write_bytes(trajectory.to_json(embed_images=False) + b"\n")
     page = TrajectoryPage(folder / "trajectory.html")
     write_page(page.path, Resources([_OneEpisode(folder / PLAIN, loaded)]), parse_filter(""))
     if not _is_notebook():
         webbrowser.open(page.url)
     return page
+
+
+def _readable(images: Iterable[Image]) -> Iterator[Image]:
+    """Yield the images whose bytes are there."""
+    for image in images:
+        with suppress(ImageError):
+            image.data  # noqa: B018
+            yield image
 
 
 def _is_notebook() -> bool:

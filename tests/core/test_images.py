@@ -140,6 +140,8 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
         None,
         3,
         [[1]],
+        {},
+        {"url": "x.png"},
         "missing.png",
         "a\0b",
         Path("/"),

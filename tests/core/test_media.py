@@ -1,6 +1,9 @@
 """Images in contexts, records and samples."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,10 +14,11 @@ from vision_models import picture, processed_ids, qwen_processor, vision_rendere
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
 from envsdk.diagnostics.costs import cost
-from envsdk.errors import ConfigError, RenderError
+from envsdk.errors import ConfigError, RenderError, TurnError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rendering.tokenizers import load_tokenizer
 from envsdk.rollouts import Rollouts, StoredRun
+from envsdk.trajectories.media import write_images
 
 PLACEHOLDER = "<|image_pad|>"
 
@@ -128,6 +132,56 @@ def test_a_run_folder_stores_each_distinct_image_once(tmp_path):
     assert len(list((tmp_path / "run" / "media").iterdir())) == 3
     for trajectory in StoredRun(tmp_path / "run").trajectories():
         assert trajectory.images[0].data == picture(1, 200, 160).data.data
+
+
+def test_a_truncated_or_changed_file_is_written_again(tmp_path):
+    image = picture(1, 200, 160).data
+    file = tmp_path / image.file_name
+    for wrong in (b"", image.data[:100], image.data[:-1] + b"x", picture(2).data.data):
+        file.write_bytes(wrong)
+        write_images([image], tmp_path)
+        assert file.read_bytes() == image.data
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_an_image_that_was_dropped_twice_is_named_once():
+    class Same(Gallery):
+        def respond(self, reply: Message) -> Turn:
+            return Turn([Message(role="user", content=[picture(1, 200, 160)])])
+
+        start = lambda self: self.respond(Message(role="assistant"))  # noqa: E731
+
+    def dropped(history: dict) -> list[str]:
+        env = Same(renderer=vision_renderer(), history=history, limits={"max_steps": 6})
+        return [break_.detail.partition("; ")[2] for break_ in play(env).breaks]
+
+    (first, *_), (other, *_) = (
+        dropped({"name": "compact", "every": 3, "keep_images": 1}),
+        dropped({"name": "budget", "max_tokens": 200, "target": 0.5, "order": ["images"]}),
+    )
+    assert first == other == f"dropped image {picture(1, 200, 160).data.sha256[:12]}"
+
+
+@pytest.mark.parametrize("given", [picture(1), [picture(1)], [TextPart(text="a"), picture(1)], ["a", picture(1)]])
+def test_parts_without_a_message_are_refused_and_the_error_names_the_message(given):
+    with pytest.raises(TurnError, match=r"Message\(role='user', content=\[\.\.\.\]\)"):
+        Turn(given)
+
+
+@pytest.mark.parametrize("name", ["nope", "models/nope/deep", "/nowhere", "a b/c", "http://example.com/x"])
+def test_a_processor_that_is_neither_a_folder_nor_a_name_on_the_hub_is_refused_at_once(name):
+    with pytest.raises(ConfigError, match="neither a folder nor a name on the hub, OWNER/NAME"):
+        vision_renderer(processor=name)
+
+
+def test_the_hub_is_not_asked_offline():
+    program = (
+        "import sys; sys.path += sys.argv[1:]; from vision_models import vision_renderer as r; r(processor='no/one')"
+    )
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program, *sys.path], env=environ, capture_output=True, text=True)
+    assert "ConfigError: the processor 'no/one' is not a folder, and cannot be loaded" in done.stderr
+    assert "Retrying" not in done.stderr
 
 
 @pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}])

@@ -24,6 +24,11 @@ RESULTS: dict[str, Any] = {
     "texts": ["a", "b"],
     "a list with a number": [IMAGE, 3],
     "a mapping": {"image": IMAGE},
+    "an array of pixels": NOISE,
+    "pixels in a mapping": {"screen": NOISE},
+    "the bytes of a file": IMAGE.data,
+    "bytes": b"plain",
+    "an array of numbers": np.arange(3),
     "long texts": ["x" * 30, IMAGE, "y" * 30, IMAGE],
 }
 
@@ -68,10 +73,21 @@ def test_texts_and_images_stay_in_their_order():
     assert answered("a tuple")[0].images == (IMAGE,)
 
 
-@pytest.mark.parametrize(("what", "text"), [("a text", "no image"), ("texts", '["a","b"]')])
+@pytest.mark.parametrize(
+    ("what", "text"), [("a text", "no image"), ("texts", '["a","b"]'), ("an array of numbers", "[0,1,2]")]
+)
 def test_results_without_images_stay_texts(what: str, text: str):
     message, _ = answered(what)
     assert (message.content, message.parts) == (text, None)
+
+
+@pytest.mark.parametrize("what", ["an array of pixels", "pixels in a mapping", "the bytes of a file", "bytes"])
+def test_pixels_and_bytes_are_refused_and_the_error_names_image_part(what: str):
+    with pytest.raises((TypeError, ValueError), match=r"return an image as envsdk.ImagePart\(data\)"):
+        answered(what, raise_tool_errors=True)
+    message, info = answered(what)
+    assert message.content.startswith("Error: show: ") and "ImagePart" in message.content
+    assert info["metrics"]["tool_crashes"] == 1
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from envsdk.images import Image
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer import notebook
 from envsdk.viewer.divergence import context_pairs
 from envsdk.viewer.filters import parse_filter
 from envsdk.viewer.images import image_file
@@ -179,9 +182,7 @@ def test_a_missing_or_changed_file_is_an_error(tmp_path):
 
 def test_a_page_with_data_has_each_image_once_as_a_data_url(run, tmp_path):
     write_page(tmp_path / "page.html", Resources([Source(run)]), parse_filter(""))
-    found = re.findall(rb'data-name="([^"]*)">([^<]*)</script>', (tmp_path / "page.html").read_bytes())
-    contents = [(base64.b64decode(name).decode(), gzip.decompress(base64.b64decode(data))) for name, data in found]
-    images = [(name, json.loads(data)["url"]) for name, data in contents if name.startswith("image/")]
+    images = [(name, data["url"]) for name, data in contents_of(tmp_path / "page.html") if name.startswith("image/")]
     assert sorted(images) == sorted((f"image/{part.data.sha256}", part.data.url) for part in (FIRST, PHOTO))
 
 
@@ -205,6 +206,36 @@ def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run, choice):
     assert result.exit_code == 0, result.output
     assert f"{FIRST.data.sha256[:12]}: {run / 'media' / FIRST.data.file_name}]" in result.output
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize(("data", "why"), [(None, "is missing"), (b"\x89PNG", "was changed: it has another SHA-256")])
+def test_show_marks_a_file_that_is_missing_or_was_changed(run, tmp_path, data, why):
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "media" / FIRST.data.file_name
+    file.unlink() if data is None else file.write_bytes(data)
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert f"{FIRST.data.sha256[:12]}: {file} (the file {why})]" in result.output
+
+
+def test_an_episode_without_its_images_is_viewed_with_their_names(run, monkeypatch):
+    monkeypatch.setattr(notebook.webbrowser, "open", lambda url: None)
+    whole = _first(run)
+    bare = envsdk.Trajectory.from_json(whole.to_json(embed_images=False))
+    for trajectory, has_images in ((whole, True), (bare, False)):
+        found = contents_of(trajectory.view().path)
+        (shown,) = (data["images"] for name, data in found if name == "episode/0/1")
+        assert shown[FIRST.data.sha256]["width"] == 200
+        urls = [data.get("url") for name, data in found if name.startswith("image/")]
+        assert sorted(filter(None, urls)) == (sorted([FIRST.data.url, PHOTO.data.url]) if has_images else [])
+
+
+def contents_of(page: Path) -> list[tuple[str, Any]]:
+    """What a page with data holds, by name."""
+    found = re.findall(rb'data-name="([^"]*)">([^<]*)</script>', page.read_bytes())
+    return [
+        (base64.b64decode(name).decode(), json.loads(gzip.decompress(base64.b64decode(data)))) for name, data in found
+    ]
 
 
 def test_show_names_an_image_of_a_record_that_has_its_bytes(run, tmp_path):
