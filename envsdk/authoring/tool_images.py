@@ -48,10 +48,10 @@ def is_pixels(value: Any) -> bool:
     return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] in (3, 4)
 
 
-def not_a_result(value: Any) -> TypeError:
+def not_a_result(value: object) -> TypeError:
     """Return the error for bytes, or the pixels of an image, that a tool returned: they may be meant as an image."""
-    shape: Any = getattr(value, "shape", None)
-    what = type(value).__name__ if isinstance(value, memoryview) or shape is None else f"an array of uint8, {shape}"
+    shape: Any = getattr(value, "shape", None) if is_pixels(value) else None
+    what = type(value).__name__ if shape is None else f"an array of uint8 with the shape {shape}"
     return TypeError(
         f"a tool returned {what}, which is not a text: return an image as envsdk.ImagePart(data), and anything else as "
         "text or JSON (an array as array.tolist())"

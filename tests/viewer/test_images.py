@@ -36,12 +36,14 @@ from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer import notebook
 from envsdk.viewer.divergence import context_pairs
 from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.images import image_file
+from envsdk.viewer.images import image_facts, image_file
 from envsdk.viewer.page import write_page
+from envsdk.viewer.ranges import Range
 from envsdk.viewer.resources import Resources
 from envsdk.viewer.server import ViewerServer
 from envsdk.viewer.sources import Source
 from envsdk.viewer.terminal.conversation import ConversationLines
+from envsdk.viewer.terminal.tokens import TokenColumns, TokenLines
 from envsdk.viewer.transcript import transcript
 
 FIRST, SECOND = picture(1, 200, 160), picture(2, 320, 200)
@@ -371,6 +373,31 @@ def test_episodes_with_different_images_differ(run):
     other = json.loads(json.dumps(shown).replace(PHOTO.data.sha256, "0" * 64))
     assert context_pairs(shown, shown)[0].different == ()
     assert context_pairs(shown, other)[0].different == (2,)
+
+
+def test_the_lines_of_tokens_fold_the_placeholders_of_an_image(run):
+    resources, facts = Resources([Source(run)]), image_facts(_first(run))
+    columns = TokenColumns(resources.tokens(0, 1, "main"))
+    for ranges in ([Range("main", 0, len(columns))], [Range("main", 0, 9), Range("main", 9, len(columns))]):
+        lines = TokenLines(ranges, lambda _: columns, facts)
+        texts = [lines.line(index, 100).plain for index in range(len(lines))]
+        images = resources.tokens(0, 1, "main")["images"]
+        assert len(lines) == len(columns) - sum(stop - start - 1 for start, stop, _ in images)
+        for start, stop, sha256 in images:
+            at = lines.line_of(start)
+            size = f"{facts[sha256]['width']} x {facts[sha256]['height']}"
+            assert texts[at].split(maxsplit=1)[0] == str(start)
+            assert f"[image {size} " in texts[at] and f"{stop - start} tokens, {sha256[:12]}]" in texts[at]
+            assert lines.line_of(stop - 1) == at and lines.line_of(stop) == at + 1
+            assert lines.place(at + 1) == ("main", stop)
+        places = [lines.place(index)[1] for index in range(len(lines))]
+        assert places == sorted(
+            {*range(len(columns))} - {at for start, stop, _ in images for at in range(start + 1, stop)}
+        )
+    steps = [lines.next_step(-1, 1)]
+    while (following := lines.next_step(steps[-1], 1)) != steps[-1]:
+        steps.append(following)
+    assert {lines.step(at) for at in steps} == set(range(len(_first(run).steps)))
 
 
 def test_the_terminal_viewer_names_images(run):

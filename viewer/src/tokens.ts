@@ -224,6 +224,31 @@ export function linesOf(sequence: Sequence, columns: number, edge: number): Line
   return lines;
 }
 
+/** The first position of each row of a table: one for each token, and one for all placeholders of an image. */
+export function rowsOf(sequence: Sequence): Int32Array {
+  const rows = new Int32Array(sequence.length);
+  let count = 0;
+  for (const part of sequence.parts) {
+    for (let index = part.start; index < part.stop; index++) {
+      rows[count++] = part.position + index - part.start;
+      const image = part.log.imageAt(index);
+      if (image) index = Math.min(image[1], part.stop) - 1;
+    }
+  }
+  return rows.slice(0, count);
+}
+
+/** The row of a position, by the first position of each row. */
+export function rowAt(rows: Int32Array, position: number): number {
+  let [low, high] = [0, rows.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (rows[middle]! <= position) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
 export function lineAt(lines: Line[], position: number): number {
   let [low, high] = [0, lines.length];
   while (low < high) {

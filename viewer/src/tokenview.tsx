@@ -8,7 +8,7 @@ import { useKeys } from "./keys";
 import { breakText } from "./lanes";
 import { change, indexOf, numberOf } from "./router";
 import { decimal, number, plural, visible } from "./text";
-import { type Line, Log, type Part, Sequence, lineAt, linesOf } from "./tokens";
+import { type Line, Log, type Part, Sequence, lineAt, linesOf, rowAt, rowsOf } from "./tokens";
 import type { Episode, Step } from "./types";
 import { Rows, reveal, useSeen, useWidth } from "./virtual";
 
@@ -94,7 +94,8 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
   const isTable = query.as === "table";
   const [columns, edge] = useColumns(box, width);
   const lines = useMemo(() => (isTable ? [] : linesOf(sequence, columns, edge)), [sequence, columns, isTable]);
-  const count = isTable ? sequence.length : lines.length;
+  const rows = useMemo(() => (isTable ? rowsOf(sequence) : new Int32Array()), [sequence, isTable]);
+  const count = isTable ? rows.length : lines.length;
   const seen = useSeen(box, count, LINE, isTable ? LINE : 0);
   const modes = useMemo(() => modesOf(sequence), [sequence]);
   const mode = modes.includes(query.color as Mode) ? (query.color as Mode) : "role";
@@ -104,15 +105,18 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
   const [wanted, setWanted] = useState("");
   const [match, setMatch] = useState<[number, number] | null>(null);
   const text = useMemo(() => (wanted ? joined(sequence) : null), [sequence, wanted !== ""]);
-  const rowOf = (position: number) => (isTable ? position : lineAt(lines, position));
+  const rowOf = (position: number) => (isTable ? rowAt(rows, position) : lineAt(lines, position));
   const select = (position: number) => change({ at: Math.min(Math.max(0, position), sequence.length - 1) });
+  const byRow = (by: number) => select(at === null ? 0 : (rows[rowAt(rows, at) + by] ?? at));
   const byToken = (by: number) => {
-    const own = at === null || isTable ? undefined : lines[lineAt(lines, at)];
+    if (isTable) return byRow(by);
+    const own = at === null ? undefined : lines[lineAt(lines, at)];
     if (own?.image) return select(by > 0 ? own.stop : own.first - 1);
     select(at === null ? 0 : at + by);
   };
   const byLine = (by: number) => {
-    if (isTable || at === null) return select((at ?? -1) + by);
+    if (isTable) return byRow(by);
+    if (at === null) return select(by - 1);
     let target = lineAt(lines, at) + by;
     const from = lines[lineAt(lines, at)]!.first;
     while (lines[target] && (lines[target]!.step >= 0 || (lines[target]!.image && lines[target]!.first === from))) target += Math.sign(by);
@@ -210,7 +214,7 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
           tabIndex={0}
           role={isTable ? "grid" : "group"}
           aria-label={step ? `Tokens of the prompt of step ${numberOf(step)}` : `Tokens of ${context}`}
-          aria-rowcount={isTable ? sequence.length + 1 : undefined}
+          aria-rowcount={isTable ? count + 1 : undefined}
           onMouseOver={(event) => {
             const position = (event.target as HTMLElement).closest("[data-at]")?.getAttribute("data-at");
             setHovered(position ? Number(position) : null);
@@ -225,7 +229,7 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
           <Rows seen={seen} count={count} height={LINE} depends={[sequence, lines, isTable, mode, at, match]}>
             {(index) =>
               isTable ? (
-                <TableRow key={index} {...{ sequence, position: index, mode, scale, isSelected: index === at, isMatch: isIn(match, index) }} />
+                <TableRow key={index} {...{ sequence, row: index, position: rows[index]!, stop: rows[index + 1] ?? sequence.length, mode, scale, at, match, episode }} />
               ) : (
                 <TextLine key={index} {...{ run, file: line, sequence, line: lines[index]!, mode, scale, at, match, episode, isPrompt: step !== null }} />
               )
@@ -380,17 +384,23 @@ const LEFT = new Set(["Text", "Bytes", "Role"]);
 
 interface RowProps {
   sequence: Sequence;
+  row: number;
   position: number;
+  stop: number; // after its last token: the placeholders of an image are one row
   mode: Mode;
   scale: number;
-  isSelected: boolean;
-  isMatch: boolean;
+  at: number | null;
+  match: [number, number] | null;
+  episode: Episode;
 }
 
-function TableRow({ sequence, position, mode, scale, isSelected, isMatch }: RowProps) {
+function TableRow({ sequence, row, position, stop, mode, scale, at: selected, match, episode }: RowProps) {
   const part = sequence.part(position);
   const { log } = part;
   const at = part.start + position - part.position;
+  const image = log.imageAt(at);
+  const isSelected = selected !== null && position <= selected && selected < stop;
+  const isMatch = isIn(match, position) || isIn([position, stop], match?.[0] ?? -1);
   const { name, style } = shade(log, at, mode, scale);
   const difference = (log.reference?.[at] ?? Number.NaN) - log.logprobs[at]!;
   const cell = (value: string | number, kind = "num") => (
@@ -401,15 +411,15 @@ function TableRow({ sequence, position, mode, scale, isSelected, isMatch }: RowP
   const of = (value: number) => (Number.isNaN(value) ? "" : decimal(value));
   const index = (value: number) => (value < 0 ? "" : value);
   return (
-    <div class={`token-row ${isSelected ? "selected" : ""} ${isMatch ? "match" : ""}`} role="row" aria-rowindex={position + 2} aria-selected={isSelected} data-at={position}>
+    <div class={`token-row ${isSelected ? "selected" : ""} ${isMatch ? "match" : ""}`} role="row" aria-rowindex={row + 2} aria-selected={isSelected} data-at={position}>
       {cell(number(position), "num faint")}
       {cell(log.ids[at]!)}
-      <div role="gridcell">
-        <span class={classOf(log, at, name)} style={style}>
-          {dotted(log.piece(at).text)}
+      <div role="gridcell" class={image ? "image-cell" : undefined} aria-colspan={image ? 2 : undefined}>
+        <span class={classOf(log, at, image ? `${name} image` : name)} style={style}>
+          {image ? nameOf(image[2], episode.images[image[2]]!) : dotted(log.piece(at).text)}
         </span>
       </div>
-      {cell(log.bytes(at), "bytes-cell faint")}
+      {!image && cell(log.bytes(at), "bytes-cell faint")}
       {cell(visible(log.role(at)), "")}
       {cell(log.steps[at]! + 1)}
       {cell(of(log.logprobs[at]!))}

@@ -213,7 +213,13 @@ class EpisodeScreen(ViewerScreen):
     def _show_tokens(self, title: str, ranges: list[Range], start: int) -> None:
         run, row = self._listed[self._index]
         self.open_screen(
-            TokensScreen(title, ranges, lambda context: self._resources.tokens(run, row.line, context), start)
+            TokensScreen(
+                title,
+                ranges,
+                lambda context: self._resources.tokens(run, row.line, context),
+                start,
+                self._shown["images"],
+            )
         )
 
 

@@ -1,17 +1,18 @@
-"""The lines of tokens: one for each token of ranges of an episode's contexts."""
+"""The lines of tokens of ranges of an episode's contexts: one for each token, and one for each image."""
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
 from ...visible import on_one_line
+from ..images import image_name
 from ..ranges import Range
 
 _SHADES = [Style(bgcolor=Color.from_rgb(40 + 24 * n, 40 + 8 * n, 40), color="white") for n in range(9)]
@@ -48,6 +49,11 @@ class TokenColumns:
         index = bisect_right(starts, position) - 1
         return None if index < 0 else self._columns[name][index][1]
 
+    def images_in(self, start: int, stop: int) -> list[tuple[int, int, str]]:
+        """Return the images of a range of positions, each with the part of its placeholders in the range."""
+        found = [(max(start, first), min(stop, last), sha256) for first, last, sha256 in self._columns["images"]]
+        return [(first, last, sha256) for first, last, sha256 in found if first < last]
+
     def begins(self, name: str) -> list[int]:
         """Return where the runs of equal values of a column begin."""
         return self._starts[name]
@@ -67,17 +73,49 @@ class TokenColumns:
         return Text(shown, "bold magenta" if token in self._controls else "")
 
 
+class _Run(NamedTuple):
+    """Tokens that follow one another: one line each; or the placeholders of an image, which are one line."""
+
+    context: str
+    start: int
+    stop: int
+    sha256: str = ""
+
+    @property
+    def lines(self) -> int:
+        return 1 if self.sha256 else self.stop - self.start
+
+
+def _runs(ranges: Sequence[Range], columns_of: Callable[[str], TokenColumns]) -> Iterator[_Run]:
+    for own in ranges:
+        position = own.start
+        for start, stop, sha256 in columns_of(own.context).images_in(own.start, own.stop):
+            if position < start:
+                yield _Run(own.context, position, start)
+            yield _Run(own.context, start, stop, sha256)
+            position = stop
+        if position < own.stop:
+            yield _Run(own.context, position, own.stop)
+
+
 class TokenLines:
-    """The tokens of ranges, one after the other, as lines.
+    """The tokens of ranges, one after the other, as lines. The placeholders of an image are one line.
 
     Args:
         ranges: Which tokens.
         columns_of: Returns the columns of a context.
+        images: What is known of each image, by its hash; see `image_facts`.
     """
 
-    def __init__(self, ranges: Sequence[Range], columns_of: Callable[[str], TokenColumns]) -> None:
-        self._ranges, self._columns_of = ranges, columns_of
-        self._starts = [0, *accumulate(own.length for own in ranges)]
+    def __init__(
+        self,
+        ranges: Sequence[Range],
+        columns_of: Callable[[str], TokenColumns],
+        images: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._columns_of, self._images = columns_of, images or {}
+        self._runs = list(_runs(ranges, columns_of))
+        self._starts = [0, *accumulate(run.lines for run in self._runs)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -88,9 +126,22 @@ class TokenLines:
 
     def place(self, index: int) -> tuple[str, int]:
         """Return the context and the position of the token of a line."""
-        number = bisect_right(self._starts, index, hi=len(self._ranges)) - 1
-        own = self._ranges[number]
-        return own.context, own.start + index - self._starts[number]
+        run, after = self._run_at(index)
+        return run.context, run.start + after
+
+    def _run_at(self, index: int) -> tuple[_Run, int]:
+        """Return the run of a line, and how many lines come after its first one."""
+        number = bisect_right(self._starts, index, hi=len(self._runs)) - 1
+        return self._runs[number], index - self._starts[number]
+
+    def line_of(self, position: int) -> int:
+        """Return the line of the token at a position in all ranges."""
+        for run, start in zip(self._runs, self._starts, strict=False):
+            length = run.stop - run.start
+            if position < length:
+                return start + min(position, run.lines - 1)
+            position -= length
+        return max(0, len(self) - 1)
 
     def step(self, index: int) -> int | None:
         """Return the index of the step that observed or sampled the token of a line."""
@@ -106,16 +157,20 @@ class TokenLines:
     @cached_property
     def _step_edges(self) -> list[int]:
         """The lines that steps begin at, and those that ranges begin at."""
-        edges = set(self._starts[:-1])
-        for own, start in zip(self._ranges, self._starts, strict=False):
+        edges, last = set[int](), None
+        for own, start in zip(self._runs, self._starts, strict=False):
+            if last is None or (last.context, last.stop) != (own.context, own.start):
+                edges.add(start)
             begins = self._columns_of(own.context).begins("steps")
             inside = begins[bisect_left(begins, own.start) : bisect_left(begins, own.stop)]
-            edges.update(start + position - own.start for position in inside)
+            edges.update(start + min(position - own.start, own.lines - 1) for position in inside)
+            last = own
         return sorted(edges)
 
     def line(self, index: int, width: int) -> Text:
-        """Return the line of a token."""
-        context, position = self.place(index)
+        """Return the line of a token, or of an image."""
+        run, after = self._run_at(index)
+        context, position = run.context, run.start + after
         columns = self._columns_of(context)
         logprob = columns.at("logprobs", position)
         is_dropped = columns.at("dropped", position) is not None
@@ -125,12 +180,17 @@ class TokenLines:
         line.append(f"{_mask(columns, position):4} ", "bold green")
         line.append(f"{on_one_line(role or _origin(columns, position))[:18]:18} ", "cyan")
         line.append(f"{'' if logprob is None else f'{logprob:.3f}':>8}  ")
-        text = columns.text(position)
+        text = self._name_of(run) if run.sha256 else columns.text(position)
         if logprob is not None:
             text.stylize(shade(logprob))
         if is_dropped:
             text.stylize("strike")
         return line.append_text(text).append("  dropped" if is_dropped else "", "dim red")
+
+    def _name_of(self, run: _Run) -> Text:
+        """Return an image in words, with the number of its tokens in this run."""
+        facts = {**self._images[run.sha256], "tokens": run.stop - run.start}
+        return Text(f"[{on_one_line(image_name(run.sha256, facts))}]", "magenta")
 
 
 def _mask(columns: TokenColumns, position: int) -> str:

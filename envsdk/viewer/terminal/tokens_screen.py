@@ -37,9 +37,15 @@ class TokensScreen(ViewerScreen):
     ]
 
     def __init__(
-        self, title: str, ranges: Sequence[Range], read: Callable[[str], Mapping[str, Any]], start: int
+        self,
+        title: str,
+        ranges: Sequence[Range],
+        read: Callable[[str], Mapping[str, Any]],
+        start: int,
+        images: Mapping[str, Mapping[str, Any]],
     ) -> None:
         super().__init__()
+        self._images = images
         self._title, self._ranges, self._read, self._start = title, ranges, read, start
         self._columns: dict[str, TokenColumns] = {}
         self.source = TokenLines([], self._columns.__getitem__)
@@ -66,10 +72,10 @@ class TokensScreen(ViewerScreen):
         except (EnvsdkError, OSError) as error:
             self.query_one("#title", Static).update(Text(on_one_line(str(error)), "red"))
             return
-        self.source = TokenLines(self._ranges, self._columns.__getitem__)
+        self.source = TokenLines(self._ranges, self._columns.__getitem__, self._images)
         lines = self.query_one(Lines)
         lines.source = self.source
-        lines.move_to_top(self._start)
+        lines.move_to_top(self.source.line_of(self._start))
 
     def on_lines_moved(self) -> None:
         """Describe the token with the cursor."""

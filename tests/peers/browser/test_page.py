@@ -380,6 +380,22 @@ def test_images_are_in_the_conversation_and_at_their_tokens(watched, serve, illu
     watched.problems.clear()
 
 
+def test_the_table_of_tokens_has_one_row_for_an_image(watched, serve, illustrated):
+    page = watched.open(serve(illustrated) + "#/run/0/1?view=tokens&as=table&at=20", ".token-row.selected .tk.image")
+    assert page.locator(".token-row .tk.image").count() == 2
+    assert page.inner_text(".token-row.selected .tk.image").startswith("300 × 200 PNG · 28 tokens · ")
+    row = int(page.get_attribute(".token-row.selected", "aria-rowindex"))
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(f".token-row.selected[data-at='40'][aria-rowindex='{row + 1}']")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(".token-row.selected .tk.image")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(f".token-row.selected[aria-rowindex='{row - 1}']")
+    rows = int(page.get_attribute(".token-box", "aria-rowcount"))
+    page.keyboard.press("End")
+    page.wait_for_selector(f".token-row.selected[aria-rowindex='{rows}']")
+
+
 def test_a_file_has_its_images(watched, illustrated, tmp_path):
     write_page(tmp_path / "page.html", Resources([Source(illustrated)]), parse_filter(""))
     page = watched.open((tmp_path / "page.html").as_uri() + "#/run/0/1", ".picture img")
