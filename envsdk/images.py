@@ -36,7 +36,10 @@ _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
 """The formats and modes of files whose bytes are kept."""
 _PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
-_BAND = 32  # how many rows are tried to find out whether pixels can be compressed
+_BAND, _BAND_BYTES = (
+    16,
+    2048,
+)  # how many rows, and bytes, at least are tried to find out whether pixels can be compressed
 _MAX_REMEMBERED = 8
 _decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read last, by hash
 _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begin
@@ -88,7 +91,8 @@ class Image:
         if isinstance(source, (str, Path)):
             return cls._of_bytes(_file(source), f"the image {str(source)!r:.200}")
         if isinstance(source, np.ndarray):
-            return cls._of_pixels(pillow.fromarray(_checked(source), mode=None))
+            array = _checked(source)
+            return cls._of_rgb(pillow.fromarray(array, mode=None), array)
         if isinstance(source, pillow.Image):
             return cls._of_pixels(_still(source, "the image"))
         raise ImageError(
@@ -147,7 +151,12 @@ class Image:
     def _of_pixels(cls, pixels: Any) -> "Image":
         """Store pixels as PNG."""
         shown = _eight_bits(pixels)
-        data = _png(shown)
+        return cls._of_rgb(shown, np.asarray(shown))
+
+    @classmethod
+    def _of_rgb(cls, shown: "PILImage", values: "NDArray[np.uint8]") -> "Image":
+        """Store an image in RGB, which also is an array, as PNG."""
+        data = _png(values)
         image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
         _remember(image.sha256, shown)
         return image
@@ -333,31 +342,46 @@ def _eight_bits(image: Any) -> Any:
     return pillow.fromarray(scaled.astype(np.uint8)).convert("RGB")
 
 
-def _png(image: Any) -> bytes:
+def _png(values: "NDArray[np.uint8]") -> bytes:
     """Return an image in RGB as PNG (ISO/IEC 15948). Pixels that can hardly be compressed, such as noise, are stored.
 
+    The array has the shape (height, width, 3).
+
     An environment returns an image at each step. Pillow takes longer to compress it than a model's processor for all
-    that it does, since it tries all filters for each row. Here, each row is the difference from the one above it.
+    that it does, since it tries all filters for each row. Here, each row is the difference from the one above it, or
+    the values themselves.
     """
-    values = np.asarray(image).reshape(image.height, -1)
-    rows = np.empty((image.height, 1 + values.shape[1]), np.uint8)
-    rows[:, 0], rows[0, 1:] = 2, values[0]  # the first byte is the filter: 2 is the difference
-    np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
-    band = rows[image.height // 2 : image.height // 2 + _BAND]
-    data = _compressed(rows) if 2 * len(_compressed(band)) < band.size else zlib.compress(rows.data, 0)
-    header = struct.pack(">IIBBBBB", image.width, image.height, 8, 2, 0, 0, 0)
+    height, width, _ = values.shape
+    rows = values.reshape(height, -1)
+    middle = height // 2
+    band = _differences(rows[middle : middle + max(_BAND, _BAND_BYTES // rows.shape[1])])
+    if 2 * len(_compressed(band)) < band.size:
+        data = _compressed(_differences(rows))
+    else:
+        stored = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # the filter 0 is the values themselves
+        stored[:, 1:] = rows
+        data = zlib.compress(stored.data, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in chunks)
+    return b"".join((b"\x89PNG\r\n\x1a\n", *(part for name, content in chunks for part in _chunk(name, content))))
+
+
+def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
+    """Return rows that begin with the number of their filter: 2 is the difference from the row above."""
+    rows = np.empty((len(values), 1 + values.shape[1]), np.uint8)
+    rows[:, 0], rows[0, 1:] = 2, values[0]
+    np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
+    return rows
 
 
 def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
-    return compressor.compress(np.ascontiguousarray(rows).data) + compressor.flush()
+    return compressor.compress(rows.data) + compressor.flush()
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
-    """Return a chunk of a PNG file."""
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
+def _chunk(name: bytes, data: bytes) -> tuple[bytes, ...]:
+    """Return the parts of a chunk of a PNG file."""
+    return struct.pack(">I", len(data)), name, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
 
 
 def _checked(array: "NDArray[Any]") -> "NDArray[np.uint8]":

@@ -92,6 +92,7 @@ class Encoder:
         self._scaffolds: dict[str, tuple[Piece, ...]] = {}
         self._encoded: dict[str, NDArray[np.int32]] = {}
         self._images: dict[str, tuple[Piece, ...]] = {}
+        self._image_texts: dict[str, tuple[Piece, ...]] = {}
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
         self._single = {token: np.array([token], dtype=np.int32) for token in self._control_names}
 
@@ -112,8 +113,15 @@ class Encoder:
         if pieces is None:
             if self.vision is None:
                 raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
-            cut = groupby(self._cut(self.vision.process(image).text, is_content=False), key=_control_of)
-            pieces = _remember(self._images, image.sha256, tuple(_repeated([*run]) for _, run in cut))
+            pieces = _remember(self._images, image.sha256, self._of_image(self.vision.process(image).text))
+        return pieces
+
+    def _of_image(self, text: str) -> tuple[Piece, ...]:
+        """Cut what is written for an image, the same for images of the same size; equal placeholders are one piece."""
+        pieces = self._image_texts.get(text)
+        if pieces is None:
+            cut = groupby(self._cut(text, is_content=False), key=_control_of)
+            pieces = _remember(self._image_texts, text, tuple(_repeated([*run]) for _, run in cut))
         return pieces
 
     def _cut(self, text: str, *, is_content: bool) -> Iterator[Piece]:
