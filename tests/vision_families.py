@@ -12,10 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import real_models
 from envsdk_renderers.families import ALIASES
 from stand_in_tokenizers import raw_tokenizer_with, tokenizer_with
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.processing_utils import ProcessorMixin
 
 from envsdk import Renderer, get_renderer, load_tokenizer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
@@ -32,6 +34,7 @@ class VisionFamily:
         images: The module and the class of its image processor.
         image_options: The options of the image processor.
         options: The options of the processor.
+        call_options: Its `images_kwargs`, instead of the defaults of its class.
         vocabulary: The folder of its vocabulary in shared/; else a substitute with its control tokens.
         special_tokens: The tokenizer's named tokens.
         renderer_options: The options of the renderer.
@@ -46,6 +49,7 @@ class VisionFamily:
     images: str
     image_options: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    call_options: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str = ""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     renderer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,6 +84,15 @@ FAMILIES = {
         image_options={"size": {"height": 32, "width": 32}},
         special_tokens={"bos_token": "<bos>", "eos_token": "<eos>", **_GEMMA3_TOKENS},
     ),
+    "gemma-3 with crops": VisionFamily(
+        "gemma-3",
+        "gemma3",
+        "gemma3.processing_gemma3:Gemma3Processor",
+        "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil",
+        image_options={"size": {"height": 32, "width": 32}, "do_pan_and_scan": True},
+        call_options={"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16},
+        special_tokens={"bos_token": "<bos>", "eos_token": "<eos>", **_GEMMA3_TOKENS},
+    ),
     "gemma-4": VisionFamily(
         "gemma-4",
         "gemma4",
@@ -100,6 +113,16 @@ FAMILIES = {
         special_tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>"},
         parts=True,
     ),
+    "smolvlm": VisionFamily(
+        "fixed_base",
+        "idefics3",
+        "smolvlm.processing_smolvlm:SmolVLMProcessor",
+        "smolvlm.image_processing_pil_smolvlm:SmolVLMImageProcessorPil",
+        image_options={"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+        options={"image_seq_len": 4},
+        special_tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>"},
+        parts=True,
+    ),
     "llava-next": VisionFamily(
         "fixed_base",
         "llava_next",
@@ -115,6 +138,7 @@ FAMILIES = {
 """The families by their names here."""
 _MORE_TOKENS = {
     "gemma-3": (*_GEMMA3_TOKENS.values(), "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"),
+    "gemma-3 with crops": (*_GEMMA3_TOKENS.values(), "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"),
     "gemma-4": (
         *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|tool_call>"),
         *("<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>", "<|video|>", "<|audio|>"),
@@ -126,6 +150,7 @@ _MORE_TOKENS = {
     ),
     "llava-next": ("<image>", "<s>", "</s>"),
 }
+_MORE_TOKENS["smolvlm"] = _MORE_TOKENS["idefics3"]
 
 
 class _OfImages:
@@ -166,20 +191,28 @@ def tokenizer_of(name: str) -> Tokenizer:
 @cache
 def processor_of(name: str) -> Any:
     """Return a family's processor: the real class with the real image processor, without videos and sounds."""
+    if name == "smolvlm":
+        pytest.importorskip("num2words", reason="SmolVLM's processor needs num2words")
     family, folder, kind = FAMILIES[name], _folder(name), load_class(FAMILIES[name].processor)
     if folder is None:
         raw = raw_tokenizer_with(_MORE_TOKENS[name])
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<eos>", **family.special_tokens)
     else:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    parts = {"feature_extractor": None, "video_processor": None} if name == "gemma-4" else {}
-    return type(kind.__name__, (_OfImages, kind), {})(
+    missing = {"gemma-4": ("feature_extractor", "video_processor"), "smolvlm": ("video_processor",)}
+    parts = dict.fromkeys(missing.get(name, ()))
+    # SmolVLM's own reads defaults of its processor of videos.
+    own = {"apply_chat_template": ProcessorMixin.apply_chat_template} if name == "smolvlm" else {}
+    processor = type(kind.__name__, (_OfImages, kind), own)(
         image_processor=load_class(family.images)(**family.image_options),
         tokenizer=tokenizer,
         chat_template=real_models.template(family.template),
         **parts,
         **family.options,
     )
+    if family.call_options:
+        processor.images_kwargs = {**processor.images_kwargs, **family.call_options}
+    return processor
 
 
 @cache

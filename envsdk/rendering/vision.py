@@ -89,6 +89,7 @@ class Vision:
                 f"the processor writes {name!r} for an image, which is not a control token of the tokenizer "
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
+        _check_crops(self.processor, own)
         self._arrays: dict[str, ProcessedImage] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,6 +170,24 @@ class Vision:
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}
+
+
+def _check_crops(processor: Any, images: Any) -> None:
+    """Refuse crops that the processor would not make.
+
+    `Gemma3Processor` has options for its image processor, which win over the image processor's own.
+
+    Raises:
+        ConfigError: If only the image processor has `do_pan_and_scan`.
+    """
+    name = "do_pan_and_scan"
+    options: Any = getattr(processor, "images_kwargs", None)
+    if isinstance(options, Mapping) and getattr(images, name, False) and options.get(name) is False:  # pyright: ignore
+        raise ConfigError(
+            f"the image processor has {name}=True, but {type(processor).__name__} calls it with {name}=False, so "
+            "images would have no crops. Remove the option; or, for crops, give the processor as an object with "
+            f'processor.images_kwargs = {{**processor.images_kwargs, "{name}": True}}'
+        )
 
 
 def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":

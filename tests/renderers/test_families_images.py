@@ -1,5 +1,6 @@
 """Families of vision models against the processors of transformers, token by token."""
 
+import copy
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from vision_families import FAMILIES, processor_of, renderer_of, tokenizer_of
 from vision_models import picture, processed_ids
 
 from envsdk import Action, Env, Message, Turn, get_renderer, rollout
-from envsdk.errors import RenderError
+from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.testing import check_renderer
 
@@ -42,6 +43,30 @@ def check_starts(messages: list[Message], starts: list[int], tokens: Any, render
     for message, (start, stop) in zip(messages, pairwise(starts), strict=True):
         own = [renderer.vision.count(image) for image in message.images]
         assert np.isin(tokens[start:stop], renderer.vision.token_ids).sum() == sum(own)
+
+
+@pytest.mark.parametrize(("size", "crops"), [((48, 48), 0), ((96, 32), 3), ((32, 128), 4), ((50, 48), 0)])
+def test_the_crops_of_gemma_3_have_placeholders_of_their_own(size: tuple[int, int], crops: int) -> None:
+    renderer, processor = renderer_of("gemma-3 with crops"), processor_of("gemma-3 with crops")
+    message = Message(role="user", content=[TextPart(text="a"), picture(1, *size), TextPart(text="b"), picture(2)])
+    tokens = renderer.render([message]).tokens
+    assert tokens.tolist() == processed_ids(processor, [message], parts=False)
+    vision = renderer.vision
+    assert vision is not None
+    made = vision.process(message.images[0])
+    assert made.count == (1 + crops) * processor.image_seq_length
+    assert len(made.arrays["pixel_values"]) == 1 + crops
+    placed = vision.places(tokens, message.images)
+    counts = [int(np.isin(tokens[own.start : own.stop], vision.token_ids).sum()) for own in placed]
+    assert counts == [made.count, vision.count(message.images[1])]
+
+
+def test_crops_that_the_processor_would_not_make_are_refused() -> None:
+    """Its class has `do_pan_and_scan=False`, which wins over the option of the image processor."""
+    given = copy.copy(processor_of("gemma-3 with crops"))
+    given.images_kwargs = type(given).images_kwargs
+    with pytest.raises(ConfigError, match=r"do_pan_and_scan=True.*processor.images_kwargs = "):
+        get_renderer("gemma-3", tokenizer_of("gemma-3 with crops"), processor=given)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)

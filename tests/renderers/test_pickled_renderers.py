@@ -53,7 +53,7 @@ def test_a_pickled_renderer_has_its_processor_and_not_the_arrays_of_images(name:
     before = len(pickle.dumps(renderer))
     message = Message(role="user", content=[TextPart(text="a"), picture(1, 640, 480)])
     tokens = renderer.render([message]).tokens.tolist()
-    assert len(pickle.dumps(renderer)) < before + 10_000
+    assert len(pickle.dumps(renderer)) < before + 50_000  # the arrays have megabytes
     assert again(renderer).render([message]).tokens.tolist() == tokens
 
 
