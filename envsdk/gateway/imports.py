@@ -64,6 +64,9 @@ def from_requests(
     agent-lightning and NeMo Gym put them. Log-probabilities have to be those of the distribution that was sampled from:
     vLLM's are, with `--logprobs-mode processed_logprobs`.
 
+    Images are read as the gateway reads them: `data:` URLs, and base64 in Anthropic's form. In a logged prompt, they
+    are at the placeholders that the renderer's processor makes.
+
     A reply without the ids of its prompt and its tokens cannot be a step. It becomes supervised samples if a renderer
     is given, and a note in any case.
 
@@ -85,7 +88,8 @@ def from_requests(
         vocab_size: The size of the vocabulary, if there is no renderer. Token ids must be smaller. 0 if it is unknown.
 
     Raises:
-        InvalidRecord: If a record is damaged; the message names the record and the field. Or if no reply has token ids,
+        InvalidRecord: If a record is damaged; the message names the record and the field. Or if a logged prompt has
+            other placeholders of images than the renderer's processor makes. Or if no reply has token ids,
             and there is no renderer for supervised samples.
         ConfigError: If another argument is invalid.
     """

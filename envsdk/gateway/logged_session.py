@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..contexts.edits import among
+from ..errors import InvalidRecord, RenderError
+from ..images import PlacedImage
 from ..messages import Message, ToolSchema
 from ..trainers.log_fields import LARGEST_ID, LoggedReply, checked_reply
 from ..trainers.logged import Change, ImportNote, LogWriter, NoteKind, finish_reason_of
@@ -172,7 +174,8 @@ class LoggedSession:
         reply = self._logged(exchange, answer)
         log = self.writer.log(context)
         if reply is not None:
-            self.writer.add(context, reply, message, base=log.parent, change=spoken.change)
+            media = self._images_in(exchange, reply, spoken.messages[:-1])
+            self.writer.add(context, reply, message, base=log.parent, change=spoken.change, media=media)
             spoken.change = Change()
             return
         log.messages.append(message)
@@ -200,6 +203,29 @@ class LoggedSession:
             temperature=self._temperature if exchange.temperature is None else exchange.temperature,
             policy_version=exchange.policy_version,
         )
+
+    def _images_in(self, exchange: Exchange, reply: LoggedReply, messages: Sequence[Message]) -> list[PlacedImage]:
+        """Return where the images of a conversation are in a logged prompt: at the placeholders of the processor.
+
+        Raises:
+            InvalidRecord: If the prompt does not have as many placeholders as the renderer's processor makes.
+        """
+        images = [image for message in messages for image in message.images]
+        if not images:
+            return []
+        renderer = self._texts.renderer
+        if renderer is None or renderer.vision is None:
+            raise InvalidRecord(
+                f"{exchange.where}: the request has images, whose tokens in the logged prompt are found with the "
+                "model's processor: pass renderer= of a vision model with processor="
+            )
+        try:
+            return renderer.vision.places(reply.prompt, images)
+        except RenderError as error:
+            raise InvalidRecord(
+                f"{exchange.where}: the logged prompt has other tokens for its images than the renderer's processor: "
+                f"{error}"
+            ) from error
 
     def _train(self, context: str) -> None:
         """Make supervised samples of the replies without ids in a conversation, before it changes."""

@@ -111,7 +111,6 @@ class RecordReader:
             str(key).lower(): value for key, value in (found.get("headers").object() or Found({}, "")).mapping().items()
         }
         request = _read_request(name, said, headers, self._memory)
-        _refuse_images(request)
         if request.system is None and not request.messages:
             raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
         given = assembled(name, response) if is_stream(response) else response.object()
@@ -164,13 +163,6 @@ class RecordReader:
         if item.get("id").value not in self._by_id:
             raise item.get("id").invalid("the id of an item that is in an earlier record")
         return self._by_id[item.get("id").value]
-
-
-def _refuse_images(request: ModelRequest) -> None:
-    if any(received.message.images for received in request.messages):
-        raise RequestError(
-            "the request has images, whose tokens in a logged prompt are not known: only sessions of text are imported"
-        )
 
 
 def _temperature(found: Found) -> float | None:

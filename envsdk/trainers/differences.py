@@ -1,12 +1,14 @@
 """Why a logged prompt does not extend what its context held, as far as the tokens show it."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..contexts.arrays import GrowableArray
 from ..contexts.protocol import BreakReason
+from ..images import PlacedImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +57,26 @@ class HeldTokens:
         self._tokens.append(sampled)
         stop = len(self._tokens)
         self.replies.append(_Sampled(stop - len(sampled), stop, has_reasoning))
+
+
+def with_image_numbers(
+    prompt: "NDArray[np.int32]", media: Sequence[PlacedImage], numbers: dict[tuple[str, int], int]
+) -> "NDArray[np.int32]":
+    """Return a prompt in which the tokens of each distinct image are a negative number of its own.
+
+    The placeholders of different images may be the same tokens.
+
+    Args:
+        prompt: The token ids: int32, shape (n,).
+        media: The images in it.
+        numbers: The numbers of the images by their hash and number of tokens. New ones are added.
+    """
+    if not media:
+        return prompt
+    keyed = prompt.copy()
+    for image, start, stop in media:
+        keyed[start:stop] = -1 - numbers.setdefault((image.sha256, stop - start), len(numbers))
+    return keyed
 
 
 def common(one: "NDArray[np.int32]", other: "NDArray[np.int32]") -> int:

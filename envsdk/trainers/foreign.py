@@ -20,6 +20,7 @@ from ..images import Image, ImageSource, PlacedImage
 from ..messages import Message
 from ..trajectories.steps import ContextLog, Part, Step
 from ..trajectories.trajectory import Status, Trajectory
+from .differences import with_image_numbers
 from .open_prompts import Match, OpenPrompts
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], voc
             raise InvalidRecord(f"step {index + 1}: {error}") from error
         for prompt, action, outcome in runs:
             own = [placed for placed in media if placed.stop <= len(prompt)]
-            match = prompts.add(_keyed(prompt, own, numbers), action.tokens)
+            match = prompts.add(with_image_numbers(prompt, own, numbers), action.tokens)
             new = tuple(placed.moved(-match.shared) for placed in own if placed.start >= match.shared)
             matched.append(_MatchedStep(prompt[match.shared :].copy(), action, outcome, match, new))
     return matched
@@ -183,18 +184,6 @@ def _media(step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAct
             )
         found.append(placed)
     return found
-
-
-def _keyed(
-    prompt: "NDArray[np.int32]", media: Sequence[PlacedImage], numbers: dict[tuple[str, int], int]
-) -> "NDArray[np.int32]":
-    """Return a prompt in which the tokens of each distinct image are a negative number of its own."""
-    if not media:
-        return prompt
-    keyed = prompt.copy()
-    for image, start, stop in media:
-        keyed[start:stop] = -1 - numbers.setdefault((image.sha256, stop - start), len(numbers))
-    return keyed
 
 
 def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _Outcome]]":

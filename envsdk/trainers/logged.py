@@ -4,7 +4,7 @@ A log repeats the full prompt at each reply. A reader decides which context a pr
 module computes the delta, which is a fact of the log, and declares what is dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -14,11 +14,12 @@ from ..contexts.arrays import GrowableArray
 from ..contexts.protocol import Break, BreakReason, FinishReason
 from ..episodes.actions import CheckedAction
 from ..errors import ConfigError, InvalidRecord
+from ..images import PlacedImage
 from ..messages import Message
 from ..trajectories.samples import Sample
 from ..trajectories.steps import ContextLog, Part, Step
 from ..trajectories.trajectory import Trajectory
-from .differences import HeldTokens, common, rewrite_reason
+from .differences import HeldTokens, common, rewrite_reason, with_image_numbers
 from .log_fields import Found, LoggedReply
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class _Context:
     held: HeldTokens = field(default_factory=HeldTokens)
     tokens: GrowableArray[np.int32] = field(default_factory=lambda: GrowableArray(np.int32))
     logprobs: GrowableArray[np.float32] = field(default_factory=lambda: GrowableArray(np.float32))
+    media: list[PlacedImage] = field(default_factory=list[PlacedImage])
     has_begun: bool = False
+    knows_images: bool = True
 
 
 class LogWriter:
@@ -96,6 +99,7 @@ class LogWriter:
         self.steps: list[Step] = []
         self._contexts: dict[str, _Context] = {}
         self._early: dict[str, float] = {}  # rewards before the first step
+        self._image_numbers: dict[tuple[str, int], int] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._contexts
@@ -136,6 +140,7 @@ class LogWriter:
         *,
         base: str | None = None,
         change: Change = Change(),  # noqa: B008 - it is immutable
+        media: Sequence[PlacedImage] | None = None,
     ) -> Step:
         """Add a step with a reply, and the reply to the messages of its context.
 
@@ -145,12 +150,14 @@ class LogWriter:
             message: The reply as a message.
             base: If it is the first one of its context: the context whose beginning its prompt shares, or None.
             change: What the log says about the prompt. Its detail describes a handoff in a context's first step.
+            media: The images in the prompt, with their places in it; None if that is not known.
         """
         context, prompt, action = self._contexts[name], reply.prompt, reply.action
+        keyed = with_image_numbers(prompt, media or (), self._image_numbers)
         above = self._contexts.get(base or "")
         source = context if context.has_begun or above is None or not above.has_begun else above
-        keep = common(source.held.tokens, prompt)
-        break_ = self._break(name, name if source is context else str(base), keep, prompt, change)
+        keep = common(source.held.tokens, keyed)
+        break_ = self._break(name, name if source is context else str(base), keep, keyed, change)
         if source is context:
             context.held.truncate(keep)
         else:
@@ -159,7 +166,9 @@ class LogWriter:
         for array, logprobs in ((prompt[keep:], 0.0), (action.tokens, _logprobs(action))):
             context.tokens.append(array)
             context.logprobs.extend(len(array), logprobs)
-        context.held.append(prompt[keep:], action.tokens, has_reasoning=reply.has_reasoning)
+        context.held.append(keyed[keep:], action.tokens, has_reasoning=reply.has_reasoning)
+        context.media += [placed.moved(start - keep) for placed in media or () if placed.start >= keep]
+        context.knows_images = context.knows_images and media is not None
         step = Step(
             context=name,
             base=name if source is context else str(base),
@@ -225,13 +234,15 @@ class LogWriter:
             InvalidRecord: If a context has token ids, and images in its messages, whose tokens no log names.
         """
         for name, context in self._contexts.items():
-            if context.has_begun and any(message.images for message in context.log.messages):
+            is_unknown = context.has_begun and not context.knows_images
+            if is_unknown and any(message.images for message in context.log.messages):
                 raise InvalidRecord(
                     f"context {name!r} has token ids, and images in its messages, but the log does not specify which "
                     "tokens are those of an image, so its samples would lack them: import the steps with from_steps, "
                     "which takes `images`; or leave the token ids out, and pass a renderer with a processor"
                 )
             context.log.tokens, context.log.logprobs = context.tokens.copy(), context.logprobs.copy()
+            context.log.media = context.media
         if self._early and self._contexts:
             next(iter(self._contexts.values())).log.reward = sum(self._early.values())
         contexts = {name: context.log for name, context in self._contexts.items()}

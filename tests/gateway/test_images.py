@@ -15,7 +15,7 @@ from vision_models import picture, vision_renderer
 from wire_clients import Wire, a_reply, anthropic_client, openai_client
 
 import envsdk
-from envsdk import Action
+from envsdk import Action, Message, get_renderer
 from envsdk.errors import InvalidRecord, RequestError
 from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway.conversations import Continues
@@ -276,10 +276,96 @@ def test_the_gateway_stores_an_image_that_is_sent_with_each_request_once(tmp_pat
     assert [image.data for image in trajectory.images] == [SMALL.data.data]
 
 
-def test_a_logged_session_with_images_is_refused():
-    record = {
-        "request": {"messages": [user([shown()])]},
-        "response": {"choices": [{"message": {"content": "Noise."}, "finish_reason": "stop"}]},
-    }
-    with pytest.raises(InvalidRecord, match="record 0: the request has images"):
-        from_requests([record], renderer="qwen3", tokenizer="embedded")
+# Logged sessions.
+
+RENDERER = vision_renderer()
+
+
+def logged(*images: list[ImagePart], has_ids: bool = True, form: str = "chat") -> list[dict[str, Any]]:
+    """The records of a conversation whose messages of the user have images: for each request, those of all messages."""
+    records = []
+    for given in images:
+        messages: list[Message] = []
+        for number, part in enumerate(given):
+            messages += [Message(role="assistant", content=f"Noise {number}.")] if number else []
+            messages.append(Message(role="user", content=[TextPart(text=f"What is {number}?"), part]))
+        reply = Message(role="assistant", content=f"Noise {len(given)}.")
+        ids = {
+            "prompt_token_ids": RENDERER.render(messages, generation_prompt=True).tokens.tolist(),
+            "token_ids": RENDERER.reply(reply).tolist(),
+        }
+        records.append(record(form, messages, reply, ids if has_ids else {}))
+    return records
+
+
+def record(form: str, messages: list[Message], reply: Message, ids: dict[str, Any]) -> dict[str, Any]:
+    if form == "chat":
+        choice = {"message": {"role": "assistant", "content": reply.content}, "finish_reason": "stop"}
+        sent = [message.to_openai() for message in messages]
+        return {"request": {"messages": sent}, "response": {"choices": [choice | ids]} | ids}
+    sent = [{"role": one.role, "content": [in_anthropic_form(part) for part in parts_of(one)]} for one in messages]
+    content = [{"type": "text", "text": reply.content}]
+    return {"request": {"messages": sent}, "response": {"content": content, "stop_reason": "end_turn"} | ids}
+
+
+def parts_of(message: Message) -> Any:
+    return message.parts or [TextPart(text=message.content)]
+
+
+def in_anthropic_form(part: TextPart | ImagePart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return text(part.text)
+    data = base64.b64encode(part.data.data).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": part.data.media_type, "data": data}}
+
+
+@pytest.mark.parametrize("form", ["chat", "anthropic"])
+def test_a_logged_session_has_its_images_at_their_tokens(form):
+    parts = [SMALL, picture(3, 200, 90)]
+    imported = from_requests(logged([SMALL], parts, form=form), renderer=RENDERER)
+    trajectory, log = imported.trajectory, imported.trajectory.contexts["main"]
+    assert [step.extends for step in trajectory.steps] == [False, True]
+    assert [placed.image for placed in log.media] == [part.data for part in parts]
+    for placed in log.media:
+        own = log.tokens[placed.start : placed.stop]
+        assert len(own) == RENDERER.vision.count(placed.image) and np.isin(own, RENDERER.vision.token_ids).all()
+    (sample,) = trajectory.samples()
+    assert sample.tokens.tolist() == log.tokens.tolist() and list(sample.media) == log.media
+    assert envsdk.Trajectory.from_json(trajectory.to_json()).to_json() == trajectory.to_json()
+
+
+def test_another_image_with_the_same_tokens_is_not_shared_in_a_logged_session():
+    imported = from_requests(logged([SMALL, SMALL], [SMALL, OTHER, SMALL]), renderer=RENDERER)
+    shared, new = imported.trajectory.contexts.values()
+    assert imported.trajectory.steps[1].keep == shared.media[1].start
+    assert [placed.image for placed in new.media] == [OTHER.data, SMALL.data]
+    assert [[placed.image for placed in own] for own in imported.trajectory.prompt_images()] == [
+        [SMALL.data, SMALL.data],
+        [SMALL.data, OTHER.data, SMALL.data],
+    ]
+
+
+def test_logged_texts_with_images_become_supervised_samples_with_images():
+    imported = from_requests(logged([SMALL], [SMALL, OTHER], has_ids=False), renderer=RENDERER)
+    assert [[placed.image for placed in sample.media] for sample in imported.sft] == [[SMALL.data, OTHER.data]]
+    assert not imported.trajectory.steps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"renderer": get_renderer("qwen3", real_models.qwen3_folder())}, "pass renderer= of a vision model"),
+        ({"vocab_size": RENDERER.tokenizer.vocab_size}, "record 0: the request has images"),
+        ({"renderer": vision_renderer("qwen3_vl")}, "record 0: the logged prompt has other tokens for its images than"),
+    ],
+)
+def test_logged_images_whose_tokens_are_not_known_are_refused(options, message):
+    with pytest.raises(InvalidRecord, match=message):
+        from_requests(logged([picture(3, 200, 90)]), **options)
+
+
+def test_a_logged_image_at_a_remote_url_is_refused():
+    (given,) = logged([SMALL])
+    given["request"]["messages"][0]["content"][1]["image_url"]["url"] = "https://example.com/x.png"
+    with pytest.raises(InvalidRecord, match=r"record 0: .*is not fetched"):
+        from_requests([given], renderer=RENDERER)
