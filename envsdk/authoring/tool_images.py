@@ -40,8 +40,12 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, (Image, ImagePart)) or (pillow is not None and isinstance(value, pillow.Image))
 
 
-def is_pixels(value: Any) -> bool:
-    """Return whether a value is an array of the pixels of an image: uint8, shape (height, width, 3 or 4)."""
+def is_binary(value: Any) -> bool:
+    """Return whether a value is bytes, or the pixels of an image: uint8, shape (height, width, 3 or 4)."""
+    return isinstance(value, (bytes, bytearray, memoryview)) or _is_pixels(value)
+
+
+def _is_pixels(value: Any) -> bool:
     if not isinstance(value, np.ndarray):
         return False
     array = cast("NDArray[Any]", value)
@@ -50,7 +54,7 @@ def is_pixels(value: Any) -> bool:
 
 def not_a_result(value: object) -> TypeError:
     """Return the error for bytes, or the pixels of an image, that a tool returned: they may be meant as an image."""
-    shape: Any = getattr(value, "shape", None) if is_pixels(value) else None
+    shape: Any = getattr(value, "shape", None) if _is_pixels(value) else None
     what = type(value).__name__ if shape is None else f"an array of uint8 with the shape {shape}"
     return TypeError(
         f"a tool returned {what}, which is not a text: return an image as envsdk.ImagePart(data), and anything else as "

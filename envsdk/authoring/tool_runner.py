@@ -25,7 +25,7 @@ from ..episodes.handoff import Handoff, HandoffResult, is_handoff
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
 from ..limits import StopReason
 from ..messages import ContentPart, TextPart, ToolCall, check_json
-from .tool_images import is_pixels, not_a_result, parts_of
+from .tool_images import is_binary, not_a_result, parts_of
 from .tools import Tool
 
 _log = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ def _as_text(result: Any) -> str:
     """Return a tool's result as the text that the model receives."""
     if isinstance(result, str):
         text = result
-    elif isinstance(result, (bytes, bytearray, memoryview)) or is_pixels(result):
+    elif is_binary(result):
         raise not_a_result(result)
     else:
         text = to_json(result, fallback=_plain).decode()
@@ -274,7 +274,7 @@ def _as_text(result: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if is_pixels(value):
+    if is_binary(value):
         raise not_a_result(value)
     if isinstance(value, (np.generic, np.ndarray)):
         return cast("Any", value).tolist()
