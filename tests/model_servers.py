@@ -340,7 +340,7 @@ class ModelServer:
         pad, rest = self.tokenizer.token_id(self.vision.placeholder), iter(body.get("content_parts") or ())
         tokens: list[int] = []
         for token in body["token_ids"]:
-            image = Image.from_url(next(rest)["image_url"]["url"]) if token == pad else None
+            image = Image.from_url(next(rest)["url"]) if token == pad else None
             tokens += [token] * (1 if image is None else self.vision.count(image))
         returned = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
         return {**body, "token_ids": tokens}, returned

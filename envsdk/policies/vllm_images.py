@@ -24,7 +24,7 @@ def image_fields(request: ServerRequest) -> dict[str, Any]:
     is_sent = np.ones(len(request.prompt), dtype=np.bool_)
     for placed in request.media:
         is_sent[placed.start + 1 : placed.stop] = False
-    parts = [{"type": "image_url", "image_url": {"url": _opaque(placed.image).url}} for placed in request.media]
+    parts = [{"type": "image_url", "url": _opaque(placed.image).url} for placed in request.media]
     return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
 
 

@@ -54,7 +54,7 @@ def test_vllm_gets_one_placeholder_for_each_image_and_samples_from_our_prompt(st
         (body,) = server.bodies(GENERATE)
     assert len(action.tokens)
     assert seen == (action.tokens.tolist() if streams else [])
-    assert [part["image_url"]["url"] for part in body["content_parts"]] == [image.url for image in IMAGES]
+    assert body["content_parts"] == [{"type": "image_url", "url": image.url} for image in IMAGES]
     later = [index for placed in MEDIA for index in range(placed.start + 1, placed.stop)]
     assert body["token_ids"] == np.delete(PROMPT, later).tolist()
 
@@ -64,7 +64,7 @@ def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees():
     image = Image.read(PIL.Image.fromarray(transparent))
     media = (PlacedImage(image, 0, 1),)
     fields = image_fields(ServerRequest("r", np.array([PAD], np.int32), Sampling(), media=media))
-    sent = PIL.Image.open(io.BytesIO(base64.b64decode(fields["content_parts"][0]["image_url"]["url"].split(",")[1])))
+    sent = PIL.Image.open(io.BytesIO(base64.b64decode(fields["content_parts"][0]["url"].split(",")[1])))
     assert image.media_type == "image/png"
     assert sent.mode == "RGB"
     assert np.array_equal(np.asarray(sent), np.asarray(image.pixels))
