@@ -6,28 +6,30 @@ import torch
 import transformers
 from vision_models import PATCH_SIZES
 
-_TEXT = {
+_TEXT: dict[str, Any] = {
     "vocab_size": 151936,
-    "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "initializer_range": 0.2,  # as in torch_models: with 0.02 a random model hardly looks at what came before
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
 }
-_VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
+_VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "initializer_range": 0.2}
 
 
-def tiny_qwen_vl(template: str, **options: Any) -> Any:
+def tiny_qwen_vl(template: str, head_dim: int = 8, **options: Any) -> Any:
     """A Qwen2.5-VL or a Qwen3-VL of two layers, with two layers for images, in evaluation mode."""
     torch.manual_seed(0)
     kind = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[template]
-    vision: dict[str, Any] = {**_VISION, "patch_size": PATCH_SIZES[template], "initializer_range": 0.2}
-    text: dict[str, Any] = dict(_TEXT)
+    width = _TEXT["num_attention_heads"] * head_dim
+    vision: dict[str, Any] = {**_VISION, "patch_size": PATCH_SIZES[template], "out_hidden_size": width}
+    sections = [head_dim // 4, head_dim // 8, head_dim // 8]
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    text: dict[str, Any] = {**_TEXT, "hidden_size": width, "rope_parameters": rope}
     if template == "qwen3_vl":
-        text["head_dim"] = 8
+        text["head_dim"] = head_dim
+        rope["mrope_interleaved"] = True  # transformers does it anyway, and vLLM where it is in the configuration
         vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     else:
         vision |= {"fullatt_block_indexes": [1], "window_size": 56}

@@ -30,8 +30,12 @@ def image_fields(request: ServerRequest) -> dict[str, Any]:
 
 def _opaque(image: Image) -> Image:
     """Return an image as its pixels, if it is transparent: vLLM would show a background, and processors do not."""
-    has_alpha = image.media_type == "image/png" and image.data[_PNG_COLOR_TYPE] in _WITH_ALPHA
-    return Image.read(image.pixels) if has_alpha else image
+    return Image.read(image.pixels) if image.media_type == "image/png" and _may_be_transparent(image.data) else image
+
+
+def _may_be_transparent(png: bytes) -> bool:
+    has_transparent_color = png.find(b"tRNS", 0, png.find(b"IDAT")) != -1
+    return has_transparent_color or png[_PNG_COLOR_TYPE] in _WITH_ALPHA
 
 
 def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:

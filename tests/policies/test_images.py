@@ -59,9 +59,12 @@ def test_vllm_gets_one_placeholder_for_each_image_and_samples_from_our_prompt(st
     assert body["token_ids"] == np.delete(PROMPT, later).tolist()
 
 
-def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees():
-    transparent = np.random.default_rng(0).integers(0, 256, (60, 96, 4), dtype=np.uint8)
-    image = Image.read(PIL.Image.fromarray(transparent))
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees(mode):
+    pixels = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 96, 4), dtype=np.uint8))
+    file = io.BytesIO()
+    pixels.convert(mode).save(file, "PNG", **({"transparency": 2} if mode == "P" else {}))
+    image = Image.read(file.getvalue())
     media = (PlacedImage(image, 0, 1),)
     fields = image_fields(ServerRequest("r", np.array([PAD], np.int32), Sampling(), media=media))
     sent = PIL.Image.open(io.BytesIO(base64.b64decode(fields["content_parts"][0]["url"].split(",")[1])))

@@ -1,16 +1,11 @@
 """ms-swift's own warnings, and those of what it imports, are not ours to mend.
 
-Its templates of Qwen's vision models import torchvision, whose compiled operators do not load next to torch for CPUs.
-Reading and resizing an image needs none of them, but the import needs them to be declared.
+Its templates of Qwen's vision models import torchvision.
 """
 
 import warnings
 
-import torch
-
-_OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_operators  # noqa: F401
 
 with warnings.catch_warnings(action="ignore"):
     import swift.model
