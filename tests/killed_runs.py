@@ -26,20 +26,26 @@ class Slow:
     def specification(self):
         return {"name": "slow"}
 
-async def main(out, tasks, executor):
-    rollouts = Rollouts("envsdk/GuessNumber-v0", Slow(), seeds=range(tasks), group_size=8, max_concurrency=64, out=out,
-        resume=True, executor=executor or None, n_workers=2)
+async def main(out, tasks, executor, env):
+    policy = "reference" if env else Slow()
+    rollouts = Rollouts(env or "envsdk/GuessNumber-v0", policy, seeds=range(tasks), group_size=8, max_concurrency=64,
+        out=out, resume=True, executor=executor or None, n_workers=2)
     async for trajectory in rollouts:
         print(trajectory.id, flush=True)
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
 """
 
 
-def play(program: Path, out: Path, tasks: int, executor: str = "", kill_after_s: float | None = None) -> list[str]:
-    """Play or continue a run in a process of its own, and kill it after a while; return the ids that it reported."""
-    command = [sys.executable, str(program), str(out), str(tasks), executor]
+def play(
+    program: Path, out: Path, tasks: int, executor: str = "", env: str = "", kill_after_s: float | None = None
+) -> list[str]:
+    """Play or continue a run in a process of its own, and kill it after a while; return the ids that it reported.
+
+    An environment that is named is played by its reference.
+    """
+    command = [sys.executable, str(program), str(out), str(tasks), executor, env]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         if kill_after_s is not None:
             time.sleep(kill_after_s)

@@ -16,34 +16,43 @@ from envsdk.rollouts import Rollouts
 
 
 @pytest.mark.parametrize(
-    ("tasks", "kills", "executor"),
+    ("tasks", "kills", "executor", "env"),
     [
-        (10, 2, ""),
-        pytest.param(40, 2, "processes", marks=pytest.mark.full),
-        pytest.param(500, 30, "", marks=pytest.mark.full),
+        (10, 2, "", ""),
+        (4, 2, "", "envsdk/GridScreen-v0"),
+        pytest.param(40, 2, "processes", "", marks=pytest.mark.full),
+        pytest.param(40, 4, "processes", "envsdk/GridScreen-v0", marks=pytest.mark.full),
+        pytest.param(500, 30, "", "", marks=pytest.mark.full),
     ],
 )
 def test_a_run_that_is_killed_again_and_again_has_what_an_undisturbed_one_has(
-    tmp_path: Path, tasks: int, kills: int, executor: str
+    tmp_path: Path, tasks: int, kills: int, executor: str, env: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     whole = tmp_path / "whole"
     begun = time.monotonic()
-    assert len(play(program, whole, tasks)) == tasks * 8
+    assert len(play(program, whole, tasks, env=env)) == tasks * 8
     took = time.monotonic() - begun
     rng, out, reported = random.Random(0), tmp_path / "killed", set[str]()
     for _ in range(kills):
-        now = play(program, out, tasks, executor, kill_after_s=rng.uniform(0.2, 1.0) * took)
+        now = play(program, out, tasks, executor, env, kill_after_s=rng.uniform(0.2, 1.0) * took)
         assert reported.isdisjoint(now)  # nothing is reported twice
         reported |= set(now)
         if (out / "run.json").exists():
             assert reported <= stored(out).keys()  # nothing that was reported is lost
-    now = play(program, out, tasks, executor)
+    now = play(program, out, tasks, executor, env)
     assert reported.isdisjoint(now)
     assert stored(out) == stored(whole)
     assert len(stored(out)) == tasks * 8
+    assert files(out / "media") == files(whole / "media")
+    assert bool(files(out / "media")) == bool(env)
     assert json.loads((out / "manifest.json").read_text())["is_complete"] is True
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, by name; none if it does not exist."""
+    return {file.name: file.read_bytes() for file in folder.glob("*")}
 
 
 class Counts(Env):
