@@ -1,7 +1,6 @@
 """Real HTTP servers on loopback that speak the protocols of vLLM, SGLang and OpenAI, and misbehave on request.
 
-The vLLM part follows vLLM 0.32 as it was observed on a real server, except images, which follow the source of a later
-version. SGLang does not run on the test machines, so its
+The vLLM part follows vLLM 0.32 as it was observed on a real server. SGLang does not run on the test machines, so its
 part follows SGLang's public interface. The model is a table of logits: it has log-probabilities of its own, for any
 temperature, and samples its stop tokens often.
 """

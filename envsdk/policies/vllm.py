@@ -49,10 +49,10 @@ class VLLM(ServedPolicy):
     of shape (n, layers, experts), with -1 for the last token, which the model has not processed. The ids that sampling
     was restricted to are in `extra["sampling_mask"]`: `Ragged`, one list for each token.
 
-    Images need a server whose `/inference/v1/generate` has the fields `content_parts` and `return_token_ids`. The
-    prompt is sent with one placeholder for each image, and the server's processor writes the others; if the prompt that
-    the server returns then is not ours, token by token, the reply is refused. `/v1/completions` takes no images. This
-    part was tested with a local server that follows vLLM's protocol, not with vLLM itself.
+    Images need a server whose `/inference/v1/generate` has the fields `content_parts` and `return_token_ids`, as in
+    vLLM 0.32. The prompt is sent with one placeholder for each image, and the server's processor writes the others; if
+    the prompt that the server returns then is not ours, token by token, the reply is refused. `/v1/completions` takes
+    no images.
 
     Tokens are reported while they are sampled where the reply is read meanwhile; see `Policy`. A request whose tokens
     were reported is not repeated: if it fails then, it raises `PolicyUnavailable`. The tokens of a reply of several
@@ -200,7 +200,7 @@ def _parameters(request: ServerRequest) -> dict[str, Any]:
 def _no_images(server: Server) -> ServerMismatch:
     return ServerMismatch(
         f"the prompt has an image, and {server.url} has no {_GENERATE}, which takes them: start vLLM with "
-        "--enable-scale-out, in a version with the field content_parts"
+        "--enable-scale-out, in a version with the field content_parts, such as 0.32"
     )
 
 

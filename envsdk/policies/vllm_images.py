@@ -1,6 +1,7 @@
 """Images in requests to vLLM's `/inference/v1/generate`, and the check of the prompt that the server makes of them.
 
-Source: `content_parts` and `return_token_ids` of vLLM's `GenerateRequest`.
+Source: `content_parts` and `return_token_ids` of `GenerateRequest` in vLLM 0.32. A part is not one of Chat Completions:
+its URL is a field of its own.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:
     if tokens is None:
         raise ServerReplyError(
             "the server did not return prompt_token_ids, so the tokens of the images cannot be checked: use a version "
-            "of vLLM whose /inference/v1/generate has content_parts and return_token_ids"
+            "of vLLM whose /inference/v1/generate has content_parts and return_token_ids, such as 0.32"
         )
     expected: list[int] = request.prompt.tolist()
     if list(tokens) == expected:
