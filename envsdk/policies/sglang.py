@@ -38,7 +38,8 @@ class SGLang(ServedPolicy):
     reply; a name that is not a number is in `extra["weight_version"]`. `routed_experts` needs a server with
     `--enable-return-routed-experts`.
 
-    Prompts with images are refused, because SGLang does not return the tokens that it makes of them.
+    Prompts with images are refused: SGLang may decode their tokens and encode the text again. Newer versions return the
+    tokens that they made of a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
 
     This class was tested with a local server that follows SGLang's public interface, not with SGLang itself.
 
@@ -96,8 +97,8 @@ class SGLang(ServedPolicy):
             ConfigError: Always.
         """
         raise ConfigError(
-            "the prompt has an image: SGLang's /generate writes the tokens of a prompt with images itself, and does "
-            "not return them, so they cannot be compared with those that are trained. Use VLLM or TransformersPolicy"
+            "the prompt has an image: SGLang's /generate may decode the tokens of a prompt with images and encode the "
+            "text again, so the model may get other tokens than those that are trained. Use VLLM or TransformersPolicy"
         )
 
     async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
