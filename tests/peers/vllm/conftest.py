@@ -1,4 +1,7 @@
-"""SmolLM2-135M-Instruct in a real vLLM server on the CPU, and the same model in transformers, in float32."""
+"""SmolLM2-135M-Instruct in a real vLLM server on the CPU, and the same model in transformers, in float32.
+
+Images are for small random models of Qwen's families.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +13,7 @@ import smollm2
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from vision_server import FAMILIES, Served, serving
 from vllm_checks import RecordingVLLM
 from vllm_server import MODEL_NAME, VLLMServer
 
@@ -47,6 +51,13 @@ def changed_model_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFa
 def transformers_model(model_folder: Path) -> Any:
     """What the server serves, for log-probabilities to compare with."""
     return transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A vision model on a server."""
+    with serving(request.param, tmp_path_factory.mktemp(request.param)) as one:
+        yield one
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,92 +10,30 @@ import httpx
 import numpy as np
 import PIL.Image
 import pytest
-import torch
-import transformers
 from policy_requests import request
-from vision_folders import save_qwen_vl
 from vision_models import picture
+from vision_server import Served
 from vllm_checks import RecordingVLLM
-from vllm_server import MODEL_NAME, VLLMServer
+from vllm_server import MODEL_NAME
 
 import envsdk
-from envsdk import Action, Env, Image, Message, Renderer, ToolEnv, Turn
+from envsdk import Action, Env, Image, Message, ToolEnv, Turn
 from envsdk.diagnostics import forward_logprobs
 from envsdk.diagnostics.stack import check_stack
 from envsdk.episodes.event_loops import run
 from envsdk.errors import RequestRefused, ServerReplyError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import VLLM, OpenAIChat
-from envsdk.rendering.model_images import ModelImages
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 TOLERANCE = 1e-4  # nats, of one token
-FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 IMAGES = {"ChartReader": 1, "GridScreen": 2, "CropZoom": 2}  # in each of the samples below
 HISTORIES: dict[str, Any] = {
     "keep": "keep",
     "budget": {"name": "budget", "max_tokens": 120, "order": ["images", "oldest"], "keep_images": 1},
     "compact": {"name": "compact", "every": 2, "keep_images": 1},
 }
-OPTIONS = ("--max-model-len", "2048", "--enable-prompt-tokens-details")
-
-
-@dataclass(frozen=True)
-class Served:
-    """A vision model on a server, the same in transformers, and the renderer of its family."""
-
-    url: str
-    folder: Path
-    model: Any
-    renderer: Renderer
-
-    def ask(self, *parts: TextPart | ImagePart, renderer: Renderer | None = None, **options: Any) -> "Asked":
-        """Let the server answer a message, with its log-probabilities and those of transformers."""
-        renderer = renderer or self.renderer
-        images = [part.data for part in parts if isinstance(part, ImagePart)]
-        message = Message(role="user", content=list(parts))
-        prompt = renderer.render([message], generation_prompt=True).tokens
-        media = tuple(renderer.vision.places(prompt, images))
-        given = {"max_tokens": 8, **options}
-
-        async def sample() -> Action:
-            async with VLLM(self.url, MODEL_NAME, check=False, seed=1) as policy:
-                return await policy(prompt, **request(media=media, **given))
-
-        action = asyncio.run(sample())
-        expected = self._logprobs(np.concatenate([prompt, action.tokens]), len(prompt), media)
-        return Asked(action, expected, prompt)
-
-    @torch.no_grad()
-    def _logprobs(self, tokens: np.ndarray, start: int, media: Any) -> np.ndarray:
-        inputs = ModelImages(self.model, self.renderer.vision).inputs(tokens, media)
-        logits = self.model(input_ids=torch.as_tensor(tokens).long()[None], **inputs).logits[0, start - 1 : -1]
-        return logits.log_softmax(-1).gather(1, torch.as_tensor(tokens[start:]).long()[:, None])[:, 0].numpy()
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A reply of the server; the log-probabilities of transformers: float32, shape (n,); the prompt."""
-
-    action: Action
-    expected: np.ndarray
-    prompt: np.ndarray
-
-    @property
-    def difference(self) -> float:
-        """The largest difference of a log-probability from that of transformers."""
-        return float(np.abs(self.action.logprobs - self.expected).max())
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp(request.param)
-    save_qwen_vl(request.param, folder / "model")
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    renderer = envsdk.get_renderer(FAMILIES[request.param], envsdk.load_tokenizer(folder / "model"))
-    with VLLMServer(folder / "model", folder / "server.log", OPTIONS) as server:
-        yield Served(server.url, folder / "model", model, renderer)
 
 
 class Gallery(Env):
