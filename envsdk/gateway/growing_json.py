@@ -67,7 +67,7 @@ def _parse_repeated(body: bytes, last: ParsedBody) -> ParsedBody | None:
     value = _with_mark(body, field, ends[0], ends[-1]) if ends else None
     if value is None:
         return None
-    value[field] = last.value[field][: len(ends) - 1] + value[field][1:]
+    value[field][:1] = islice(last.value[field], len(ends) - 1)
     return ParsedBody(value, len(body) - ends[-1], body, field, ends)
 
 
@@ -105,10 +105,10 @@ def _with_mark(body: bytes, field: str, start: int, end: int) -> dict[str, Any] 
 
 def _common(one: bytes, other: bytes) -> int:
     """Return how many bytes at the beginning are the same."""
-    low, high = 0, min(len(one), len(other))
+    low, high, view = 0, min(len(one), len(other)), memoryview(one)
     while low < high:
         middle = (low + high + 1) // 2
-        if other.startswith(one[low:middle], low):
+        if other.startswith(view[low:middle], low):
             low = middle
         else:
             high = middle - 1
