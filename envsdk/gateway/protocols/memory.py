@@ -1,6 +1,7 @@
 """What a session remembers between requests: messages that were read, and responses that later requests name."""
 
 import operator
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +40,9 @@ class RecentlyRead(Generic[T]):
             session keeps them only once.
         """
         if not values:
-            return ReadList([], [], [], [])
+            return ReadList.empty()
         best, common = self._longest_beginning(values)
-        result = self._lists[best].beginning(common) if common else ReadList[T]([], [], [], [])
+        result = self._lists[best].beginning(common) if common else ReadList.empty()
         for index in range(common, len(values)):
             result.add(values[index], read(values[index], index))
         if common and common == len(self._lists[best].values):
@@ -82,7 +83,7 @@ class ReadList(NamedTuple, Generic[T]):
     """A list of values that was read. It is complete once `RecentlyRead.read` has returned it.
 
     At a thousand values, going through all of them takes as long as the rest of a request. So what they hold is in
-    lists whose beginnings are copied as a whole.
+    lists and arrays whose beginnings are copied as a whole.
 
     Attributes:
         values: The values.
@@ -93,8 +94,13 @@ class ReadList(NamedTuple, Generic[T]):
 
     values: list[Any]
     results: list[T]
-    ends: list[int]
+    ends: "array[int]"
     numbers: list[Sequence[_Path]]
+
+    @staticmethod
+    def empty() -> "ReadList[Any]":
+        """Return a list without values."""
+        return ReadList([], [], array("q"), [])
 
     def beginning(self, count: int) -> "ReadList[T]":
         """Return a copy of the first `count` values, at least one."""
