@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RENDERERS = "envsdk.renderers"
 ENVIRONMENTS = "envsdk.environments"
 
-_ID = re.compile(r"[\w:-]+/[\w:.-]+-v\d+")
+_ID = r"[\w:-]+/[\w:.-]+-v\d+"
 _renderers: dict[str, Callable[..., Renderer]] = {}
 _envs: dict[str, object] = {}
 _loaded_plugins: set[str] = set()
@@ -166,7 +166,7 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
         ConfigError: If the id has another form, or `max_episode_steps` is given.
         PluginError: If another environment has that id.
     """
-    if not isinstance(id, str) or not _ID.fullmatch(id):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(id, str) or not re.fullmatch(_ID, id):  # pyright: ignore[reportUnnecessaryIsInstance]
         name = re.sub(r"[^\w-]", "", str(id).rpartition("/")[2]) or "Name"
         like = name if re.search(r"-v\d+$", name) else f"{name}-v0"
         raise ConfigError(f"the environment id is {id!r:.80}; expected namespace/Name-v0, such as 'you/{like}'")

@@ -11,7 +11,7 @@ from ..contexts.history_policy import HistoryPolicy
 from ..episodes.agent import Agent
 from ..episodes.driver import Driver, driver_of
 from ..episodes.episode import Episode, SummarizerFactory
-from ..episodes.recording import EpisodeHeader
+from ..episodes.header import EpisodeHeader
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
 from ..messages import check_text

@@ -29,7 +29,7 @@ from ..messages import ToolSchema
 
 Function = Callable[..., Any]
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what OpenAI's function calling accepts
+_NAME = r"[a-zA-Z0-9_-]{1,64}"  # what OpenAI's function calling accepts
 
 
 def _unchanged(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Tool:
     is_method: bool = False
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(_NAME, self.name):
             raise ConfigError(f"a tool is named {self.name!r:.80}; expected 1 to 64 letters, digits, '_' and '-'")
         if self.timeout_s is not None and not (isinstance(self.timeout_s, (int, float)) and self.timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(

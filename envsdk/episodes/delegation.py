@@ -7,7 +7,7 @@ from ..errors import HandoffError, RenderError
 from ..limits import STEPS_WITHOUT_LIMIT, StopReason
 from .agent import Agent
 from .handoff import Handoff, HandoffResult, PendingHandoffs
-from .recording import describe_error
+from .header import describe_error
 
 SUMMARY = "summary"
 """The role of a sub-agent that writes a summary, in the name of its context."""

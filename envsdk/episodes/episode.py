@@ -23,9 +23,9 @@ from .agent import MAIN, Agent, Phase
 from .delegation import SUMMARY, child_of, end_child, hand_over, seed_of, why_rejected
 from .environment import Environment, StepResult
 from .handoff import Handoff, HandoffResult, PendingHandoffs, is_handoff
+from .header import EpisodeHeader, describe_error
 from .observing import RESERVED_INFO, for_policy, info_of, observed, switch_of
 from .opening import context_named, opened
-from .recording import EpisodeHeader, describe_error, record
 from .requests import Call, EpisodeGenerator, Join, Method, Request, RunChildren
 from .turn import Turn
 
@@ -568,6 +568,8 @@ class Episode:
         return agent.emitted
 
     def _end(self, reason: StopReason, *, error: str | None = None, final_break: Break | None = None) -> "Trajectory":
+        from .recording import record  # at the first end of an episode: authors' modules need no samples
+
         self.trajectory = record(self.header, self.root, self.contexts, reason, error=error, final_break=final_break)
         for agent in self.root.agents():
             agent.due = None

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ..errors import TaskError, TurnError
 
-_TASK = re.compile(r"\bself\.task\b")
+_TASK = r"\bself\.task\b"
 
 
 def wrong_turn(env: object, method: str, returned: object) -> TurnError:
@@ -42,7 +42,7 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not _TASK.search(_failed(frames[-1])):
+    if not frames or not re.search(_TASK, _failed(frames[-1])):
         return error
     line = frames[-1].line or ""
     cls = cast("type[Any]", type(env))

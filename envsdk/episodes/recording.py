@@ -1,34 +1,17 @@
 """From an episode to its trajectory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..contexts.context import Context
 from ..contexts.protocol import Break
-from ..errors import encodable, message_of
 from ..limits import StopReason
+from ..trajectories.context_log import ContextLog
 from ..trajectories.roles import Roles
-from ..trajectories.steps import ContextLog, Origin, Step
+from ..trajectories.steps import Step
+from ..trajectories.trajectory import Status, Trajectory
 from .agent import Agent
-
-if TYPE_CHECKING:
-    from ..trajectories.trajectory import Status, Trajectory
-
-
-@dataclass(slots=True)
-class EpisodeHeader:
-    """What identifies an episode, as its trajectory has it."""
-
-    id: str
-    seed: int | None
-    config: dict[str, Any]
-    """The environment's own options."""
-    group_id: str | None
-    origins: list[Origin] = field(default_factory=list[Origin])
-    """The episodes that it was forked from."""
-    records_roles: bool = False
-    """Whether its contexts record what each token belongs to."""
+from .header import EpisodeHeader
 
 
 def record(
@@ -39,10 +22,8 @@ def record(
     *,
     error: str | None = None,
     final_break: Break | None = None,
-) -> "Trajectory":
+) -> Trajectory:
     """Return the trajectory of an episode as far as it went: its steps depth-first by context."""
-    from ..trajectories.trajectory import Trajectory  # at the first end of an episode: authors' modules need no samples
-
     steps = [item for item in root.walk() if isinstance(item, Step)]
     for step in steps:
         if step.reply == len(contexts[step.context].messages):  # it was continued and never finished
@@ -72,12 +53,6 @@ def record(
         final_break=final_break,
         error=error,
     )
-
-
-def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
-    """Return an exception as a record has it: its type, its message, and its notes."""
-    notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
-    return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:

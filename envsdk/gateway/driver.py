@@ -61,6 +61,7 @@ class ProgramDriver(EnvDriver):
         self._session: ProgramSession | None = None
         self._program: Program | None = None
         self._asked: Asked | None = None  # the request that is being answered
+        self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
         return super()._read_config(config)
 
     # Episodes.
@@ -85,7 +86,6 @@ class ProgramDriver(EnvDriver):
         self._ids = 0
         self._forget_reply()
         self._full: _Full | None = None
-        self._placed: deque[tuple[Asked, Turn]] = deque()
         self._session = self.new_session()
         self.open_session(self._session)
         turn = await self._next()
@@ -142,11 +142,13 @@ class ProgramDriver(EnvDriver):
             )
 
     def end_program(self, error: RequestError = _OVER) -> None:
-        """End the program, if it runs, and refuse its requests, that which is being answered included."""
-        session, program, asked = self._session, self._program, self._asked
+        """End the program, if it runs, and refuse its requests, also those that are being answered, or are next."""
+        session, program = self._session, self._program
+        asked = [*([] if self._asked is None else [self._asked]), *(placed for placed, _ in self._placed)]
         self._session = self._program = self._asked = None
-        if asked is not None:
-            asked.refuse(error)
+        self._placed.clear()
+        for each in asked:
+            each.refuse(error)
         if session is not None:
             session.close(error)
             self.close_session(session)

@@ -6,6 +6,7 @@ with those that are known takes longer than all else that a gateway does.
 
 import re
 import secrets
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,9 @@ def _parse_repeated(body: bytes, last: ParsedBody) -> ParsedBody | None:
     value = _with_mark(body, field, ends[0], ends[-1]) if ends else None
     if value is None:
         return None
-    value[field] = last.value[field][: len(ends) - 1] + value[field][1:]
+    elements = last.value[field][: len(ends) - 1]
+    elements += value[field][1:]
+    value[field] = elements
     return ParsedBody(value, len(body) - ends[-1], body, field, ends)
 
 
@@ -75,7 +78,8 @@ def _known(last: ParsedBody, most: int) -> tuple[str, Sequence[int]]:
     """Return what `ParsedBody` has as `field` and `ends`, for the elements that end within `most` bytes."""
     field, ends = (last.field, last.ends) if last.ends else _list_start(last.body, most)
     if len(ends) == (known := bisect_right(ends, most)) > 0:
-        ends = [*ends, *_element_ends(last.body, ends[-1], most)]
+        ends = array("q", ends)  # copies as bytes, not number by number
+        ends.extend(_element_ends(last.body, ends[-1], most))
     else:
         ends = ends[:known]
     if len(ends) < 2:
@@ -105,10 +109,10 @@ def _with_mark(body: bytes, field: str, start: int, end: int) -> dict[str, Any] 
 
 def _common(one: bytes, other: bytes) -> int:
     """Return how many bytes at the beginning are the same."""
-    low, high = 0, min(len(one), len(other))
+    low, high, view = 0, min(len(one), len(other)), memoryview(one)
     while low < high:
         middle = (low + high + 1) // 2
-        if other.startswith(one[low:middle], low):
+        if other.startswith(view[low:middle], low):
             low = middle
         else:
             high = middle - 1

@@ -80,9 +80,9 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
         reader.read(turn)
     return Reading(
         path=tuple(reader.path),
-        sent=(*recorded.sent[:begin], *request.messages[begin:]),
+        sent=tuple(request.messages),
         asked=len(reader.path),
-        starts=(*recorded.starts[:known], *((begin + index, position) for index, position in reader.starts)),
+        starts=recorded.starts[:known] + tuple((begin + index, position) for index, position in reader.starts),
         calls={**recorded.calls, **reader.calls} if reader.calls else recorded.calls,
         keep=reader.keep,
         named=frozenset(reader.named),
@@ -158,7 +158,7 @@ class _Reader:
 
     def __init__(self, recorded: Reading, replies: Replies, stop: Sequence[str], keep: int) -> None:
         self._recorded, self._replies, self._stop = recorded, replies, stop
-        self.path = list(recorded.path[:keep])
+        self.path = list(islice(recorded.path, keep))
         self.keep = keep
         self.starts: list[tuple[int, int]] = []
         self.calls: dict[str, ToolCall] = {}

@@ -86,7 +86,8 @@ class OpenSession:
         waiting: How many requests are being answered.
         memory: What the protocols remember of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.
-        last_body: The body of the last request that was read. The next one begins with most of it.
+        last_body: The body of the last request that was read. The next one begins with most of it. It takes at
+            most `ServerLimits.max_body_bytes`, and as much as its value; it is freed with the session.
     """
 
     session: Session

@@ -20,7 +20,7 @@ from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..episodes.driver import Driver, driver_of, not_cancelled
 from ..episodes.environment import StepResult
-from ..episodes.recording import describe_error
+from ..episodes.header import describe_error
 from ..episodes.requests import Call
 from ..errors import (
     ActionError,

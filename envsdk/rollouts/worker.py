@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..episodes.recording import describe_error
+from ..episodes.header import describe_error
 from ..errors import EnvsdkError
 from .jobs import Job
 from .player import Played, Player, PlaySettings

@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 
 from ..messages import Message
+from ..trajectories.context_log import ContextLog
 from ..trajectories.fragments import fragment
-from ..trajectories.steps import ContextLog, Step
+from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 
 Conversation = list[dict[str, Any]]

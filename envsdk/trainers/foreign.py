@@ -18,7 +18,8 @@ from ..episodes.actions import CheckedAction, PromptSize, check_action
 from ..errors import ActionError, ConfigError, ImageError, InvalidRecord
 from ..images import Image, ImageSource, PlacedImage
 from ..messages import Message
-from ..trajectories.steps import ContextLog, Part, Step
+from ..trajectories.context_log import ContextLog
+from ..trajectories.steps import Part, Step
 from ..trajectories.trajectory import Status, Trajectory
 from .differences import with_image_numbers
 from .open_prompts import Match, OpenPrompts

@@ -16,8 +16,9 @@ from ..episodes.actions import CheckedAction
 from ..errors import ConfigError, InvalidRecord
 from ..images import PlacedImage
 from ..messages import Message
+from ..trajectories.context_log import ContextLog
 from ..trajectories.samples import Sample
-from ..trajectories.steps import ContextLog, Part, Step
+from ..trajectories.steps import Part, Step
 from ..trajectories.trajectory import Trajectory
 from .differences import HeldTokens, common, rewrite_reason, with_image_numbers
 from .log_fields import Found, LoggedReply

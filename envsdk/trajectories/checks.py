@@ -8,7 +8,8 @@ import numpy as np
 from ..contexts.protocol import Break, RewriteReason
 from ..contexts.side_data import Aligned, per_token
 from ..errors import InvalidRecord
-from .steps import ContextLog, Step
+from .context_log import ContextLog
+from .steps import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,8 @@ from ..contexts.protocol import Break
 from ..errors import InvalidRecord, UndeclaredBreak
 from ..images import PlacedImage
 from .checks import check_break
-from .steps import ContextLog, Step
+from .context_log import ContextLog
+from .steps import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,9 +10,10 @@ from ..contexts.protocol import Break
 from ..contexts.side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, unknown_name
 from ..images import PlacedImage
+from .context_log import ContextLog
 from .replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, placed_images, replay
 from .roles import Roles
-from .steps import ContextLog, Origin, Part, Step
+from .steps import Origin, Part, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,6 +16,7 @@ from ..images import Image, PlacedImage
 from ..limits import StopReason
 from ..messages import ToolCall
 from .checks import check_break, check_log, check_parts
+from .context_log import ContextLog, KnownStopReason
 from .fragments import fragment
 from .media import embedded, read_embedded
 from .records import build, dump, load
@@ -23,7 +24,7 @@ from .replay import Prompt, SampleSize, prompt_images, prompts, replay, sample_s
 from .samples import Sample, loss_weights
 from .scoring import is_judged, why_not_scored
 from .segments import LossRule, Segment, is_copied, segments, trained_steps
-from .steps import ContextLog, KnownStopReason, Origin, Step
+from .steps import Origin, Step
 from .stored import Json, JsonObject, Stored, StoredBreak, dump_media, pack, record_of
 from .viewing import open_viewer
 

@@ -8,7 +8,8 @@ import numpy as np
 from ..contexts.protocol import Break
 from ..episodes.delegation import SUMMARY
 from ..messages import Message
-from ..trajectories.steps import ContextLog, Step
+from ..trajectories.context_log import ContextLog
+from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .images import image_facts, parts_of
 from .ranges import Range, StepRanges, sample_segments, step_ranges, tree_nodes

@@ -13,10 +13,11 @@ from envsdk.gateway.description import description as description_of
 from envsdk.gateway.management import OpenRequest, RewardRequest
 from envsdk.messages import Message, TextPart, ToolCall
 from envsdk.rollouts.run_description import Manifest, RunDescription, StoredRenderer
+from envsdk.trajectories.context_log import ContextLog
 from envsdk.trajectories.records import SCHEMA_VERSION
 from envsdk.trajectories.roles import Roles
 from envsdk.trajectories.samples import Sample
-from envsdk.trajectories.steps import ContextLog, Origin, Part, Step
+from envsdk.trajectories.steps import Origin, Part, Step
 from envsdk.trajectories.trajectory import Trajectory
 
 from .commands import cell

@@ -19,8 +19,9 @@ from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, Undecl
 from envsdk.contexts.protocol import Break
 from envsdk.history import History, Rewrite
 from envsdk.rollouts import arollout_many, rollout_many
+from envsdk.trajectories.context_log import ContextLog
 from envsdk.trajectories.records import read_jsonl, write_jsonl
-from envsdk.trajectories.steps import ContextLog, Part, Step
+from envsdk.trajectories.steps import Part, Step
 
 
 class Talks(Env):

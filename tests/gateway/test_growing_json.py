@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.errors import RequestError
 from envsdk.gateway.growing_json import ParsedBody, parse
+from envsdk.gateway.protocols import WireFormat, load_protocol
+from envsdk.gateway.protocols.memory import SessionMemory
 
 TRAPS = ['"', "\\", '\\"', "]", "}", '"]}', '],"messages":[{"role":"', '{"a":[', "é", "\u2028", "", "a longer text"]
 TEXTS = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -94,3 +97,44 @@ def test_a_mark_that_moves_with_the_last_message_does_not_make_all_new():
         messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral"}
         last = parse(json.dumps({"model": "m", "messages": messages}).encode(), last)
         assert step == 2 or last.new_bytes < 300
+
+
+ROLES = st.sampled_from(["user", "system", "assistant"])
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}))
+CHAT_MESSAGES = st.one_of(
+    st.fixed_dictionaries({"role": ROLES, "content": TEXTS}),
+    st.fixed_dictionaries({"role": st.just("user"), "content": PARTS}),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": TEXTS, "tool_call_id": TEXTS}),
+    MESSAGES,
+)
+
+
+@given(st.data())
+def test_a_request_after_others_is_read_or_refused_as_alone(data):
+    draw, wire, memory = data.draw, load_protocol("chat"), SessionMemory()
+    last: ParsedBody | None = None
+    messages = draw(st.lists(CHAT_MESSAGES, min_size=1, max_size=4))
+    for _ in range(4):
+        fields = [("model", "m"), ("messages", messages)]
+        body = written(fields if draw(st.booleans()) else fields[::-1], draw)
+        place = draw(st.integers(-3 * len(body), len(body) - 1))
+        if place >= 0:  # one byte differs
+            body = body[:place] + draw(st.sampled_from([b" ", b'"', b"]", b"1", b"x"])) + body[place + 1 :]
+        try:
+            alone = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            with pytest.raises(orjson.JSONDecodeError):
+                parse(body, last)
+            continue
+        last = parse(body, last)
+        assert outcome(wire, last.value, memory) == outcome(wire, alone, None)
+        kept = messages[: draw(st.one_of(st.just(len(messages)), st.integers(0, len(messages))))]
+        messages = kept + draw(st.lists(CHAT_MESSAGES, min_size=1, max_size=2))
+
+
+def outcome(wire: WireFormat, body: Any, memory: SessionMemory | None) -> Any:
+    """A request, or why it is refused."""
+    try:
+        return wire.read(body, {}, memory)
+    except RequestError as error:
+        return str(error), error.status, error.code, error.field

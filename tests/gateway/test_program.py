@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,34 @@ def test_a_reply_that_fails_while_others_are_sampled_ends_the_episode(fails_at: 
     (trajectory,) = Rollouts(Delegates, policy, seeds=[0], group_size=1, max_retries=0).run()
     assert (trajectory.status, trajectory.error_kind) == ("error", "infrastructure")
     assert policy.now == 0
+
+
+def test_requests_that_were_to_be_answered_next_are_refused_when_the_episode_fails():
+    class Threads(ProgramEnv):
+        """A plain function: nothing but the answers to its requests can end it."""
+
+        def run(self, model: Endpoint) -> float:
+            def refusal(ask: Callable[..., str], number: int) -> int:
+                try:
+                    ask(f"question {number}", system=f"You answer question {number}.", timeout=20)
+                except openai.APIStatusError as error:
+                    return error.status_code
+                except openai.APITimeoutError:
+                    return -1
+                return 200
+
+            with asking(model) as ask, ThreadPoolExecutor() as pool:
+                ask("begin")
+                statuses.extend(pool.map(refusal, [ask] * 4, range(4)))
+            ended.set()
+            return 0.0
+
+    ended, statuses = threading.Event(), list[int]()
+    policy = InFlight(0.3, fails_at=2)
+    (trajectory,) = Rollouts(Threads, policy, seeds=[0], group_size=1, max_retries=0).run()
+    assert (trajectory.status, trajectory.error_kind) == ("error", "infrastructure")
+    assert ended.wait(10)
+    assert policy.most == 4 and statuses == [502] * 4
 
 
 def test_a_limit_counts_replies_in_the_order_of_the_record():

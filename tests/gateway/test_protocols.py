@@ -371,15 +371,15 @@ def test_only_values_after_the_common_beginning_are_read() -> None:
     recent: RecentlyRead[int] = RecentlyRead(limit=2)
     was_read: list[Any] = []
 
-    def read(value: Any, index: int) -> int:
+    def read(value: Any, index: int) -> list[int]:
         was_read.append(value)
-        return index
+        return [index] * index  # a value holds none, one or several
 
     def lengths(*values: Any) -> int:
         was_read.clear()
         found = recent.read(copy.deepcopy([*values]), read)
-        assert [item.value for item in found] == [*values]
-        assert [item.result for item in found] == list(range(len(values)))
+        assert found.values == [*values]
+        assert found.results == [index for index in range(len(values)) for _ in range(index)]
         return len(was_read)
 
     a, b, c = {"content": "a"}, {"content": "b"}, {"content": ["c", {"x": 1}]}
@@ -400,7 +400,7 @@ def test_the_longest_common_beginning_is_found_among_branches(data: st.DataObjec
     for _ in range(data.draw(st.integers(1, 8))):
         values = data.draw(st.lists(st.integers(0, 2), max_size=6))
         was_read: list[int] = []
-        recent.read(values, lambda value, index, was_read=was_read: was_read.append(index) or index)
+        recent.read(values, lambda value, index, was_read=was_read: was_read.append(index) or [index])
         common = [
             sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(values, other, strict=False)))
             for other in earlier

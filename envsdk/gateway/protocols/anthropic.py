@@ -87,15 +87,15 @@ class Anthropic(WireFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, memory, received_of)
+        read = self._read_list("messages", given, received_of, memory)
         named, previous = _continued(fields, memory)
         tools = self._read_tools(fields, memory) if previous is None else previous.tools
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
-        conversation = StoredConversation([*opening, *received], previous, tools)
+        conversation = StoredConversation([*opening, *read.results], previous, tools)
         system, messages = split_system(conversation.messages())
         return _Request(
             **self._request(
-                Fields({**fields.value, "messages": values}),
+                Fields({**fields.value, "messages": read.values}),
                 headers,
                 messages=messages,
                 system=joined(system),

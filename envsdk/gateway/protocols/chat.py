@@ -58,11 +58,11 @@ class Chat(OpenAIFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, received = self._read_messages(given, memory, _received)
-        system, messages = split_system(received)
+        read = self._read_list("messages", given, _received, memory)
+        system, messages = split_system(read.results)
         return ModelRequest(
             **self._request(
-                Fields({**fields.value, "messages": values}),
+                Fields({**fields.value, "messages": read.values}),
                 headers,
                 messages=messages,
                 system=joined(system),

@@ -1,6 +1,7 @@
 """What a session remembers between requests: messages that were read, and responses that later requests name."""
 
 import operator
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,29 +25,29 @@ class RecentlyRead(Generic[T]):
     """
 
     def __init__(self, limit: int = 16) -> None:
-        self._lists: list[_List[T]] = []
+        self._lists: list[ReadList[T]] = []
         self._limit = limit
 
-    def read(self, values: Sequence[Any], read: Callable[[Any, int], T]) -> list["Read[T]"]:
+    def read(self, values: Sequence[Any], read: Callable[[Any, int], Sequence[T]]) -> "ReadList[T]":
         """Read a list of values.
 
         Args:
             values: The values.
-            read: Reads one value, given with its index.
+            read: Returns what one value holds, given with its index.
 
         Returns:
-            The values, with what they were read as. Those that came before are the objects of the earlier list, so that
-            a session keeps them only once.
+            The values, with what they hold. Those that came before are the objects of the earlier list, so that a
+            session keeps them only once.
         """
         if not values:
-            return []
+            return ReadList.empty()
         best, common = self._longest_beginning(values)
-        earlier: _List[T] = self._lists[best] if common else _List([], [])
-        new = [Read(value, read(value, i), _numbers(value)) for i, value in enumerate(values[common:], common)]
-        result = earlier.found[:common] + new
-        if common and common == len(earlier.found):
+        result = self._lists[best].beginning(common) if common else ReadList.empty()
+        for index in range(common, len(values)):
+            result.add(values[index], read(values[index], index))
+        if common and common == len(self._lists[best].values):
             del self._lists[best]
-        self._lists.append(_List([*earlier.values[:common], *values[common:]], result))
+        self._lists.append(result)
         del self._lists[: -self._limit]
         return result
 
@@ -54,7 +55,7 @@ class RecentlyRead(Generic[T]):
         """Return which list has the longest common beginning with the values, and its length."""
         best, longest = -1, 0
         for index in range(len(self._lists) - 1, -1, -1):
-            known = _shared(self._lists[index].found, self._lists[best].found, longest)
+            known = _shared(self._lists[index].values, self._lists[best].values, longest)
             if known == longest and (common := _common(self._lists[index], values, known)) > longest:
                 best, longest = index, common
         return best, longest
@@ -78,33 +79,44 @@ def _shared(one: Sequence[object], other: Sequence[object], most: int) -> int:
 _Path: TypeAlias = tuple[str | int, ...]
 
 
-class Read(NamedTuple, Generic[T]):
-    """A value that was read.
+class ReadList(NamedTuple, Generic[T]):
+    """A list of values that was read. It is complete once `RecentlyRead.read` has returned it.
+
+    At a thousand values, going through all of them takes as long as the rest of a request. So what they hold is in
+    lists and arrays whose beginnings are copied as a whole.
 
     Attributes:
-        value: The value.
-        result: What it was read as.
-        numbers: The places of the numbers and booleans in it.
+        values: The values.
+        results: What they hold, one after another.
+        ends: For each value, how many of the results it and those before it hold.
+        numbers: For each value, the places of the numbers and booleans in it.
     """
 
-    value: Any
-    result: T
-    numbers: Sequence[_Path]
+    values: list[Any]
+    results: list[T]
+    ends: "array[int]"
+    numbers: list[Sequence[_Path]]
+
+    @staticmethod
+    def empty() -> "ReadList[Any]":
+        """Return a list without values."""
+        return ReadList([], [], array("q"), [])
+
+    def beginning(self, count: int) -> "ReadList[T]":
+        """Return a copy of the first `count` values, at least one."""
+        return ReadList(
+            self.values[:count], self.results[: self.ends[count - 1]], self.ends[:count], self.numbers[:count]
+        )
+
+    def add(self, value: Any, held: Sequence[T]) -> None:
+        """Add a value with what it holds."""
+        self.values.append(value)
+        self.results.extend(held)
+        self.ends.append(len(self.results))
+        self.numbers.append(_numbers(value))
 
 
-class _List(NamedTuple, Generic[T]):
-    """A list that was read.
-
-    Attributes:
-        values: Its values. They are those of `found`, but at a thousand values, looking for them there takes long.
-        found: The values, with what they were read as.
-    """
-
-    values: Sequence[Any]
-    found: "list[Read[T]]"
-
-
-def _common(earlier: _List[Any], values: Sequence[Any], known: int) -> int:
+def _common(earlier: ReadList[Any], values: Sequence[Any], known: int) -> int:
     """Return how many values at the beginning of two lists are the same, up to the order of keys.
 
     Args:
@@ -114,19 +126,18 @@ def _common(earlier: _List[Any], values: Sequence[Any], known: int) -> int:
     """
     objects = map(operator.is_, islice(earlier.values, known, None), islice(values, known, None))
     common = known + len(list(takewhile(bool, objects)))
-    for (one, _, numbers), other in zip(
-        islice(earlier.found, common, None), islice(values, common, None), strict=False
-    ):
+    rest = (islice(each, common, None) for each in (earlier.values, earlier.numbers, values))
+    for one, numbers, other in zip(*rest, strict=False):
         if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
             break
         common += 1
     return common
 
 
-def _numbers(value: Any, path: _Path = ()) -> list[_Path]:
+def _numbers(value: Any, path: _Path = ()) -> Sequence[_Path]:
     """Return the places of the numbers and booleans in a JSON value, because Python takes `1` and `True` for equal."""
     if isinstance(value, str) or value is None:
-        return []
+        return ()
     if isinstance(value, dict):
         items: Iterable[tuple[str | int, Any]] = cast("dict[str, Any]", value).items()
     elif isinstance(value, list):

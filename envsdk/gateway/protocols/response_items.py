@@ -7,7 +7,7 @@ from ...messages import ImagePart, Message, ToolCall, read_arguments
 from ..requests import ReceivedMessage
 from .contents import Content, content_of, read_content
 from .fields import Fields, check_unique, not_of_kind, refused, valid
-from .memory import Read, SessionMemory
+from .memory import SessionMemory
 from .wire import signed
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -45,24 +45,24 @@ def place_of(value: Any, path: str) -> Place:
     return Place(kind, rank, _link(item))
 
 
-def resolved(item: Read[Place], index: int, memory: SessionMemory) -> Read[Place]:
-    """Return an item, or the one that it refers to.
+def resolved(value: Any, place: Place, index: int, memory: SessionMemory) -> tuple[Any, Place]:
+    """Return an item, or the one that it refers to, and where it belongs.
 
     Raises:
         RequestError: If the item that it refers to is not known.
     """
-    if item.result.type != "item_reference":
-        return item
-    fields = Fields(item.value, f"input[{index}]")
+    if place.type != "item_reference":
+        return value, place
+    fields = Fields(value, f"input[{index}]")
     named = fields.required_text("id")
     found = memory.responses.item(named)
     if found is None:
         reason = f"no item {named!r:.80} is known: it was not stored, or was forgotten; give the item itself"
         raise refused(fields.name("id"), reason)
-    return Read(found, place_of(found, fields.path), ())
+    return found, place_of(found, fields.path)
 
 
-def grouped(items: Sequence[Read[Place]]) -> tuple[list[int], list[Any]]:
+def grouped(items: Sequence[tuple[Any, Place]]) -> tuple[list[int], list[Any]]:
     """Put the items of each reply into a list.
 
     Returns:
@@ -72,7 +72,7 @@ def grouped(items: Sequence[Read[Place]]) -> tuple[list[int], list[Any]]:
     values: list[Any] = []
     reply: list[Any] = []
     link, last = None, 0
-    for i, (value, place, _) in enumerate(items):
+    for i, (value, place) in enumerate(items):
         if place.rank is None:
             reply = []
         elif reply and _continues(place, place.rank, link, last):

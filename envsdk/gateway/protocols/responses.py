@@ -144,11 +144,12 @@ class Responses(OpenAIFormat):
             return given, [ReceivedMessage(valid(Message, "input", role="user", content=given), given)]
         if not fields.items("input"):
             raise refused("input", "it is required: give a text, or at least one item")
-        items = self._read_list("input", fields.items("input"), lambda item, i: place_of(item, f"input[{i}]"), memory)
-        starts, groups = grouped([resolved(item, i, memory) for i, item in enumerate(items)])
+        items = self._read_list("input", fields.items("input"), lambda item, i: [place_of(item, f"input[{i}]")], memory)
+        pairs = zip(items.values, items.results, strict=True)
+        starts, groups = grouped([resolved(value, place, i, memory) for i, (value, place) in enumerate(pairs)])
         replies = memory.recently_read(f"{self.name}.replies")
         found = replies.read(groups, lambda value, index: received_of(value, starts[index]))
-        return [item.value for item in items], [received for group in found for received in group.result]
+        return items.values, found.results
 
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")

@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import RequestError
@@ -10,7 +11,7 @@ from ...messages import ToolCall, ToolSchema
 from ..requests import ModelReply, ModelRequest, ReceivedMessage
 from .fields import Fields, check_body, check_choice, check_json_value, check_names, header
 from .live import ReplyStream
-from .memory import Read, SessionMemory
+from .memory import ReadList, SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
 _SIGNED = "envsdk_"
@@ -120,28 +121,21 @@ class WireFormat(ABC):
         return fields
 
     def _read_list(
-        self, key: str, values: Sequence[Any], read: Callable[[Any, int], T], memory: SessionMemory
-    ) -> Sequence[Read[T]]:
-        """Return the values of a list of a request with what they are read as; those of earlier requests are known."""
+        self, key: str, values: Sequence[Any], read: Callable[[Any, int], Sequence[T]], memory: SessionMemory
+    ) -> ReadList[T]:
+        """Return the values of a list of a request with what they hold; those of earlier requests are known."""
 
-        def checked(value: Any, index: int) -> T:
+        def checked(value: Any, index: int) -> Sequence[T]:
             check_json_value(value, f"{key}[{index}]")
             return read(value, index)
 
         return memory.recently_read(f"{self.name}.{key}").read(values, checked)
 
-    def _read_messages(
-        self, values: Sequence[Any], memory: SessionMemory, read: Callable[[Any, int], Sequence[ReceivedMessage]]
-    ) -> tuple[list[Any], list[ReceivedMessage]]:
-        """Return the values of `messages`, and the messages that they hold; `read` returns those of one value."""
-        found = self._read_list("messages", values, read, memory)
-        return [item.value for item in found], [received for item in found for received in item.result]
-
     def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
         """Return the tools, whose names differ."""
-        tools = [item.result for item in self._read_list("tools", fields.items("tools"), self._tool, memory)]
-        check_names(tools, "tools")
-        return tools
+        read = self._read_list("tools", fields.items("tools"), lambda tool, i: [self._tool(tool, i)], memory)
+        check_names(read.results, "tools")
+        return read.results
 
     @abstractmethod
     def _tool(self, value: Any, index: int) -> ToolSchema:
@@ -168,12 +162,12 @@ class WireFormat(ABC):
         }
 
 
-def split_system(received: Sequence[ReceivedMessage]) -> tuple[list[str], list[ReceivedMessage]]:
+def split_system(received: Sequence[ReceivedMessage]) -> tuple[list[str], tuple[ReceivedMessage, ...]]:
     """Return the texts of the system and developer messages at the start, and the messages after them."""
     count = 0
     while count < len(received) and received[count].message.role in ("system", "developer"):
         count += 1
-    return [item.message.content for item in received[:count]], list(received[count:])
+    return [item.message.content for item in received[:count]], tuple(islice(received, count, None))
 
 
 def joined(texts: Sequence[str]) -> str | None:
