@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -281,9 +281,9 @@ class Trajectory(Stored):
             )
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         found = segments(self.steps, self.contexts, is_trained)
-        weights = loss_weights([int(np.count_nonzero(segment.mask)) for segment in found])
+        weights = loss_weights([segment.trained for segment in found])
         counts, seen = Counter(segment.context for segment in found), Counter[str]()
-        scores = {name: _Score(self.reward_of(name), self.is_scored(name)) for name in counts}
+        scores = self._scores(counts)
         samples: list[Sample] = []
         for segment, weight in zip(found, weights, strict=True):
             name = segment.context
@@ -291,14 +291,24 @@ class Trajectory(Stored):
             seen[name] += 1
         return samples
 
+    def _scores(self, names: Iterable[str]) -> dict[str, "_Score"]:
+        """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""
+        reward, has_reward = self.reward, any(step.reward is not None for step in self.steps)
+        own = {name: self._own_reward(name) for name in names}
+        judged = {has: is_judged(self.status, self.stop_reason, has_reward=has) for has in (has_reward, True)}
+        return {
+            name: _Score(reward if its_own is None else its_own, judged[has_reward or its_own is not None])
+            for name, its_own in own.items()
+        }
+
     def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_Score") -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
-        log, mask = self.contexts[segment.context], segment.mask
+        log, unknown = self.contexts[segment.context], int(np.count_nonzero(np.isnan(segment.logprobs)))
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
         return Sample(
             tokens=segment.tokens,
-            mask=mask,
-            logprobs=None if np.isnan(segment.logprobs[mask]).all() else segment.logprobs,
+            mask=segment.mask,
+            logprobs=None if unknown == segment.trained else segment.logprobs,
             step_ids=segment.step_ids,
             reward=score.reward,
             step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
