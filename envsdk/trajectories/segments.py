@@ -38,6 +38,8 @@ class Segment:
     """How many tokens are trained."""
     logprobs: "NDArray[np.float32]"
     """Shape (L,): 0.0 where mask is False, NaN where the policy gave none."""
+    has_logprobs: bool
+    """Whether the policy gave any."""
     step_ids: "NDArray[np.int32]"
     """Shape (L,): the index in `steps`; -1 on tokens that were not sampled in this segment."""
     part_ids: "NDArray[np.int32]"
@@ -160,7 +162,7 @@ def _close(
         return None
     position, start, stop = trained[-1]
     length = position + stop - start  # no token after the last trained one is needed
-    step_ids, part_ids = np.full(length, _NONE, np.int32), np.full(length, _NONE, np.int32)
+    step_ids, part_ids = np.full((2, length), _NONE, np.int32)
     for number, (position, piece) in enumerate(sampled):
         own = slice(position, position + piece.stop - piece.start)
         step_ids[own], part_ids[own] = numbers[piece.step], number
@@ -176,6 +178,7 @@ def _close(
         mask=mask,
         trained=sum(stop - start for _, start, stop in trained),
         logprobs=logprobs,
+        has_logprobs=any(not np.isnan(log.logprobs[start:stop]).all() for _, start, stop in trained),
         step_ids=step_ids,
         part_ids=part_ids,
         parts=[part for replayed in opened.steps for part in replayed.step.parts],

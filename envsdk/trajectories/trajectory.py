@@ -210,8 +210,7 @@ class Trajectory(Stored):
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
-        own = self._own_reward(context)
-        return self.reward if own is None else own
+        return self._scores([context])[context].reward
 
     def is_scored(self, context: str) -> bool:
         """Return whether a context was scored.
@@ -219,7 +218,7 @@ class Trajectory(Stored):
         An episode that terminated without a reward in any turn was not scored: its reward of 0.0 means nothing. One
         that was truncated counts as scored, unless it was interrupted from outside (`aborted`, `idle`, `shutdown`).
         """
-        return is_judged(self.status, self.stop_reason, has_reward=self._has_reward(context))
+        return self._scores([context])[context].is_scored
 
     def _has_reward(self, context: str) -> bool:
         return any(step.reward is not None for step in self.steps) or self._own_reward(context) is not None
@@ -295,20 +294,20 @@ class Trajectory(Stored):
         """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""
         reward, has_reward = self.reward, any(step.reward is not None for step in self.steps)
         own = {name: self._own_reward(name) for name in names}
-        judged = {has: is_judged(self.status, self.stop_reason, has_reward=has) for has in (has_reward, True)}
+        is_scored = is_judged(self.status, self.stop_reason, has_reward=has_reward)
         return {
-            name: _Score(reward if its_own is None else its_own, judged[has_reward or its_own is not None])
+            name: _Score(reward, is_scored) if its_own is None else _Score(its_own, is_scored=True)
             for name, its_own in own.items()
         }
 
     def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_Score") -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
-        log, unknown = self.contexts[segment.context], int(np.count_nonzero(np.isnan(segment.logprobs)))
+        log = self.contexts[segment.context]
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
         return Sample(
             tokens=segment.tokens,
             mask=segment.mask,
-            logprobs=None if unknown == segment.trained else segment.logprobs,
+            logprobs=segment.logprobs if segment.has_logprobs else None,
             step_ids=segment.step_ids,
             reward=score.reward,
             step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
