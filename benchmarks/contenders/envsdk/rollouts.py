@@ -21,7 +21,7 @@ class User(Env):
 
     def start(self) -> Turn:
         """Ask, or go on with a conversation."""
-        self.replies = STEPS - self.limits.max_steps
+        self.replies: int = STEPS - (self.limits.max_steps or STEPS)
         return Turn(opening(self.replies), system=SYSTEM)
 
     def respond(self, reply: Message) -> Turn:
