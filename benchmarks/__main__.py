@@ -93,7 +93,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help=f"of each contender at each size ({REPETITIONS})")
     parser.add_argument("--sizes", nargs="+", default=[], help="some sizes only")
     parser.add_argument("--quick", action="store_true", help=f"small sizes, {QUICK_REPETITIONS} repetitions")
-    parser.add_argument("--cap", type=float, default=CAP_S, help=f"seconds for one repetition ({CAP_S:g})")
+    parser.add_argument(
+        "--cap", type=float, default=CAP_S, help=f"seconds for one repetition ({CAP_S:g}); a row may allow more"
+    )
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.rows if name not in known]:
         parser.error(f"unknown row {', '.join(unknown)}; known: {', '.join(known)}")

@@ -44,10 +44,12 @@ def _at_size(
             cells[entry].reason = str(reason)
     for repetition in range(min(repetitions, row.repetitions or repetitions)):
         for entry in _rotated(row.contenders, repetition):
-            is_spent = repetition >= FEWEST and seconds[entry] > budget_s
+            is_spent = (repetition >= FEWEST and seconds[entry] > budget_s) or (
+                row.cap_s is not None and seconds[entry] > pool.cap_s
+            )
             if cells[entry].reason is None and not is_spent:
                 try:
-                    taken = pool.repeat(entry.environment, row.id, entry.name, size)
+                    taken = pool.repeat(entry.environment, row.id, entry.name, size, cap_s=row.cap_s)
                 except NotMeasured as reason:
                     cells[entry] = Cell(size=size, reason=str(reason))
                 else:

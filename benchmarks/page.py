@@ -45,7 +45,7 @@ def _origin(run: RunResult) -> str:
     note = " **Other programs ran on the machine at the same time**: measure again on an idle one." if is_busy else ""
     return (
         f"{kind}Measured on {run.date} at commit `{run.commit}` in {run.seconds / 60:.0f} minutes, with "
-        f"{run.repetitions} repetitions (fewer, but at least 3, of what takes long). Machine: {machine}.{note}\n"
+        f"{run.repetitions} repetitions (fewer of what takes long; without ±: one). Machine: {machine}.{note}\n"
     )
 
 
@@ -109,7 +109,8 @@ def _label(contender: Measured, row: Row) -> str:
 def _cell(cell: Cell, ours: Cell, row: Row, *, is_ours: bool) -> str:
     if cell.median is None:
         return _short(cell.reason or "not run")
-    text = f"{figure(cell.median, row.unit)} ± {100 * cell.spread:.0f} %"
+    spread = f" ± {100 * cell.spread:.0f} %" if len(cell.values) > 1 else ""
+    text = figure(cell.median, row.unit) + spread
     return text if is_ours or not ours.median else f"{text} ({times(cell.median / ours.median)})"
 
 

@@ -134,7 +134,7 @@ class Pool:
     """
 
     def __init__(self, logs: Path, cap_s: float) -> None:
-        self._logs, self._cap_s = logs, cap_s
+        self._logs, self.cap_s = logs, cap_s
         self._processes: dict[str, Process] = {}
         self._broken: dict[str, str] = {}
 
@@ -145,13 +145,13 @@ class Pool:
         process.prepared.add((row, name, size))
         return described
 
-    def repeat(self, environment: str, row: str, name: str, size: Size) -> Taken:
-        """Run one repetition, and prepare it again if the worker had to be replaced."""
+    def repeat(self, environment: str, row: str, name: str, size: Size, *, cap_s: float | None = None) -> Taken:
+        """Run one repetition of at most `cap_s` seconds, and prepare it again if the worker had to be replaced."""
         process = self._process(environment)
         if (row, name, size) not in process.prepared:
             self.describe(environment, row, name, size)
         start = time.monotonic()
-        answer = process.request({"do": "repeat", "row": row, "name": name, "size": size}, self._cap_s)
+        answer = process.request({"do": "repeat", "row": row, "name": name, "size": size}, cap_s or self.cap_s)
         return Taken(answer["value"], time.monotonic() - start)
 
     def drop(self) -> None:

@@ -79,6 +79,8 @@ class Row:
         unit: The unit of the figures.
         limit: The contender that is the limit: the part of the work that no implementation can avoid.
         repetitions: The most repetitions, without a warm-up, where one takes long; None for those of the run.
+        cap_s: The longest that one repetition may take, in seconds; None for that of the run. Of what takes longer than
+            that of the run, there is one repetition.
     """
 
     id: str
@@ -92,6 +94,7 @@ class Row:
     unit: Unit = "s"
     limit: str | None = None
     repetitions: int | None = None
+    cap_s: float | None = None
 
 
 OURS = "envsdk"

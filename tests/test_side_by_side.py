@@ -208,8 +208,11 @@ def test_a_checkout_without_changes_is_named_by_its_commit_alone(monkeypatch: py
 class MadePool(Pool):
     """Returns figures without a process, and counts."""
 
+    cap_s = 60.0
+
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
+        self.caps: set[float | None] = set()
         self.order: list[str] = []
 
     def describe(self, environment: str, row: str, name: str, size: Any) -> dict[str, Any]:
@@ -217,8 +220,9 @@ class MadePool(Pool):
             raise NotMeasured("no such package")
         return {"note": f"the note of {name}"}
 
-    def repeat(self, environment: str, row: str, name: str, size: Any) -> Taken:
+    def repeat(self, environment: str, row: str, name: str, size: Any, *, cap_s: float | None = None) -> Taken:
         self.order.append(name)
+        self.caps.add(cap_s)
         if name == "failing" and self.order.count(name) == 3:
             raise NotMeasured("too slow")
         return Taken(1.0, self.seconds)
@@ -227,8 +231,8 @@ class MadePool(Pool):
         self.order.append("-")
 
 
-def measured_by(pool: MadePool, *names: str) -> RowResult:
-    row = made_row(contenders=tuple(Entry(name, "envsdk") for name in names))
+def measured_by(pool: MadePool, *names: str, **changes: Any) -> RowResult:
+    row = made_row(contenders=tuple(Entry(name, "envsdk") for name in names), **changes)
     return measure(row, pool, sizes=(10,), repetitions=5, budget_s=10.0)
 
 
@@ -250,6 +254,13 @@ def test_a_contender_that_fails_is_listed_with_the_reason():
 def test_what_takes_long_gets_fewer_repetitions_but_three():
     assert len(measured_by(MadePool(seconds=6.0), "a").named("a").cells[0].values) == 3
     assert len(measured_by(MadePool(seconds=1.0), "a").named("a").cells[0].values) == 5
+
+
+def test_what_takes_longer_than_the_cap_of_the_run_gets_one_repetition_where_a_row_allows_it():
+    pool = MadePool(seconds=61.0)
+    assert len(measured_by(pool, "a", repetitions=2, cap_s=300.0).named("a").cells[0].values) == 1
+    assert pool.caps == {300.0}
+    assert len(measured_by(MadePool(seconds=61.0), "a", repetitions=2).named("a").cells[0].values) == 2
 
 
 # A worker.

@@ -37,10 +37,22 @@ class Places:
             padding: The value where no sample is.
             row: The shape of the row of one token.
         """
+        if not self.width:
+            return self._joined(list(values), dtype)[None]
         filled = np.full((*self.shape, *row), padding, dtype=dtype)
-        for place, length, value in zip(self._of_samples(filled), self.lengths.tolist(), values, strict=True):
-            place[:] = value[:length] if isinstance(value, np.ndarray) and value.ndim else value
+        for place, length, value in zip(filled, self.lengths.tolist(), values, strict=True):
+            place[:length] = value[:length] if isinstance(value, np.ndarray) and value.ndim else value
         return filled
+
+    def _joined(self, values: "list[ArrayLike]", dtype: Any) -> "NDArray[Any]":
+        """Return the values of the samples one after the other."""
+        if not any(isinstance(value, np.ndarray) and value.ndim for value in values):
+            return np.repeat(np.array(values, dtype=dtype), self.lengths)
+        parts = [
+            value[:length] if isinstance(value, np.ndarray) and value.ndim else np.full(length, value, dtype=dtype)
+            for length, value in zip(self.lengths.tolist(), values, strict=True)
+        ]
+        return np.concatenate(parts, dtype=dtype, casting="unsafe")
 
     @property
     def attention_mask(self) -> "NDArray[np.bool_]":
@@ -61,10 +73,7 @@ class Places:
     @property
     def sample_ids(self) -> "NDArray[np.int64]":
         """The index of the sample of each token, -1 on padding: int64."""
-        return self.array(range(len(self.lengths)), np.int64, -1)
-
-    def _of_samples(self, array: "NDArray[Any]") -> "Iterable[NDArray[Any]]":
-        """Return the part of an array that each sample has."""
-        if self.width:
-            return (own[:length] for own, length in zip(array, self.lengths.tolist(), strict=True))
-        return np.split(array[0], self._stops[:-1])
+        samples = np.arange(len(self.lengths))
+        if not self.width:
+            return np.repeat(samples, self.lengths)[None]
+        return np.where(self.attention_mask, samples[:, None], -1)

@@ -73,8 +73,9 @@ class Path:
         """The position of the first token of each piece."""
         self._contexts = contexts
         self._length = 0
-        self._tokens = GrowableArray(np.int32)
+        self._tokens: GrowableArray[np.int32] | None = None  # what was read so far; None before the second time
         self._gathered = 0  # how many of the pieces `_tokens` has: all, once the tokens are read
+        self._is_read = False
 
     def __len__(self) -> int:
         return self._length
@@ -95,24 +96,45 @@ class Path:
             last = self.pieces[-1]
             self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
         self._length = keep
-        self._tokens.truncate(min(keep, len(self._tokens)))
-        self._gathered = min(count, self._gathered)
+        if self._tokens is not None:
+            self._tokens.truncate(min(keep, len(self._tokens)))
+            self._gathered = min(count, self._gathered)
 
     def branch(self, keep: int) -> "Path":
         """Return a path of its own that begins with the first `keep` tokens."""
         other = Path(self._contexts)
         other.pieces, other.starts = list(self.pieces), list(self.starts)
-        other._length, other._gathered = self._length, self._gathered
-        other._tokens.append(self._tokens.view)
+        other._length, other._is_read = self._length, self._is_read
+        if self._tokens is not None:
+            other._tokens, other._gathered = GrowableArray(np.int32), self._gathered
+            other._tokens.append(self._tokens.view)
         other.truncate(keep)
         return other
 
     def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
-        """Return the tokens of the path up to position `stop`: int32, a copy."""
-        for context, start, end in merged(self.pieces[self._gathered :]):
-            self._tokens.append(self._contexts[context].tokens[start:end])
+        """Return the tokens of the path up to position `stop`: int32, a copy.
+
+        Most paths are read once. From the second time on, a path remembers what it has read.
+        """
+        if not self._is_read:
+            self._is_read = True
+            return _joined(self._slices(0), stop)
+        if self._tokens is None:
+            self._tokens = GrowableArray(np.int32)
+        for tokens in self._slices(self._gathered):
+            self._tokens.append(tokens)
         self._gathered = len(self.pieces)
         return self._tokens.copy(0, stop)
+
+    def _slices(self, first: int) -> "list[NDArray[np.int32]]":
+        """Return views of the logs: the tokens of all pieces from number `first` on."""
+        return [self._contexts[context].tokens[start:stop] for context, start, stop in merged(self.pieces[first:])]
+
+
+def _joined(parts: "list[NDArray[np.int32]]", stop: int | None) -> "NDArray[np.int32]":
+    """Return a copy of arrays, one after the other, up to position `stop`."""
+    whole = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
+    return whole[:stop].copy() if len(parts) == 1 or (stop is not None and stop < len(whole)) else whole
 
 
 class Range(NamedTuple):
@@ -183,8 +205,6 @@ class Paths:
 def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
     """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
     found: list[PlacedImage] = []
-    if not any(log.media for log in contexts.values()):
-        return found
     for start, piece in zip(path.starts, path.pieces, strict=True):
         media = contexts[piece.context].media
         first = bisect_left(media, piece.start, key=attrgetter("start"))
@@ -227,9 +247,10 @@ def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterat
 
 def prompt_images(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[tuple[PlacedImage, ...]]:
     """Yield for each step the images of its prompt, with their positions in it; see `replay`."""
-    paths = Paths(contexts)
+    paths, has_images = Paths(contexts), any(log.media for log in contexts.values())
     for replayed in replay(steps, contexts):
-        yield tuple(placed_images(paths.observe(replayed), contexts))
+        path = paths.observe(replayed)
+        yield tuple(placed_images(path, contexts)) if has_images else ()
         paths.act(replayed)
 
 

@@ -179,15 +179,11 @@ class Sample(Stored):
         Raises:
             InvalidSample: If it is not; the message names the field and the position.
         """
-        self._check_scalars()
-        self._check_arrays()
-        self._check_streams()
-        self._check_media()
+        vocab_size = self.check_form()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
             raise InvalidSample("mask[0] is True, but nothing comes before that token to predict it")
-        vocab_size = self._vocab_size()
         if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
             self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
         self._check_ids()
@@ -202,6 +198,21 @@ class Sample(Stored):
         if isinstance(self.advantage, np.ndarray):
             self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
+
+    def check_form(self) -> int:
+        """Check the types of the fields, and the shapes of the arrays: the part of `validate` without their values.
+
+        Returns:
+            The size of the vocabulary, or the largest token id + 1 if it is not known.
+
+        Raises:
+            InvalidSample: If one is wrong; the message names the field.
+        """
+        self._check_scalars()
+        self._check_arrays()
+        self._check_streams()
+        self._check_media()
+        return self._vocab_size()
 
     def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
         if logprobs is None:

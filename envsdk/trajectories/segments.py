@@ -35,8 +35,12 @@ class Segment:
     """Shape (L,): what the context holds at the segment's end, up to the last trained token."""
     mask: "NDArray[np.bool_]"
     """Shape (L,): True on tokens that are trained."""
+    trained: int
+    """How many tokens are trained."""
     logprobs: "NDArray[np.float32]"
     """Shape (L,): 0.0 where mask is False, NaN where the policy gave none."""
+    has_logprobs: bool
+    """Whether the policy gave any."""
     step_ids: "NDArray[np.int32]"
     """Shape (L,): the index in `steps`; -1 on tokens that were not sampled in this segment."""
     part_ids: "NDArray[np.int32]"
@@ -49,9 +53,9 @@ class Segment:
     """The ranges of logs that its tokens are, in order; the last one may reach beyond the last trained token."""
     roles: Roles | None
     """What each token belongs to, if that was recorded."""
-    media: list[PlacedImage]
+    media: list[PlacedImage] = field(default_factory=list[PlacedImage])
     """The images in its tokens, with their positions in it."""
-    past: "list[Placed]"
+    past: "list[Placed]" = field(default_factory=list["Placed"])
     """The steps of the context that its tokens are of; empty if no side data is over all tokens."""
 
     @property
@@ -107,12 +111,18 @@ def segments(
     """
     paths, opened, found = Paths(contexts), dict[str, _OpenSegment](), list[Segment]()
     has_past = any(_is_over_all(value) for step in steps for part in step.parts for value in part.extra.values())
+    has_images = any(log.media for log in contexts.values())
 
     def close(name: str) -> None:
-        segment = _close(name, opened[name], paths[name], contexts, is_trained)
-        if segment is not None:
-            segment.past = _past(name, paths[name], steps) if has_past else []
-            found.append(segment)
+        path = paths[name]
+        segment = _close(name, opened[name], path, contexts, is_trained)
+        if segment is None:
+            return
+        if has_past:
+            segment.past = _past(name, path, steps)
+        if has_images:
+            segment.media = [placed for placed in placed_images(path, contexts) if placed.stop <= len(segment.tokens)]
+        found.append(segment)
 
     for replayed in replay(steps, contexts):
         name = replayed.step.context
@@ -153,7 +163,7 @@ def _close(
         return None
     position, start, stop = trained[-1]
     length = position + stop - start  # no token after the last trained one is needed
-    step_ids, part_ids = np.full(length, _NONE, np.int32), np.full(length, _NONE, np.int32)
+    step_ids, part_ids = np.full((2, length), _NONE, np.int32)
     for number, (position, piece) in enumerate(sampled):
         own = slice(position, position + piece.stop - piece.start)
         step_ids[own], part_ids[own] = numbers[piece.step], number
@@ -167,15 +177,15 @@ def _close(
         breaks=list(opened.breaks),
         tokens=path.tokens(length),
         mask=mask,
+        trained=sum(stop - start for _, start, stop in trained),
         logprobs=logprobs,
+        has_logprobs=any(not np.isnan(log.logprobs[start:stop]).all() for _, start, stop in trained),
         step_ids=step_ids,
         part_ids=part_ids,
         parts=[part for replayed in opened.steps for part in replayed.step.parts],
         spans=[(position, piece.stop - piece.start) for position, piece in sampled],
         pieces=list(path.pieces),
         roles=_roles(path, contexts, length),
-        media=[placed for placed in placed_images(path, contexts) if placed.stop <= length],
-        past=[],
     )
 
 

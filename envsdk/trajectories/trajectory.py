@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -211,8 +211,7 @@ class Trajectory(Stored):
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
-        own = self._own_reward(context)
-        return self.reward if own is None else own
+        return self._scores([context])[context].reward
 
     def is_scored(self, context: str) -> bool:
         """Return whether a context was scored.
@@ -220,7 +219,7 @@ class Trajectory(Stored):
         An episode that terminated without a reward in any turn was not scored: its reward of 0.0 means nothing. One
         that was truncated counts as scored, unless it was interrupted from outside (`aborted`, `idle`, `shutdown`).
         """
-        return is_judged(self.status, self.stop_reason, has_reward=self._has_reward(context))
+        return self._scores([context])[context].is_scored
 
     def _has_reward(self, context: str) -> bool:
         return any(step.reward is not None for step in self.steps) or self._own_reward(context) is not None
@@ -282,9 +281,9 @@ class Trajectory(Stored):
             )
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         found = segments(self.steps, self.contexts, is_trained)
-        weights = loss_weights([int(np.count_nonzero(segment.mask)) for segment in found])
+        weights = loss_weights([segment.trained for segment in found])
         counts, seen = Counter(segment.context for segment in found), Counter[str]()
-        scores = {name: _Score(self.reward_of(name), self.is_scored(name)) for name in counts}
+        scores = self._scores(counts)
         samples: list[Sample] = []
         for segment, weight in zip(found, weights, strict=True):
             name = segment.context
@@ -292,14 +291,24 @@ class Trajectory(Stored):
             seen[name] += 1
         return samples
 
+    def _scores(self, names: Iterable[str]) -> dict[str, "_Score"]:
+        """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""
+        reward, has_reward = self.reward, any(step.reward is not None for step in self.steps)
+        own = {name: self._own_reward(name) for name in names}
+        is_scored = is_judged(self.status, self.stop_reason, has_reward=has_reward)
+        return {
+            name: _Score(reward, is_scored) if its_own is None else _Score(its_own, is_scored=True)
+            for name, its_own in own.items()
+        }
+
     def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_Score") -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
-        log, mask = self.contexts[segment.context], segment.mask
+        log = self.contexts[segment.context]
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
         return Sample(
             tokens=segment.tokens,
-            mask=mask,
-            logprobs=None if np.isnan(segment.logprobs[mask]).all() else segment.logprobs,
+            mask=segment.mask,
+            logprobs=segment.logprobs if segment.has_logprobs else None,
             step_ids=segment.step_ids,
             reward=score.reward,
             step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),

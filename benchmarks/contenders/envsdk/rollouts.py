@@ -1,7 +1,7 @@
 """Rollouts with envsdk: `Rollouts`, the engine, for one episode and for many."""
 
 import asyncio
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ class User(Env):
 
     def start(self) -> Turn:
         """Ask, or go on with a conversation."""
-        self.replies = STEPS - self.limits.max_steps
+        self.replies: int = STEPS - (self.limits.max_steps or STEPS)
         return Turn(opening(self.replies), system=SYSTEM)
 
     def respond(self, reply: Message) -> Turn:
@@ -44,7 +44,7 @@ class Scripted:
     def __init__(self, seconds: float) -> None:
         env = User(**OPTIONS, tokenizer=real_models.qwen3_folder())
         self.seconds = seconds
-        self.script = Script(lambda step: self._action(env, step))
+        self.script = Script(partial(self._action, env))
         self.steps: dict[str, int] = {}
 
     @staticmethod

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from time import process_time
+from typing import Any
 
 import openai_harmony as oh
 import real_models
@@ -23,7 +24,8 @@ def encoding() -> oh.HarmonyEncoding:
 def beginning() -> list[oh.Message]:
     """Return the system message, the developer's with its tools, and the question."""
     functions = [tool["function"] for tool in tools("tools")]
-    described = [oh.ToolDescription.new(each["name"], each["description"], each["parameters"]) for each in functions]
+    description: Any = oh.ToolDescription  # its parameters have no types
+    described = [description.new(each["name"], each["description"], each["parameters"]) for each in functions]
     developer = oh.DeveloperContent.new().with_instructions(SYSTEM).with_function_tools(described)
     return [
         oh.Message.from_role_and_content(

@@ -16,7 +16,8 @@ NOTE = "`apply_chat_template(tokenize=True)` of the conversation, with transform
 @cache
 def tokenizer() -> Any:
     """Return Qwen3's tokenizer with its official template, as transformers loads it."""
-    return AutoTokenizer.from_pretrained(real_models.qwen3_folder())
+    loader: Any = AutoTokenizer  # its arguments have no types
+    return loader.from_pretrained(real_models.qwen3_folder())
 
 
 def rendering(kind: Kind, size: int) -> Repetition:
