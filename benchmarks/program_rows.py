@@ -20,6 +20,7 @@ IMPORT = Row(
     contenders=(
         Entry(OURS, OURS),
         Entry("gymnasium and pydantic", OURS),
+        Entry("gymnasium and a model's base", OURS),
         Entry("tinker-cookbook", "tinker"),
         Entry("TRL", "trl"),
         Entry("verifiers", "verifiers"),
