@@ -66,14 +66,16 @@ def check_json(value: Any, depth: int = 0) -> None:
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
+        items: dict[Any, Any] = value
+        for key, item in items.items():
             if not isinstance(key, str):
                 raise ValueError(f"the key {key!r} is no string")
             check_text(key)
             if depth == _MAX_DEPTH or not _is_plain(item):
                 check_json(item, depth + 1)
     elif isinstance(value, list):
-        for item in cast("list[Any]", value):
+        values: list[Any] = value
+        for item in values:
             if depth == _MAX_DEPTH or not _is_plain(item):
                 check_json(item, depth + 1)
     elif isinstance(value, int):  # a boolean is one, too

@@ -36,18 +36,26 @@ class GrowableArray(Generic[Scalar]):
 
     def append(self, values: "NDArray[Scalar]") -> None:
         """Add elements at the end."""
-        self.extend(len(values), values)
+        start = self._length
+        stop = start + values.size
+        if stop > self._array.size:
+            self._grow(stop)
+        self._array[start:stop] = values
+        self._length = stop
 
     def extend(self, count: int, value: Any) -> None:
         """Add `count` elements at the end: the elements of an array, or one value for all."""
         start = self._length
         length = start + count
         if length > self._array.size:
-            grown: NDArray[Scalar] = np.empty(max(length, 2 * self._array.size), dtype=self._array.dtype)
-            grown[:start] = self.view
-            self._array = grown
+            self._grow(length)
         self._array[start:length] = value
         self._length = length
+
+    def _grow(self, length: int) -> None:
+        grown: NDArray[Scalar] = np.empty(max(length, 2 * self._array.size), dtype=self._array.dtype)
+        grown[: self._length] = self.view
+        self._array = grown
 
     def truncate(self, length: int) -> None:
         """Drop all elements from position `length` on.

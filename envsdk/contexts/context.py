@@ -439,8 +439,9 @@ class Context:
         if full is not None:
             view.drop_generation_prompt()
         tokens = view.tokens.copy(delta.keep)
-        media = tuple(placed.moved(-delta.keep) for placed in view.placed_images(delta.keep))
-        self.log_media.extend(placed.moved(len(self.log_tokens)) for placed in media)
+        placed = view.placed_images(delta.keep)
+        media = tuple([image.moved(-delta.keep) for image in placed]) if placed else ()
+        self.log_media += [image.moved(len(self.log_tokens)) for image in media]
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
         if self.roles is not None:

@@ -7,7 +7,7 @@ reasoning, the rest is copied if the cut falls on a token boundary. Only what re
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -220,6 +220,8 @@ class View:
 
         Only the tokens of messages that were added since the last call are read.
         """
+        if self.renderer.vision is None:
+            return []
         for index in range(self._n_placed, len(self.messages)):
             start = self.starts[index]
             tokens = self.tokens.view[start : start + self.count(index)]
@@ -354,12 +356,11 @@ class View:
         """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
         pieces = self.renderer.tokenizer.token_bytes(sampled)
         wanted = text.encode()
-        left, position = len(wanted), len(pieces)
-        while left > 0 and position > 0:
-            position -= 1
-            left -= len(pieces[position])
-        is_same = left == 0 and b"".join(pieces[position:]) == wanted
-        return sampled[position:] if is_same else None
+        sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
+        count = bisect_left(sizes, len(wanted))
+        if count == len(sizes) or not b"".join(pieces).endswith(wanted) or sizes[count] != len(wanted):
+            return None
+        return sampled[len(pieces) - count :]
 
 
 class _Past:

@@ -169,7 +169,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         return np.empty(0, dtype=np.int32)
     if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large as well
         tokens = array.astype(np.int32)
-        if tokens.view(np.uint32).max() < vocab_size:
+        if np.maximum.reduce(tokens.view(np.uint32)) < vocab_size:
             return tokens
     if array.dtype.kind not in "iu":
         raise ActionError(f"tokens must be integers, got dtype {array.dtype}, such as {array[0]!r}")
@@ -191,7 +191,8 @@ def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
         raise ActionError(
             f"logprobs have shape {array.shape}, but there are {length} tokens; expected one for each token"
         )
-    if array.size and not (array.max() <= 0 and array.min() > -np.inf):  # NaN fails the first
+    # NaN fails the first comparison. The methods `max` and `min` do the same, each with two more calls.
+    if array.size and not (np.maximum.reduce(array) <= 0 and np.minimum.reduce(array) > -np.inf):
         position = int(np.argmin((array <= 0) & (array > -np.inf)))
         raise ActionError(
             f"logprob {array[position]} at position {position} is not valid; expected a finite number of at most 0: "

@@ -304,20 +304,22 @@ class Emission:
                 spans.append(span)
         return spans
 
-    def _runs(self) -> Iterator[tuple[int, Sequence[Piece]]]:
-        """Yield the runs of pieces that are encoded together, with the index of the first piece of each.
+    def _runs(self) -> list[tuple[int, Sequence[Piece]]]:
+        """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
         Adjacent texts that are not encoded yet are one run; every other piece is a run of its own.
         """
         pieces, start = self._pieces, 0
+        runs: list[tuple[int, Sequence[Piece]]] = []
         for index, piece in enumerate(pieces):
-            if piece.tokens is not None:
+            if piece[3] is not None:
                 if start < index:
-                    yield start, pieces[start:index]
-                yield index, (piece,)
+                    runs.append((start, pieces[start:index]))
+                runs.append((index, (piece,)))
                 start = index + 1
         if start < len(pieces):
-            yield start, pieces[start:]
+            runs.append((start, pieces[start:]))
+        return runs
 
     def _located(self) -> Iterator[tuple[int, int, Piece]]:
         """Yield each piece with the index of its first token and the index after its last one."""
