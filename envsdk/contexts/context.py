@@ -424,7 +424,7 @@ class Context:
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
                 f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {get_args(RewriteReason)} and a detail in valid Unicode"
+                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
             )
         return rewrite
 
@@ -468,10 +468,13 @@ class ReadOnly(Sequence[Message]):
         return self._messages[index]
 
 
+_REASONS = get_args(RewriteReason)
+
+
 def _is_legal(rewrite: object, length: int) -> bool:
     return (
         isinstance(rewrite, Rewrite)
-        and rewrite.reason in get_args(RewriteReason)
+        and rewrite.reason in _REASONS
         and 0 <= rewrite.start <= length
         and bool(rewrite.start or rewrite.messages)
         and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]

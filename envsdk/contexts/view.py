@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_BYTES_OF_TOKEN = 3
+"""Fewer than the tokens of most texts have on average."""
 _start_of, _stop_of = operator.attrgetter("start"), operator.attrgetter("stop")
 
 
@@ -354,13 +356,16 @@ class View:
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
         """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
-        pieces = self.renderer.tokenizer.token_bytes(sampled)
         wanted = text.encode()
+        end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
+        pieces = self.renderer.tokenizer.token_bytes(end)
+        if len(end) < len(sampled) and sum(map(len, pieces)) < len(wanted):
+            pieces = self.renderer.tokenizer.token_bytes(sampled)
         sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
         count = bisect_left(sizes, len(wanted))
-        if count == len(sizes) or not b"".join(pieces).endswith(wanted) or sizes[count] != len(wanted):
+        if count == len(sizes) or sizes[count] != len(wanted) or not b"".join(pieces).endswith(wanted):
             return None
-        return sampled[len(pieces) - count :]
+        return sampled[len(sampled) - count :]
 
 
 class _Past:
