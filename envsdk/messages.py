@@ -66,16 +66,14 @@ def check_json(value: Any, depth: int = 0) -> None:
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, dict):
-        items: dict[Any, Any] = value
-        for key, item in items.items():
+        for key, item in cast("dict[Any, Any]", value).items():
             if not isinstance(key, str):
                 raise ValueError(f"the key {key!r} is no string")
             check_text(key)
             if depth == _MAX_DEPTH or not _is_plain(item):
                 check_json(item, depth + 1)
     elif isinstance(value, list):
-        values: list[Any] = value
-        for item in values:
+        for item in cast("list[Any]", value):
             if depth == _MAX_DEPTH or not _is_plain(item):
                 check_json(item, depth + 1)
     elif isinstance(value, int):  # a boolean is one, too
@@ -143,8 +141,9 @@ class _Frozen(BaseModel):
         """Return a copy with other values, which are not validated; as pydantic's, at a third of its cost."""
         if deep or self.__pydantic_private__ is not None:
             return super().model_copy(update=update, deep=deep)
-        new = update or {}
-        return _unchecked(type(self), {**self.__dict__, **new}, self.__pydantic_fields_set__.union(new))
+        if not update:
+            return _unchecked(type(self), self.__dict__.copy(), self.__pydantic_fields_set__.copy())
+        return _unchecked(type(self), {**self.__dict__, **update}, self.__pydantic_fields_set__.union(update))
 
 
 class TextPart(_Frozen):
@@ -415,6 +414,24 @@ class Message(_Frozen):
         }
         return _unchecked(cls, fields)
 
+    @classmethod
+    def of_user(cls, text: str) -> "Message":
+        """Return a user's message, as `Message(role="user", content=text)`: a text is all that has to be checked."""
+        if type(text) is not str or not text.isascii():
+            return cls(role="user", content=text)
+        fields = {
+            "role": "user",
+            "content": text,
+            "reasoning": None,
+            "tool_calls": (),
+            "tool_call_id": None,
+            "name": None,
+            "parts": None,
+            "errors": (),
+            "open_block": None,
+        }
+        return _unchecked(cls, fields, {"role", "content"})
+
     @property
     def images(self) -> tuple[Image, ...]:
         """The images of the content, in order."""
@@ -435,8 +452,11 @@ class Message(_Frozen):
 
     def as_reply(self, new_text: object) -> "Message":
         """Return a copy for the author: `new_text` is `str(new_text)`, and its calls' arguments may be modified."""
-        calls = [call.model_copy(update={"arguments": _copied(call.arguments)}) for call in self.tool_calls]
-        reply = self.model_copy(update={"tool_calls": tuple(calls)} if calls else None)
+        if self.tool_calls:
+            calls = [call.model_copy(update={"arguments": _copied(call.arguments)}) for call in self.tool_calls]
+            reply = self.model_copy(update={"tool_calls": tuple(calls)})
+        else:
+            reply = self.model_copy()
         object.__setattr__(reply, _NEW_TEXT, new_text)  # not a field, so it is neither compared nor stored
         return reply
 
@@ -495,7 +515,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
     """
     if isinstance(value, str):
-        return [Message(role="user", content=value)]
+        return [Message.of_user(value)]
     if isinstance(value, (TextPart, ImagePart, Image)):
         value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):

@@ -93,7 +93,7 @@ class Context:
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
-        return len(self._view.tokens)
+        return self._view.tokens.length
 
     def earn(self, reward: float) -> None:
         """Add to the context's own reward."""
@@ -166,7 +166,7 @@ class Context:
 
     def new_text(self, count: int) -> SampledText:
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
-        length = len(self.log_tokens)
+        length = self.log_tokens.length
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
 
     def cut_reply(self, count: int) -> None:
@@ -252,7 +252,7 @@ class Context:
         Raises:
             RenderError: If the model family cannot express one of the messages.
         """
-        view, length = self._view, len(self)
+        view, length = self._view, self._view.tokens.length
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         reply = view.tokens.view[view.body :]
@@ -404,7 +404,7 @@ class Context:
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
-            length=len(view.tokens),
+            length=view.tokens.length,
             renderer=self.renderer,
             state=self._state,
             tokens=view.count,

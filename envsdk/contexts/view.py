@@ -55,12 +55,12 @@ class View:
         prefill: "NDArray[np.int32] | None" = None,
     ) -> None:
         """Append rendered messages; the generation prompt, if there is one, begins at the last of `starts`."""
-        before = len(self.tokens)
+        before = self.tokens.length
         self.tokens.append(tokens)
         for message, start in zip(messages, starts, strict=False):
             self._add(message, before + start)
-        self.end = before + starts[len(messages)] if len(starts) > len(messages) else len(self.tokens)
-        self.body = len(self.tokens)
+        self.body = self.tokens.length
+        self.end = before + starts[len(messages)] if len(starts) > len(messages) else self.body
         if prefill is not None:
             self.tokens.append(prefill)
 

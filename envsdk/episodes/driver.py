@@ -141,7 +141,7 @@ class Driver(Machinery):
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
-        driver = driver_of(request.agent.env)
+        driver = self if request.agent.env is self.env else driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
                 return driver._checked(request, driver.now(driver.call_method(request)))
@@ -152,7 +152,7 @@ class Driver(Machinery):
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
-        driver = driver_of(request.agent.env)
+        driver = self if request.agent.env is self.env else driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
                 if call_method is None:

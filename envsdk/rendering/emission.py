@@ -193,8 +193,9 @@ class Emission:
         Raises:
             RenderError: If the message before had more images than its scaffold has such tokens.
         """
-        self._check_images()
-        self._message, self._pending = message, list(reversed(images))
+        if self._pending:
+            self._refuse_pending()
+        self._message, self._pending = message, [*reversed(images)] if images else []
         self._starts.append(len(self._pieces))
         self.attribute(message, role)
 
@@ -223,12 +224,11 @@ class Emission:
             raise RenderError(f"message {self._message} is written with more images than it has")
         return self._encoder.image(self._pending.pop())
 
-    def _check_images(self) -> None:
-        if self._pending:
-            raise RenderError(
-                f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
-                f"a message of this role, or after this one, cannot have images"
-            )
+    def _refuse_pending(self) -> None:
+        raise RenderError(
+            f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
+            f"a message of this role, or after this one, cannot have images"
+        )
 
     def content(self, text: str) -> None:
         """Write the text of a message; it never becomes a control token."""
@@ -272,7 +272,8 @@ class Emission:
         Raises:
             RenderError: If images of the last message are not written.
         """
-        self._check_images()
+        if self._pending:
+            self._refuse_pending()
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
         length = 0

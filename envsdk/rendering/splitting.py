@@ -68,7 +68,7 @@ class Splitter:
             data = self._held + b"".join(pieces[start:position])
             self._held = b""
             segments.append(Segment(control, data.decode("utf-8", "replace")))
-            control, start = self._marks[marks[position] - 1], position + 1
+            control, start = self._marks[int(marks[position]) - 1], position + 1
             if control in self._stops:
                 self._is_ended, self._overrun = True, pieces[start:]
                 return segments

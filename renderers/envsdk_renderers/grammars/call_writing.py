@@ -102,8 +102,8 @@ class CallWriter:
 
     def _last_field(self, call: ToolCall) -> Field:
         """Return the last field of a call: without arguments, that is the one before its pairs."""
-        fields = self._grammar.last_fields
-        return fields[0] if len(fields) > 1 and not call.arguments else fields[-1]
+        first, *others = self._grammar.last_fields
+        return others[0] if others and call.arguments else first
 
     def _text(self, call: ToolCall) -> str:
         """Return the text of a call, from its first field to its last one, with the whitespace around it."""

@@ -216,7 +216,7 @@ class CallReader:
         if not isinstance(value, dict):
             raise Unreadable("a tool call is not a JSON object", end)
         grammar = self._grammar
-        fields: dict[str, Any] = value
+        fields = cast("dict[str, Any]", value)
         name = _at(fields, grammar.name_path)
         if not isinstance(name, str) or not name:
             raise Unreadable("a tool call has no name", end)
@@ -230,8 +230,7 @@ class CallReader:
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
         call_id = None if grammar.id_path is None else _at(fields, grammar.id_path)
-        given: dict[str, Any] | str = arguments
-        call = ToolCall.checked(name, given, id=call_id if isinstance(call_id, str) else None)
+        call = ToolCall.checked(name, cast("Any", arguments), id=call_id if isinstance(call_id, str) else None)
         return self._close(end, "object", call)
 
     def _refuse_other_keys(self, holder: Any, path: Path, end: int, name: str) -> None:
@@ -476,7 +475,7 @@ def _at(value: Any, path: Path, missing: Any = None) -> Any:
     for key in path:
         if not isinstance(value, dict):
             return missing
-        fields: dict[str, Any] = value
+        fields = cast("dict[str, Any]", value)
         if key == "":
             return next(iter(fields)) if len(fields) == 1 else missing
         if key not in fields:
