@@ -272,11 +272,13 @@ class Context:
             view.tokens.truncate(delta.keep)
             reason = "edit" if self._cut else "template"
             delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
-        view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
+        begun = None if is_final or prefill is None else self._prefill(prefill)
+        view.append(rendered.tokens, messages, rendered.starts, begun)
         if is_final:
             self._add(unknown)
             return self._emit(delta)
-        delta = self._edit(delta, system, tools)
+        if system is not None or tools is not None:
+            delta = self._edit(delta, system, tools)
         self._add(unknown)
         if edit is not None:
             delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit.detail)
@@ -326,8 +328,6 @@ class Context:
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""
-        if system is None and tools is None:
-            return delta
         view, first = self._view, self._view.messages[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None

@@ -86,8 +86,10 @@ class Driver(Machinery):
         """Answer the requests of an episode, one after the other, without an event loop around."""
         try:
             request = next(episode)
+            is_in_loop = in_event_loop()
             while True:
-                self._refuse_event_loop(episode, request)
+                if is_in_loop:
+                    self._refuse_event_loop(episode, request)
                 try:
                     answer = self._handle(request)
                 except Exception as error:
@@ -128,7 +130,7 @@ class Driver(Machinery):
 
     def _refuse_event_loop(self, episode: EpisodeGenerator, request: Request) -> None:
         """Refuse a request that would have to wait; the caller is at fault then, and not the sub-agent."""
-        if in_event_loop() and isinstance(request, Call):
+        if isinstance(request, Call):
             driver = driver_of(request.agent.env)
             try:
                 driver.refuse_event_loop()

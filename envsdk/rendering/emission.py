@@ -56,6 +56,9 @@ class Attribution(NamedTuple):
     """Whether a model would have sampled the pieces."""
 
 
+_BEFORE_MESSAGES = Attribution(0, -1, "system", False)
+
+
 class Span(NamedTuple):
     """A run of tokens with the same attribution."""
 
@@ -143,9 +146,10 @@ class Encoder:
     def text(self, pieces: Sequence[Piece]) -> "NDArray[np.int32]":
         """Encode adjacent texts as one string; only scaffold is cached."""
         text, _, is_content, _ = pieces[0]
-        for other, _, is_other_content, _ in pieces[1:]:
-            text += other
-            is_content = is_content or is_other_content
+        if len(pieces) > 1:
+            for other, _, is_other_content, _ in pieces[1:]:
+                text += other
+                is_content = is_content or is_other_content
         if is_content:
             return self.tokenizer.encode(text)
         tokens = self._encoded.get(text)
@@ -181,7 +185,7 @@ class Emission:
         self._encoder = encoder
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
-        self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
+        self._attributions: list[Attribution] = [_BEFORE_MESSAGES]
         self._message = -1
         self._pending: list[Image] = []  # the images of the message that are not written yet, the next one last
 
