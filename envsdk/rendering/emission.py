@@ -92,8 +92,10 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
-        self._scaffolds: dict[str, tuple[Piece, ...]] = {}
-        self._encoded: dict[str, NDArray[np.int32]] = {}
+        self.scaffolds: dict[str, tuple[Piece, ...]] = {}
+        """The recent scaffold, cut at its control tokens."""
+        self.encoded: dict[str, NDArray[np.int32]] = {}
+        """The tokens of the recent texts of scaffold between two control tokens."""
         self._images: dict[str, tuple[Piece, ...]] = {}
         self._image_texts: dict[str, tuple[Piece, ...]] = {}
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
@@ -101,9 +103,9 @@ class Encoder:
 
     def scaffold(self, text: str) -> tuple[Piece, ...]:
         """Cut scaffold at its control tokens."""
-        pieces = self._scaffolds.get(text)
+        pieces = self.scaffolds.get(text)
         if pieces is None:
-            pieces = _remember(self._scaffolds, text, tuple(self._cut(text, is_content=False)))
+            pieces = _remember(self.scaffolds, text, tuple(self._cut(text, is_content=False)))
         return pieces
 
     def content(self, text: str) -> tuple[Piece, ...]:
@@ -152,8 +154,8 @@ class Encoder:
                 is_content = is_content or is_other_content
         if is_content:
             return self.tokenizer.encode(text)
-        tokens = self._encoded.get(text)
-        return _remember(self._encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
+        tokens = self.encoded.get(text)
+        return _remember(self.encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
 
 
 def _control_of(piece: Piece) -> int:
@@ -213,7 +215,7 @@ class Emission:
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
-        pieces = self._encoder.scaffold(text)
+        pieces = self._encoder.scaffolds.get(text) or self._encoder.scaffold(text)
         if self._encoder.vision is None:
             self._pieces.extend(pieces)
         else:
@@ -281,11 +283,14 @@ class Emission:
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
         length = 0
-        encode = self._encoder.text
+        encode, encoded = self._encoder.text, self._encoder.encoded
         for first, run in self._runs():
             token_of_piece[first] = length
-            chunk = run[0][3]
-            chunk = encode(run) if chunk is None else chunk
+            text, _, is_content, chunk = run[0]
+            if chunk is None and len(run) == 1 and not is_content:
+                chunk = encoded.get(text)
+            if chunk is None:
+                chunk = encode(run)
             chunks.append(chunk)
             length += chunk.size
         token_of_piece[len(self._pieces)] = length
