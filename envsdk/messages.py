@@ -414,24 +414,6 @@ class Message(_Frozen):
         }
         return _unchecked(cls, fields)
 
-    @classmethod
-    def of_user(cls, text: str) -> "Message":
-        """Return a user's message, as `Message(role="user", content=text)`: a text is all that has to be checked."""
-        if type(text) is not str or not text.isascii():
-            return cls(role="user", content=text)
-        fields = {
-            "role": "user",
-            "content": text,
-            "reasoning": None,
-            "tool_calls": (),
-            "tool_call_id": None,
-            "name": None,
-            "parts": None,
-            "errors": (),
-            "open_block": None,
-        }
-        return _unchecked(cls, fields, {"role", "content"})
-
     @property
     def images(self) -> tuple[Image, ...]:
         """The images of the content, in order."""
@@ -515,7 +497,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
     """
     if isinstance(value, str):
-        return [Message.of_user(value)]
+        return [_of_user(value)]
     if isinstance(value, (TextPart, ImagePart, Image)):
         value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):
@@ -523,6 +505,27 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
     return [item if isinstance(item, Message) else Message.from_openai(_mapping(item)) for item in value]
+
+
+def _of_user(text: str) -> Message:
+    """Return `Message(role="user", content=text)`; pydantic has to check only what may not be valid Unicode."""
+    if type(text) is not str or not text.isascii():
+        return Message(role="user", content=text)
+    fields = {**_EMPTY_USER, "content": text}
+    return _unchecked(Message, fields, {"role", "content"})
+
+
+_EMPTY_USER: Mapping[str, Any] = {
+    "role": "user",
+    "content": "",
+    "reasoning": None,
+    "tool_calls": (),
+    "tool_call_id": None,
+    "name": None,
+    "parts": None,
+    "errors": (),
+    "open_block": None,
+}
 
 
 def _mapping(item: object) -> Mapping[str, Any]:
