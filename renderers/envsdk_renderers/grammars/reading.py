@@ -223,7 +223,7 @@ class GrammarReading:
 
     def _think(self, coded: str) -> None:
         """Add reasoning; a control token in it is out of place and becomes its name."""
-        for control in dict.fromkeys(CONTROL.findall(coded)):
+        for control in () if coded.isascii() else dict.fromkeys(CONTROL.findall(coded)):
             self._note(f"{self._patterns.code.plain(control)} is out of place")
         text = self._patterns.code.plain(coded)
         if self._reasoning is None:
