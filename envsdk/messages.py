@@ -141,8 +141,9 @@ class _Frozen(BaseModel):
         """Return a copy with other values, which are not validated; as pydantic's, at a third of its cost."""
         if deep or self.__pydantic_private__ is not None:
             return super().model_copy(update=update, deep=deep)
-        new = update or {}
-        return _unchecked(type(self), {**self.__dict__, **new}, self.__pydantic_fields_set__.union(new))
+        if not update:
+            return _unchecked(type(self), self.__dict__.copy(), self.__pydantic_fields_set__.copy())
+        return _unchecked(type(self), {**self.__dict__, **update}, self.__pydantic_fields_set__.union(update))
 
 
 class TextPart(_Frozen):
@@ -433,8 +434,11 @@ class Message(_Frozen):
 
     def as_reply(self, new_text: object) -> "Message":
         """Return a copy for the author: `new_text` is `str(new_text)`, and its calls' arguments may be modified."""
-        calls = [call.model_copy(update={"arguments": _copied(call.arguments)}) for call in self.tool_calls]
-        reply = self.model_copy(update={"tool_calls": tuple(calls)} if calls else None)
+        if self.tool_calls:
+            calls = [call.model_copy(update={"arguments": _copied(call.arguments)}) for call in self.tool_calls]
+            reply = self.model_copy(update={"tool_calls": tuple(calls)})
+        else:
+            reply = self.model_copy()
         object.__setattr__(reply, _NEW_TEXT, new_text)  # not a field, so it is neither compared nor stored
         return reply
 
@@ -493,7 +497,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
     """
     if isinstance(value, str):
-        return [Message(role="user", content=value)]
+        return [_of_user(value)]
     if isinstance(value, (TextPart, ImagePart, Image)):
         value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):
@@ -501,6 +505,27 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
     return [item if isinstance(item, Message) else Message.from_openai(_mapping(item)) for item in value]
+
+
+def _of_user(text: str) -> Message:
+    """Return `Message(role="user", content=text)`; pydantic has to check only what may not be valid Unicode."""
+    if type(text) is not str or not text.isascii():
+        return Message(role="user", content=text)
+    fields = {**_EMPTY_USER, "content": text}
+    return _unchecked(Message, fields, {"role", "content"})
+
+
+_EMPTY_USER: Mapping[str, Any] = {
+    "role": "user",
+    "content": "",
+    "reasoning": None,
+    "tool_calls": (),
+    "tool_call_id": None,
+    "name": None,
+    "parts": None,
+    "errors": (),
+    "open_block": None,
+}
 
 
 def _mapping(item: object) -> Mapping[str, Any]:

@@ -16,38 +16,47 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 class GrowableArray(Generic[Scalar]):
     """A one-dimensional array with spare room at its end."""
 
-    __slots__ = ("_array", "_length")
+    __slots__ = ("_array", "length")
 
     def __init__(self, dtype: type[Scalar], capacity: int = 256) -> None:
         self._array: NDArray[Scalar] = np.empty(capacity, dtype=dtype)
-        self._length = 0
+        self.length = 0
+        """How many elements there are: what `len` returns, without a call."""
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @property
     def view(self) -> "NDArray[Scalar]":
         """The elements, without a copy: valid until the next change."""
-        return self._array[: self._length]
+        return self._array[: self.length]
 
     def copy(self, start: int = 0, stop: int | None = None) -> "NDArray[Scalar]":
         """Return a copy of the elements from `start` to `stop`."""
-        return self._array[: self._length][start:stop].copy()
+        return self._array[: self.length][start:stop].copy()
 
     def append(self, values: "NDArray[Scalar]") -> None:
         """Add elements at the end."""
-        self.extend(len(values), values)
+        start = self.length
+        stop = start + values.size
+        if stop > self._array.size:
+            self._grow(stop)
+        self._array[start:stop] = values
+        self.length = stop
 
     def extend(self, count: int, value: Any) -> None:
         """Add `count` elements at the end: the elements of an array, or one value for all."""
-        start = self._length
+        start = self.length
         length = start + count
         if length > self._array.size:
-            grown: NDArray[Scalar] = np.empty(max(length, 2 * self._array.size), dtype=self._array.dtype)
-            grown[:start] = self.view
-            self._array = grown
+            self._grow(length)
         self._array[start:length] = value
-        self._length = length
+        self.length = length
+
+    def _grow(self, length: int) -> None:
+        grown: NDArray[Scalar] = np.empty(max(length, 2 * self._array.size), dtype=self._array.dtype)
+        grown[: self.length] = self.view
+        self._array = grown
 
     def truncate(self, length: int) -> None:
         """Drop all elements from position `length` on.
@@ -55,9 +64,9 @@ class GrowableArray(Generic[Scalar]):
         Raises:
             IndexError: If there are fewer.
         """
-        if not 0 <= length <= self._length:
-            raise IndexError(f"cannot keep {length} of {self._length} elements")
-        self._length = length
+        if not 0 <= length <= self.length:
+            raise IndexError(f"cannot keep {length} of {self.length} elements")
+        self.length = length
 
 
 def fill_value(dtype: "np.dtype[Any]") -> int | float:

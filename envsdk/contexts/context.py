@@ -93,7 +93,7 @@ class Context:
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
-        return len(self._view.tokens)
+        return self._view.tokens.length
 
     def earn(self, reward: float) -> None:
         """Add to the context's own reward."""
@@ -166,7 +166,7 @@ class Context:
 
     def new_text(self, count: int) -> SampledText:
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
-        length = len(self.log_tokens)
+        length = self.log_tokens.length
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
 
     def cut_reply(self, count: int) -> None:
@@ -252,7 +252,7 @@ class Context:
         Raises:
             RenderError: If the model family cannot express one of the messages.
         """
-        view, length = self._view, len(self)
+        view, length = self._view, self._view.tokens.length
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         reply = view.tokens.view[view.body :]
@@ -272,11 +272,13 @@ class Context:
             view.tokens.truncate(delta.keep)
             reason = "edit" if self._cut else "template"
             delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
-        view.append(rendered.tokens, messages, rendered.starts, None if is_final else self._prefill(prefill))
+        begun = None if is_final or prefill is None else self._prefill(prefill)
+        view.append(rendered.tokens, messages, rendered.starts, begun)
         if is_final:
             self._add(unknown)
             return self._emit(delta)
-        delta = self._edit(delta, system, tools)
+        if system is not None or tools is not None:
+            delta = self._edit(delta, system, tools)
         self._add(unknown)
         if edit is not None:
             delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit.detail)
@@ -326,8 +328,6 @@ class Context:
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""
-        if system is None and tools is None:
-            return delta
         view, first = self._view, self._view.messages[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None
@@ -404,7 +404,7 @@ class Context:
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
-            length=len(view.tokens),
+            length=view.tokens.length,
             renderer=self.renderer,
             state=self._state,
             tokens=view.count,
@@ -424,7 +424,7 @@ class Context:
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
                 f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {get_args(RewriteReason)} and a detail in valid Unicode"
+                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
             )
         return rewrite
 
@@ -439,8 +439,9 @@ class Context:
         if full is not None:
             view.drop_generation_prompt()
         tokens = view.tokens.copy(delta.keep)
-        media = tuple(placed.moved(-delta.keep) for placed in view.placed_images(delta.keep))
-        self.log_media.extend(placed.moved(len(self.log_tokens)) for placed in media)
+        placed = view.placed_images(delta.keep)
+        media = tuple([image.moved(-delta.keep) for image in placed]) if placed else ()
+        self.log_media += [image.moved(len(self.log_tokens)) for image in media]
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
         if self.roles is not None:
@@ -467,10 +468,13 @@ class ReadOnly(Sequence[Message]):
         return self._messages[index]
 
 
+_REASONS = get_args(RewriteReason)
+
+
 def _is_legal(rewrite: object, length: int) -> bool:
     return (
         isinstance(rewrite, Rewrite)
-        and rewrite.reason in get_args(RewriteReason)
+        and rewrite.reason in _REASONS
         and 0 <= rewrite.start <= length
         and bool(rewrite.start or rewrite.messages)
         and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -7,7 +7,7 @@ reasoning, the rest is copied if the cut falls on a token boundary. Only what re
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_BYTES_OF_TOKEN = 3
+"""Fewer than the tokens of most texts have on average."""
 _start_of, _stop_of = operator.attrgetter("start"), operator.attrgetter("stop")
 
 
@@ -53,12 +55,12 @@ class View:
         prefill: "NDArray[np.int32] | None" = None,
     ) -> None:
         """Append rendered messages; the generation prompt, if there is one, begins at the last of `starts`."""
-        before = len(self.tokens)
+        before = self.tokens.length
         self.tokens.append(tokens)
         for message, start in zip(messages, starts, strict=False):
             self._add(message, before + start)
-        self.end = before + starts[len(messages)] if len(starts) > len(messages) else len(self.tokens)
-        self.body = len(self.tokens)
+        self.body = self.tokens.length
+        self.end = before + starts[len(messages)] if len(starts) > len(messages) else self.body
         if prefill is not None:
             self.tokens.append(prefill)
 
@@ -220,6 +222,8 @@ class View:
 
         Only the tokens of messages that were added since the last call are read.
         """
+        if self.renderer.vision is None:
+            return []
         for index in range(self._n_placed, len(self.messages)):
             start = self.starts[index]
             tokens = self.tokens.view[start : start + self.count(index)]
@@ -352,14 +356,16 @@ class View:
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
         """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
-        pieces = self.renderer.tokenizer.token_bytes(sampled)
         wanted = text.encode()
-        left, position = len(wanted), len(pieces)
-        while left > 0 and position > 0:
-            position -= 1
-            left -= len(pieces[position])
-        is_same = left == 0 and b"".join(pieces[position:]) == wanted
-        return sampled[position:] if is_same else None
+        end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
+        pieces = self.renderer.tokenizer.token_bytes(end)
+        if len(end) < len(sampled) and sum(map(len, pieces)) < len(wanted):
+            pieces = self.renderer.tokenizer.token_bytes(sampled)
+        sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
+        count = bisect_left(sizes, len(wanted))
+        if count == len(sizes) or sizes[count] != len(wanted) or not b"".join(pieces).endswith(wanted):
+            return None
+        return sampled[len(sampled) - count :]
 
 
 class _Past:

@@ -1,7 +1,7 @@
 """Validate an action where it enters the episode."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -53,13 +53,13 @@ class PromptSize(NamedTuple):
     new: int
 
 
-def check_action(action: object, vocab_size: int, prompt: PromptSize | None = None) -> CheckedAction:
+def check_action(action: object, vocab_size: int, prompt_of: Callable[[], PromptSize] | None = None) -> CheckedAction:
     """Return a valid copy of an action.
 
     Args:
         action: An `Action`, or its tokens alone: an integer array of shape (n,) or a sequence of int.
         vocab_size: The size of the vocabulary. Every id must be below it.
-        prompt: The prompt that it answers, if it is known.
+        prompt_of: Returns the size of the prompt that it answers, if that is known; called for side data.
 
     Raises:
         ActionError: If ids are not integers or are out of range; if log-probabilities have another length, are
@@ -71,8 +71,10 @@ def check_action(action: object, vocab_size: int, prompt: PromptSize | None = No
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
     _check_sampling(action)
     tokens = _check_tokens(action.tokens, vocab_size)
-    given = action.extra
-    extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in given.items()} if given else {}
+    given, extra = action.extra, dict[str, Any]()
+    if given:
+        prompt = None if prompt_of is None else prompt_of()
+        extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in given.items()}
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
     version = None if action.policy_version is None else int(action.policy_version)
     return CheckedAction(
@@ -169,7 +171,7 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         return np.empty(0, dtype=np.int32)
     if array.dtype == np.int32:  # the common case; read as unsigned, negative ids are too large as well
         tokens = array.astype(np.int32)
-        if tokens.view(np.uint32).max() < vocab_size:
+        if np.maximum.reduce(tokens.view(np.uint32)) < vocab_size:
             return tokens
     if array.dtype.kind not in "iu":
         raise ActionError(f"tokens must be integers, got dtype {array.dtype}, such as {array[0]!r}")
@@ -191,7 +193,8 @@ def _check_logprobs(values: object, length: int) -> "NDArray[np.float32]":
         raise ActionError(
             f"logprobs have shape {array.shape}, but there are {length} tokens; expected one for each token"
         )
-    if array.size and not (array.max() <= 0 and array.min() > -np.inf):  # NaN fails the first
+    # NaN fails the first comparison. The methods `max` and `min` do the same, each with two more calls.
+    if array.size and not (np.maximum.reduce(array) <= 0 and np.minimum.reduce(array) > -np.inf):
         position = int(np.argmin((array <= 0) & (array > -np.inf)))
         raise ActionError(
             f"logprob {array[position]} at position {position} is not valid; expected a finite number of at most 0: "

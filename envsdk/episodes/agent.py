@@ -172,13 +172,16 @@ class Agent:
             ActionError: If the action is not legal.
         """
         context = self.context
-        self._act(step, check_action(action, context.renderer.tokenizer.vocab_size, self._prompt_of(step)))
+        vocab_size = context.renderer.tokenizer.vocab_size
+        self._act(step, check_action(action, vocab_size, lambda: self._prompt_of(step)))
         if step.finish_reason == "abort":
             if self.max_tokens() != 0 and self.empty_aborts < MAX_EMPTY_ABORTS:
                 return None
             step.finish_reason = "length"  # there is no room for the rest, or none comes
-        self.due, self.cut = None, self._cut_by(step)
-        message = check_calls(self._read_reply(step), context.tools)
+        self.due, self.cut = None, None if step.finish_reason == "stop" else self._cut_by(step)
+        message = self._read_reply(step)
+        if message.tool_calls:
+            message = check_calls(message, context.tools)
         step.reply = len(context.messages)
         context.add_reply(message)
         if message.tool_calls:
@@ -209,7 +212,7 @@ class Agent:
     def _act(self, step: Step, action: CheckedAction) -> None:
         context = self.context
         context.act(action.tokens, action.logprobs)
-        stop = len(context.log_tokens)
+        stop = context.log_tokens.length
         step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
         step.finish_reason = action.finish_reason
         is_empty_abort = action.finish_reason == "abort" and not len(action.tokens)
@@ -269,6 +272,8 @@ class Agent:
 
         None if nothing limits it.
         """
+        if self.turn.max_tokens is None and self.limits.max_context_tokens is None:  # mostly
+            return self.usage.sampled_left()
         return self._least(self._turn_left(self.due), self._context_left(self.context))
 
     def foreseen_max_tokens(self, turn: Turn, context: Context) -> int | None:

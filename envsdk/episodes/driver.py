@@ -86,8 +86,10 @@ class Driver(Machinery):
         """Answer the requests of an episode, one after the other, without an event loop around."""
         try:
             request = next(episode)
+            is_in_loop = in_event_loop()
             while True:
-                self._refuse_event_loop(episode, request)
+                if is_in_loop:
+                    self._refuse_event_loop(episode, request)
                 try:
                     answer = self._handle(request)
                 except Exception as error:
@@ -128,7 +130,7 @@ class Driver(Machinery):
 
     def _refuse_event_loop(self, episode: EpisodeGenerator, request: Request) -> None:
         """Refuse a request that would have to wait; the caller is at fault then, and not the sub-agent."""
-        if in_event_loop() and isinstance(request, Call):
+        if isinstance(request, Call):
             driver = driver_of(request.agent.env)
             try:
                 driver.refuse_event_loop()
@@ -141,7 +143,7 @@ class Driver(Machinery):
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
-        driver = driver_of(request.agent.env)
+        driver = self if request.agent.env is self.env else driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
                 return driver._checked(request, driver.now(driver.call_method(request)))
@@ -152,7 +154,7 @@ class Driver(Machinery):
         if isinstance(request, Join):
             return self._let_join(request)
         assert isinstance(request, Call)
-        driver = driver_of(request.agent.env)
+        driver = self if request.agent.env is self.env else driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
                 if call_method is None:

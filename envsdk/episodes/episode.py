@@ -406,7 +406,8 @@ class Episode:
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
         """Take the turn that answers a reply; None if a summary has to be written first."""
         outcome = _outcome(agent, turn)
-        self._reward_contexts(agent, turn)
+        if turn.context_rewards:
+            self._reward_contexts(agent, turn)
         self._reward_step(agent, outcome.step, turn)
         if turn.mask is not None or turn.shortens:
             if turn.shortens and outcome.context != outcome.step.context:
@@ -533,7 +534,7 @@ class Episode:
         agent.phase = Phase.ACTIVE
         extends = not is_new and break_ is None
         if reason is None:
-            stop = len(context.log_tokens)
+            stop = context.log_tokens.length
             start = stop - len(delta.tokens)
             agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
             self.agent = agent

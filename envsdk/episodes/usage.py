@@ -49,7 +49,7 @@ class Usage:
             if reason is not None:
                 return reason
             usage = usage._parent
-        return StopReason.NO_END if self._has_no_end() else None
+        return StopReason.NO_END if self.steps >= STEPS_WITHOUT_LIMIT and self._has_no_end() else None
 
     def _own_limit(self) -> StopReason | None:
         limits = self.limits
@@ -62,7 +62,7 @@ class Usage:
         return None
 
     def _has_no_end(self) -> bool:
-        if self.steps < STEPS_WITHOUT_LIMIT or any(u.limits.max_steps is not None for u in self._lineage()):
+        if any(u.limits.max_steps is not None for u in self._lineage()):
             return False
         # Each token brings max_sampled_tokens closer, so that steps with tokens come to an end by themselves.
         return self.sampled_left() is None or self.steps - self.sampled >= STEPS_WITHOUT_LIMIT

@@ -56,6 +56,9 @@ class Attribution(NamedTuple):
     """Whether a model would have sampled the pieces."""
 
 
+_BEFORE_MESSAGES = Attribution(0, -1, "system", False)
+
+
 class Span(NamedTuple):
     """A run of tokens with the same attribution."""
 
@@ -89,8 +92,10 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
-        self._scaffolds: dict[str, tuple[Piece, ...]] = {}
-        self._encoded: dict[str, NDArray[np.int32]] = {}
+        self.scaffolds: dict[str, tuple[Piece, ...]] = {}
+        """The recent scaffold, cut at its control tokens."""
+        self.encoded: dict[str, NDArray[np.int32]] = {}
+        """The tokens of the recent texts of scaffold between two control tokens."""
         self._images: dict[str, tuple[Piece, ...]] = {}
         self._image_texts: dict[str, tuple[Piece, ...]] = {}
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
@@ -98,9 +103,9 @@ class Encoder:
 
     def scaffold(self, text: str) -> tuple[Piece, ...]:
         """Cut scaffold at its control tokens."""
-        pieces = self._scaffolds.get(text)
+        pieces = self.scaffolds.get(text)
         if pieces is None:
-            pieces = _remember(self._scaffolds, text, tuple(self._cut(text, is_content=False)))
+            pieces = _remember(self.scaffolds, text, tuple(self._cut(text, is_content=False)))
         return pieces
 
     def content(self, text: str) -> tuple[Piece, ...]:
@@ -143,13 +148,14 @@ class Encoder:
     def text(self, pieces: Sequence[Piece]) -> "NDArray[np.int32]":
         """Encode adjacent texts as one string; only scaffold is cached."""
         text, _, is_content, _ = pieces[0]
-        for other, _, is_other_content, _ in pieces[1:]:
-            text += other
-            is_content = is_content or is_other_content
+        if len(pieces) > 1:
+            for other, _, is_other_content, _ in pieces[1:]:
+                text += other
+                is_content = is_content or is_other_content
         if is_content:
             return self.tokenizer.encode(text)
-        tokens = self._encoded.get(text)
-        return _remember(self._encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
+        tokens = self.encoded.get(text)
+        return _remember(self.encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
 
 
 def _control_of(piece: Piece) -> int:
@@ -181,7 +187,7 @@ class Emission:
         self._encoder = encoder
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
-        self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
+        self._attributions: list[Attribution] = [_BEFORE_MESSAGES]
         self._message = -1
         self._pending: list[Image] = []  # the images of the message that are not written yet, the next one last
 
@@ -193,8 +199,9 @@ class Emission:
         Raises:
             RenderError: If the message before had more images than its scaffold has such tokens.
         """
-        self._check_images()
-        self._message, self._pending = message, list(reversed(images))
+        if self._pending:
+            self._refuse_pending()
+        self._message, self._pending = message, [*reversed(images)] if images else []
         self._starts.append(len(self._pieces))
         self.attribute(message, role)
 
@@ -208,7 +215,7 @@ class Emission:
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
-        pieces = self._encoder.scaffold(text)
+        pieces = self._encoder.scaffolds.get(text) or self._encoder.scaffold(text)
         if self._encoder.vision is None:
             self._pieces.extend(pieces)
         else:
@@ -223,12 +230,11 @@ class Emission:
             raise RenderError(f"message {self._message} is written with more images than it has")
         return self._encoder.image(self._pending.pop())
 
-    def _check_images(self) -> None:
-        if self._pending:
-            raise RenderError(
-                f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
-                f"a message of this role, or after this one, cannot have images"
-            )
+    def _refuse_pending(self) -> None:
+        raise RenderError(
+            f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
+            f"a message of this role, or after this one, cannot have images"
+        )
 
     def content(self, text: str) -> None:
         """Write the text of a message; it never becomes a control token."""
@@ -272,15 +278,19 @@ class Emission:
         Raises:
             RenderError: If images of the last message are not written.
         """
-        self._check_images()
+        if self._pending:
+            self._refuse_pending()
         chunks: list[NDArray[np.int32]] = []
         token_of_piece: dict[int, int] = {}
         length = 0
-        encode = self._encoder.text
+        encode, encoded = self._encoder.text, self._encoder.encoded
         for first, run in self._runs():
             token_of_piece[first] = length
-            chunk = run[0][3]
-            chunk = encode(run) if chunk is None else chunk
+            text, _, is_content, chunk = run[0]
+            if chunk is None and len(run) == 1 and not is_content:
+                chunk = encoded.get(text)
+            if chunk is None:
+                chunk = encode(run)
             chunks.append(chunk)
             length += chunk.size
         token_of_piece[len(self._pieces)] = length
@@ -304,20 +314,22 @@ class Emission:
                 spans.append(span)
         return spans
 
-    def _runs(self) -> Iterator[tuple[int, Sequence[Piece]]]:
-        """Yield the runs of pieces that are encoded together, with the index of the first piece of each.
+    def _runs(self) -> list[tuple[int, Sequence[Piece]]]:
+        """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
         Adjacent texts that are not encoded yet are one run; every other piece is a run of its own.
         """
         pieces, start = self._pieces, 0
+        runs: list[tuple[int, Sequence[Piece]]] = []
         for index, piece in enumerate(pieces):
-            if piece.tokens is not None:
+            if piece[3] is not None:
                 if start < index:
-                    yield start, pieces[start:index]
-                yield index, (piece,)
+                    runs.append((start, pieces[start:index]))
+                runs.append((index, (piece,)))
                 start = index + 1
         if start < len(pieces):
-            yield start, pieces[start:]
+            runs.append((start, pieces[start:]))
+        return runs
 
     def _located(self) -> Iterator[tuple[int, int, Piece]]:
         """Yield each piece with the index of its first token and the index after its last one."""

@@ -680,8 +680,12 @@ class Renderer(ABC):
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
         count = len(self.opening_tokens)
-        has_opening = len(prompt_tail) >= count and np.array_equal(prompt_tail[:count], self.opening_tokens)
+        has_opening = np.asarray(prompt_tail[:count], dtype=np.int32).tobytes() == self._opening_bytes
         return prompt_tail[count:] if has_opening else prompt_tail
+
+    @cached_property
+    def _opening_bytes(self) -> bytes:
+        return self.opening_tokens.tobytes()
 
     def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
         """Return the number of each token among the family's control tokens, counted from 1, or 0 for other tokens."""

@@ -65,23 +65,24 @@ class Splitter:
         marks = self._marks_in(tokens)
         control, start = "", 0
         for position in marks.nonzero()[0].tolist():
-            segments.append(Segment(control, self._decoded(pieces[start:position], is_last=True)))
+            data = self._held + b"".join(pieces[start:position])
+            self._held = b""
+            segments.append(Segment(control, data.decode("utf-8", "replace")))
             control, start = self._marks[int(marks[position]) - 1], position + 1
             if control in self._stops:
                 self._is_ended, self._overrun = True, pieces[start:]
                 return segments
-        segments.append(Segment(control, self._decoded(pieces[start:], is_last=False)))
+        segments.append(Segment(control, self._begun(self._held + b"".join(pieces[start:]))))
         return segments
 
     def end(self) -> SplitReply:
         """Return the rest of the reply, and how it ended."""
-        rest = "" if self._is_ended else self._decoded([], is_last=True)
+        rest = "" if self._is_ended else self._held.decode("utf-8", "replace")
         overrun = b"".join(self._overrun).decode("utf-8", errors="replace")
         return SplitReply([Segment("", rest)] if rest else [], self._is_ended, overrun)
 
-    def _decoded(self, pieces: list[bytes], *, is_last: bool) -> str:
-        """Return the text of the next bytes; a character that is cut is held back unless nothing more comes."""
-        data = b"".join([self._held, *pieces]) if self._held else b"".join(pieces)
-        text, used = codecs.utf_8_decode(data, "replace", is_last)
+    def _begun(self, data: bytes) -> str:
+        """Return the text of bytes that may go on; a character that is cut is held back."""
+        text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text

@@ -142,7 +142,7 @@ class Watchdog:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._what = ""
+        self._what: Callable[[], str] = str
         self._is_interrupted = False
         self._loop_thread = threading.get_ident()
         self._stopped = threading.Event()
@@ -161,7 +161,7 @@ class Watchdog:
         """
         if self._since is not None:  # a call inside a call is a part of it
             return function()
-        self._what = what()
+        self._what = what
         self._since = time.monotonic()
         result: Any = None
         error: BaseException | None = None
@@ -180,7 +180,7 @@ class Watchdog:
                 self._since = None
         was_interrupted, self._is_interrupted = self._is_interrupted, False
         if was_interrupted and is_ours:
-            raise DeadlineExceeded(f"{self._what} took longer than {self._seconds:g} s") from error
+            raise DeadlineExceeded(f"{what()} took longer than {self._seconds:g} s") from error
         if error is not None:
             raise error
         return result
@@ -201,7 +201,7 @@ class Watchdog:
                 _log.error(
                     "%s has blocked the event loop, and with it all episodes, for %.3g s. Declare `blocking = True` in "
                     "the environment, so that its methods run in a thread, or write them as `async def`",
-                    self._what,
+                    self._what(),
                     now - since,
                 )
                 error = ctypes.py_object(DeadlineExceeded)

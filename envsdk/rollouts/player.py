@@ -22,6 +22,7 @@ from ..episodes.driver import Driver, driver_of, not_cancelled
 from ..episodes.environment import StepResult
 from ..episodes.header import describe_error
 from ..episodes.requests import Call
+from ..episodes.turn import Turn
 from ..errors import (
     ActionError,
     ConfigError,
@@ -298,7 +299,7 @@ class Player:
             )
         if not self._is_blocking:
             await self.take_turn()
-            seat = _Seat(self._new(self._now("making the environment", self.settings.make_env)))
+            seat = _Seat(self._new(self._now(lambda: "making the environment", self.settings.make_env)))
             self._is_blocking = seat.env.blocking
             return seat
         thread = MethodThread()
@@ -341,7 +342,7 @@ class Player:
         thread = seat.threads.get(id(seat.env))
         try:
             if thread is None:
-                self._now("close()", seat.env.close)
+                self._now(lambda: "close()", seat.env.close)
             else:
                 await self._in_thread(thread, "close()", seat.env.close)
         except Exception as error:
@@ -351,8 +352,8 @@ class Player:
 
     # Calls.
 
-    def _now(self, what: str, function: Callable[[], T]) -> T:
-        return function() if self._watchdog is None else self._watchdog.call(lambda: what, function)
+    def _now(self, what: Callable[[], str], function: Callable[[], T]) -> T:
+        return function() if self._watchdog is None else self._watchdog.call(what, function)
 
     async def _in_thread(self, thread: MethodThread, what: str, function: Callable[[], Any]) -> Any:
         """Call a function in a thread. At its deadline it is left alone there, and its place is free for another."""
@@ -367,17 +368,20 @@ class Player:
     async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
         """Call a method of an environment of an episode."""
         env, method = driver.env, request.method
-        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
+
+        def what() -> str:
+            return driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
+
         try:
             if getattr(env, "blocking", False):
                 thread = play.seat.thread_of(env)
-                return await self._in_thread(thread, what, partial(driver.call_method, request))
+                return await self._in_thread(thread, what(), partial(driver.call_method, request))
             returned = self._now(what, partial(driver.call_method, request))
-            if not inspect.isawaitable(returned):
+            if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # mostly a turn
                 return returned
-            return await self._within(play, "method", what, not_cancelled(returned), self.settings.method_timeout_s)
+            return await self._within(play, "method", what(), not_cancelled(returned), self.settings.method_timeout_s)
         except SystemExit as error:  # it would end the program with all its episodes
-            raise EpisodeError(f"{what} called sys.exit({error.code!r})") from error
+            raise EpisodeError(f"{what()} called sys.exit({error.code!r})") from error
 
     async def _within(self, play: "_Play", cause: str, what: str, awaitable: Awaitable[T], seconds: float | None) -> T:
         """Await something that has to be ready in time. If it ignores that it is cancelled, the attempt is given up.
@@ -420,10 +424,7 @@ class Player:
 
     async def take_turn(self) -> None:
         """Wait until the event loop has time for a step."""
-        now = asyncio.get_running_loop().time
-        since = now()
-        await self._turns.take()
-        self._waited("turn", now() - since)
+        self._waited("turn", await self._turns.take())
 
     def _count(self, action: object) -> None:
         if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
@@ -458,7 +459,7 @@ class Player:
                 self._no_call.set()
 
     def _waited(self, cause: str, seconds: float) -> None:
-        waiting = self.statistics.waiting_s
+        waiting = self._statistics.waiting_s
         waiting[cause] = waiting.get(cause, 0.0) + seconds
 
     # Housekeeping.
@@ -514,8 +515,8 @@ class _Turns:
         self._left = 8
         self._last = 0.0
 
-    async def take(self) -> None:
-        """Wait for a turn."""
+    async def take(self) -> float:
+        """Wait for a turn; return the seconds that it took."""
         loop = asyncio.get_running_loop()
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -523,10 +524,12 @@ class _Turns:
             loop.call_soon(self._admit, loop)
         if self._left:
             self._left -= 1
-            return
+            return 0.0
+        since = loop.time()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
         await future
+        return loop.time() - since
 
     def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin another iteration: admit more than in the last one if that was short, and half if it was long."""

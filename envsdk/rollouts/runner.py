@@ -96,15 +96,16 @@ class EpisodeRunner:
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
+        context, driver = agent.context, driver_of(agent.env)
         if observation.context not in self._checked:
-            check_policy(self._policy, info["role"], agent.context.renderer)
+            check_policy(self._policy, info["role"], context.renderer)
             self._checked.add(observation.context)
         request = request_of(observation, info, self._episode.id)
         if "media" in request:
             check_takes_images(self._policy, info["role"])
-        ahead = driver_of(agent.env).ahead()
-        listener = driver_of(agent.env).listener() if streams(self._policy, info["role"]) else None
-        action = await self._ahead.sample(agent, agent.context.prompt(), request, ahead, listener)
+        ahead = driver.ahead()
+        listener = driver.listener() if streams(self._policy, info["role"]) else None
+        action = await self._ahead.sample(agent, context.prompt(), request, ahead, listener)
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action

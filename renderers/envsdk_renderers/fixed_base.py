@@ -498,6 +498,11 @@ class FixedBase(Renderer):
         """The tokens that end a turn and that the template writes there."""
         return frozenset(name for s in self._stops if s.written for name in s.sampled)
 
+    @cached_property
+    def _stop_names(self) -> Mapping[int, str]:
+        """The names of the tokens that end a reply."""
+        return dict(zip(self.stop_token_ids, self.stop_tokens, strict=True))
+
     @property
     def _stops(self) -> list[Stop]:
         return [stop for stop in (self._text_stop, self._call_stop) if stop]
@@ -509,10 +514,9 @@ class FixedBase(Renderer):
 
     def _end(self, reply: TokenIds, stop: str) -> str:
         """Return what a reply lacks of its end, which the template writes as `stop`."""
-        if self.is_closed(reply):
-            name = self.tokenizer.decode(reply[-1:])
-            if name == stop or name in self._written_ends:
-                return ""
+        name = self._stop_names.get(int(reply[-1])) if len(reply) else None
+        if name is not None and (name == stop or name in self._written_ends):
+            return ""
         return self._close_open_block(reply) + stop
 
     def _close_open_block(self, reply: TokenIds) -> str:

@@ -110,8 +110,9 @@ class ThinkingChatML(ToolChatML):
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """Show reasoning only after the last user query, in the messages for which `has_block` returns True."""
         tail = [self.as_read(message) for message in messages[settled:]]
-        queries = [index for index, message in enumerate(tail) if self.settles(message)]
-        query = queries[-1] if queries else -1 if settled else self.missing_query(len(tail))
+        query = next((index for index in range(len(tail) - 1, -1, -1) if self.settles(tail[index])), None)
+        if query is None:
+            query = -1 if settled else self.missing_query(len(tail))
         for index, message in enumerate(tail):
             if message.role == "assistant":
                 is_shown = self.has_block(message, is_after_query=index > query, is_last=index == len(tail) - 1)

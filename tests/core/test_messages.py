@@ -160,3 +160,16 @@ def test_a_reply_that_is_not_checked_again_is_the_same(content: str, reasoning: 
     assert made.to_openai() == message.to_openai()
     with pytest.raises(ValidationError, match="frozen"):
         made.content = "other"
+
+
+@given(TEXTS)
+def test_a_text_is_the_message_of_a_user(text: str) -> None:
+    (message,) = to_messages(text)
+    expected = Message(role="user", content=text)
+    assert message == expected and message.model_fields_set == expected.model_fields_set
+    assert message.model_dump_json() == expected.model_dump_json() and repr(message) == repr(expected)
+
+
+def test_half_of_a_surrogate_pair_is_not_the_message_of_a_user() -> None:
+    with pytest.raises(ValidationError, match="surrogate"):
+        to_messages("\ud800")

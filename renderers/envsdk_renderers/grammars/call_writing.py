@@ -70,7 +70,7 @@ class CallWriter:
             TemplateUnsupported: See `fields`.
             RenderError: See `fields`.
         """
-        return self._joined(self.fields(call)).strip()
+        return self._text(call).strip()
 
     def between_tags(self, call: ToolCall, around: tuple[str, str]) -> str:
         """Return the text of a call between the tags around it, which are `Grammar.call_tags`.
@@ -79,9 +79,9 @@ class CallWriter:
             TemplateUnsupported: See `fields`.
             RenderError: See `fields`.
         """
-        fields, written = self.fields(call), self._grammar.written
-        before = written.get(("start", fields[0].field), "").partition(around[0])[2]
-        text = self._joined(fields) + written.get((fields[-1].field, "end"), "")
+        written, first, last = self._grammar.written, self._grammar.call[0], self._last_field(call)
+        before = written.get(("start", first), "").partition(around[0])[2]
+        text = self._text(call) + written.get((last, "end"), "")
         return before + text.rpartition(around[1])[0]
 
     def sampled_fields(self, call: ToolCall, closer: str) -> list[SampledField]:
@@ -100,10 +100,18 @@ class CallWriter:
             for value, item, constant in zip(values, fields, constants, strict=True)
         ]
 
-    def _joined(self, fields: list[WrittenField]) -> str:
+    def _last_field(self, call: ToolCall) -> Field:
+        """Return the last field of a call: without arguments, that is the one before its pairs."""
+        first, *others = self._grammar.last_fields
+        return others[0] if others and call.arguments else first
+
+    def _text(self, call: ToolCall) -> str:
+        """Return the text of a call, from its first field to its last one, with the whitespace around it."""
+        if self._grammar.call == ("object",):  # mostly
+            return "".join([piece.text for piece in self._object(call, 0)])
         parts: list[str] = []
         previous: WrittenField | None = None
-        for item in fields:
+        for item in self.fields(call):
             if previous is not None:
                 parts.append(self._between(previous, item))
             parts += [piece.text for piece in item.pieces]
@@ -136,9 +144,9 @@ class CallWriter:
 
     def _object(self, call: ToolCall, index: int) -> list[Piece]:
         pieces: list[Piece] = []
-        for number, part in enumerate(self._grammar.layout):
-            if not number % 2:
-                pieces.append(Piece(part, True))
+        for part in self._grammar.object_parts:
+            if isinstance(part, Piece):
+                pieces.append(part)
             elif part == "arguments":
                 pieces += self._arguments(call)
             else:  # in the quotes of the object

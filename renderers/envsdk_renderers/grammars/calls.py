@@ -131,17 +131,13 @@ class CallReader:
             return self._broken(start, since, broken)
         return ReadCall(self._with_raw(found, start, since), found.position, found.following, last=found.end)
 
-    @property
-    def _coded(self) -> str:
-        return self._source.text
-
     def _with_raw(self, found: _Found, start: int, since: int) -> ToolCall:
         """Return the call with its sampled text if the template would write another one."""
         tags, coded_tags = self._grammar.call_tags, self._patterns.call_tags
-        closed = self._coded.find(coded_tags[1], found.end, found.position) if coded_tags else -1
+        closed = self._source.text.find(coded_tags[1], found.end, found.position) if coded_tags else -1
         is_tagged = closed >= 0
         opened = self._opened(start, since)
-        coded = self._coded[opened:closed] if is_tagged else self._coded[start : found.end].strip()
+        coded = self._source.text[opened:closed] if is_tagged else self._source.text[start : found.end].strip()
         try:
             if tags and is_tagged:
                 written = self._writer.between_tags(found.call, tags)
@@ -160,7 +156,7 @@ class CallReader:
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""
         tags = self._patterns.call_tags
-        at = self._coded.rfind(tags[0], since, start) if tags else -1
+        at = self._source.text.rfind(tags[0], since, start) if tags else -1
         return at + len(tags[0]) if tags and at >= 0 else start
 
     def begins(self, start: int) -> bool:
@@ -172,7 +168,7 @@ class CallReader:
         if self._grammar.calls_are_marked or self._grammar.call != ("object",):
             return True
         try:
-            value, _ = read_value(self._coded, start, JSON, is_whole=self._source.is_whole)
+            value, _ = read_value(self._source.text, start, JSON, is_whole=self._source.is_whole)
         except ValueError as error:
             if str(error) == CUT:
                 raise Undecided(start) from None
@@ -196,8 +192,8 @@ class CallReader:
 
     def _broken(self, start: int, since: int, broken: Unreadable) -> ReadCall:
         found = self._source.search(self._patterns.broken_end, broken.position)
-        end = found.start() if found else len(self._coded)
-        text = self._patterns.code.plain(self._coded[self._opened(start, since) : end])
+        end = found.start() if found else len(self._source.text)
+        text = self._patterns.code.plain(self._source.text[self._opened(start, since) : end])
         is_open = self._patterns.has_control_closers and not found
         is_cut = not found and (broken.is_open or not text.strip())
         error = NOT_CLOSED if is_cut else str(broken)
@@ -217,13 +213,16 @@ class CallReader:
 
     def _read_object(self, start: int) -> _Found:
         value, end = self._value(start, "")
-        grammar, fields = self._grammar, cast("dict[str, Any]", value)
         if not isinstance(value, dict):
             raise Unreadable("a tool call is not a JSON object", end)
+        grammar = self._grammar
+        fields = cast("dict[str, Any]", value)
         name = _at(fields, grammar.name_path)
         if not isinstance(name, str) or not name:
             raise Unreadable("a tool call has no name", end)
-        path = tuple(name if key == "" else key for key in grammar.arguments_path)
+        path = grammar.arguments_path
+        if "" in path:
+            path = tuple(name if key == "" else key for key in path)
         arguments = _at(fields, path, _MISSING)
         if arguments is _MISSING:
             self._refuse_other_keys(_at(fields, path[:-1]), path, end, name)
@@ -247,11 +246,11 @@ class CallReader:
         style = JSON if self._grammar.call[0] == "object" else self._patterns.style
         self._refuse_work(start, name)
         try:
-            value, end = read_value(self._coded, start, style, is_whole=self._source.is_whole)
+            value, end = read_value(self._source.text, start, style, is_whole=self._source.is_whole)
         except ValueError as error:
             if str(error) == CUT:
                 raise Undecided(start) from None
-            self._searched += _searched(error, len(self._coded) - start)
+            self._searched += _searched(error, len(self._source.text) - start)
             what = "JSON" if style.is_json else "an object"
             is_cut = self._is_cut(error, start)
             raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_cut) from None
@@ -266,21 +265,21 @@ class CallReader:
     def _refuse_work(self, start: int, name: str) -> None:
         """Refuse to read on after many broken calls, each of which may have been searched to the end of the reply."""
         if self._searched > _WORK * self._source.length:
-            self._source.need(len(self._coded))
+            self._source.need(len(self._source.text))
             raise Unreadable("a tool call follows too many broken ones", start, name)
 
     # A call in Python's syntax.
 
     def _read_python(self, start: int) -> _Found:
-        named = _PYTHON_NAME.match(self._coded, start)
+        named = _PYTHON_NAME.match(self._source.text, start)
         name = named[1] if named else ""
         self._refuse_work(start, name)
-        control = CONTROL.search(self._coded, start)
-        stop = control.start() if control else len(self._coded)
+        control = CONTROL.search(self._source.text, start)
+        stop = control.start() if control else len(self._source.text)
         is_whole = control is not None or self._source.is_whole
         try:
             name, arguments, end = read_python_call(
-                self._coded, start, stop, self._grammar.unescaped_quote, is_whole=is_whole
+                self._source.text, start, stop, self._grammar.unescaped_quote, is_whole=is_whole
             )
         except NotPython as error:
             if str(error) == CUT:
@@ -323,7 +322,7 @@ class CallReader:
         try:
             found = self._source.search(pattern, start)
         except Undecided as undecided:
-            found = pattern.complete.match(self._coded, undecided.position)
+            found = pattern.complete.match(self._source.text, undecided.position)
             if found is None or not self._ends_call(field, constants, (found.lastindex or 1) - 1):
                 raise
             is_decided = False
@@ -332,7 +331,7 @@ class CallReader:
             is_open = found is None and any(self._patterns.closers)
             raise self._misformed(f"a tool call has no end of its {field}", where, name, is_open=is_open)
         constant = constants[(found.lastindex or 1) - 1]
-        text = constant.strip_before(self._coded[start : found.start()])
+        text = constant.strip_before(self._source.text[start : found.start()])
         end = start + len(text)
         if field != "value" and (not text.strip() or "\n" in text.strip() or self._has_opener(text)):
             raise self._misformed(f"a tool call has no {field}", start, name)
@@ -381,7 +380,7 @@ class CallReader:
             where = found.start() if found else start
             raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
         index = (found.lastindex or 1) - 1
-        key = constants[index].strip_before(self._coded[start : found.start()])
+        key = constants[index].strip_before(self._source.text[start : found.start()])
         if "\n" in key:
             raise self._misformed(f"{name:.80}: a key has a line break", start, name)
         return key, self._source.skip(constants[index].tail, found.end(), start), kinds[index]
@@ -439,14 +438,14 @@ class CallReader:
     def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
         """Read the constant after a field that shows itself where it ends."""
         pattern, constants = self._patterns.after(field)
-        after = skip_space(self._coded, end)
+        after = skip_space(self._source.text, end)
         is_closed = not self._patterns.ends_itself
         try:
             found = self._source.match(pattern, after)
             constant = constants[(found.lastindex or 1) - 1] if found else None
             position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
         except Undecided:
-            following = pattern.complete.match(self._coded, after)
+            following = pattern.complete.match(self._source.text, after)
             if is_closed and not following:
                 raise
             raise CallRead(call, end, following.end() if following else end) from None
@@ -454,7 +453,7 @@ class CallReader:
             return _Found(call, end, position, constant)
         if not is_closed:
             return _Found(call, end, end, None)
-        if after == len(self._coded) or pattern.begun.match(self._coded, after):
+        if after == len(self._source.text) or pattern.begun.match(self._source.text, after):
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
 

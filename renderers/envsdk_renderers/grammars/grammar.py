@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
-from .styles import CONTROL, JSON, Style
+from .styles import CONTROL, JSON, Piece, Style
 
 Field: TypeAlias = Literal[
     "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
@@ -82,6 +82,11 @@ class Grammar:
     def written(self) -> Mapping[tuple[Field, Field], str]:
         """The constants that the template writes, by the fields before and after."""
         return {(edge.source, edge.target): edge.constant for edge in reversed(self.edges) if edge.is_written}
+
+    @cached_property
+    def object_parts(self) -> tuple[Piece | str, ...]:
+        """How an `object` is written: its constants as pieces, and the names of the fields between them."""
+        return tuple(part if number % 2 else Piece(part, True) for number, part in enumerate(self.layout))
 
     @cached_property
     def values_by_type(self) -> Mapping[str, Values]:

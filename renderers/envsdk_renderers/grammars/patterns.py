@@ -61,7 +61,7 @@ class Constant:
     core: str
     tail: str
 
-    @property
+    @cached_property
     def target(self) -> Field:
         """The field after it."""
         return self.edge.target

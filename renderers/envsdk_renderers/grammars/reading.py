@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 from envsdk.messages import Message, ToolCall, ToolSchema
@@ -74,7 +75,7 @@ class GrammarReading:
     def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
         self._patterns = patterns
         self._source = Source()
-        self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
+        self._tools = tools
         self._state: Field | Literal["broken"] = "start"
         """The field that comes next; `broken` is a call that was opened but does not go on as one."""
         self._position: int = 0
@@ -97,6 +98,10 @@ class GrammarReading:
         self._reported: int = 0
         """How many parts of the content were reported."""
         self._waiting = _Waiting(patterns)
+
+    @cached_property
+    def _call_reader(self) -> CallReader:
+        return CallReader(self._patterns.grammar, self._patterns, self._source, self._tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
@@ -218,7 +223,7 @@ class GrammarReading:
 
     def _think(self, coded: str) -> None:
         """Add reasoning; a control token in it is out of place and becomes its name."""
-        for control in dict.fromkeys(CONTROL.findall(coded)):
+        for control in () if coded.isascii() else dict.fromkeys(CONTROL.findall(coded)):
             self._note(f"{self._patterns.code.plain(control)} is out of place")
         text = self._patterns.code.plain(coded)
         if self._reasoning is None:

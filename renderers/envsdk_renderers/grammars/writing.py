@@ -71,6 +71,8 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece
 
 def _begun(prompted: str, first: str) -> int:
     """Return how much of what is written first is how the prompt ends, such as the tag that closes an empty block."""
+    if not prompted:
+        return 0
     fitting = (end for end in range(len(first), 0, -1) if prompted.endswith(first[:end]))
     end = next(fitting, 0)
     return end if is_mark(first[:end].strip()) else 0

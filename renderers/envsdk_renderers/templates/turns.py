@@ -43,6 +43,7 @@ class TemplateTurns:
         self._mask = template.mask
         self._ends = ends
         self._judges: dict[tuple[object, ...], Judge] = {}
+        self._shapes: dict[tuple[object, ...], Message] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -128,10 +129,10 @@ class TemplateTurns:
         self.refuse_triggers(hidden)
         rules = self._rules_with_tools if tools else self._rules_without_tools
         contents = [rules.write(message) for message in hidden]
-        is_known = not any(content is None for content in contents)
+        is_known = None not in contents
         writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
         if is_known and not writes_ids:
-            shape, *shown = self.template.dialect.addressed([self.hide(_shape(reply)), *hidden], adds_ids=False)
+            shape, *shown = self.template.dialect.addressed([self._shape(reply), *hidden], adds_ids=False)
             shape, *shown = map(_without_ids, (shape, *shown))
         else:  # an id is made of the arguments
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
@@ -144,6 +145,16 @@ class TemplateTurns:
         tail = self._cached_tail(judge, previous, shape, shown)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
+
+    def _shape(self, reply: Message) -> Message:
+        """Return the shape of a reply, as the template may see it."""
+        calls = tuple([(call.name, call.id) for call in reply.tool_calls])
+        key = (None if reply.reasoning is None else bool(reply.reasoning), bool(reply.content), calls)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self.hide(_shape(reply))
+            remember(self._shapes, key, shape)
+        return shape
 
     @staticmethod
     def _slots_next_to_images(answers: Sequence[Message], contents: Sequence[str | None]) -> dict[int, str]:
