@@ -343,7 +343,8 @@ def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:
     if not task:
         raise ConfigError(
             "the row has no columns besides its messages, so nothing specifies the task, and the rollouts of a group "
-            "would have different ones: add a column 'seed', or the columns of a task, to the dataset"
+            "would have different ones: add a column 'seed', or the columns of a task, to the dataset, and start the "
+            "trainer with --vllm_server_pass_dataset true, which passes them"
         )
     seed = task.pop("seed", None)
     if seed is None:
