@@ -26,7 +26,7 @@ from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
 from ..episodes.agent import Agent
 from ..errors import ConfigError, EpisodeError, PolicyError
-from ..images import PlacedImage
+from ..images import PlacedImage, rgb_image
 from ..messages import Message, TextPart, ToolSchema
 from ..rollouts.jobs import Job
 from ..rollouts.options import Deadlines, check_deadlines
@@ -38,7 +38,6 @@ from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling
 from .conversations import to_conversations
-from .image_inputs import rgb_image
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
 from .ms_swift_records import to_response as to_response

@@ -6,7 +6,7 @@ vLLM, which is not here. Requests and records pass as JSON, as through its serve
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
