@@ -1,4 +1,4 @@
-"""Samples with images pass through prime-rl's records, its packing and its processor, and give the model what we would."""
+"""Samples with images pass through prime-rl's records, packing and processor, and give the model what we would."""
 
 import importlib
 from typing import Any
