@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
@@ -246,6 +247,25 @@ class Image:
         if self._held is None:
             held = embedded.get(self.sha256)
             self._held = held if held is not None or folder is None else folder / self.file_name
+
+
+def rgb_image(image: Image) -> Image:
+    """Return an image whose file is in RGB and opaque: itself, or a PNG of the pixels that models see.
+
+    Trainers and servers read other files in different ways: they show a background through transparent parts, or take
+    no gray images.
+
+    Raises:
+        ImageError: If the bytes of the image are missing.
+    """
+    with pillow_module("Image").open(io.BytesIO(image.data)) as opened:
+        is_plain = opened.mode == "RGB" and "transparency" not in opened.info
+    return image if is_plain else _rgb_file(image)
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def _rgb_file(image: Image) -> Image:
+    return Image.read(image.pixels)
 
 
 def _remember(sha256: str, pixels: "PILImage") -> "PILImage":

@@ -10,33 +10,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import ServerReplyError
-from ..images import Image
+from ..images import rgb_image
 from .server_replies import ServerRequest
-
-_PNG_COLOR_TYPE, _WITH_ALPHA = 25, (4, 6)
-"""The byte of a PNG file that describes its colors, and its values for those with transparency."""
 
 
 def image_fields(request: ServerRequest) -> dict[str, Any]:
     """Return the fields of a request with images.
 
-    vLLM's processor writes the placeholders of each image in place of one, so the others are left out.
+    vLLM's processor writes the placeholders of each image in place of one, so the others are left out. It would show a
+    background through transparent parts, and other processors do not.
     """
     is_sent = np.ones(len(request.prompt), dtype=np.bool_)
     for placed in request.media:
         is_sent[placed.start + 1 : placed.stop] = False
-    parts = [{"type": "image_url", "url": _opaque(placed.image).url} for placed in request.media]
+    parts = [{"type": "image_url", "url": rgb_image(placed.image).url} for placed in request.media]
     return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
-
-
-def _opaque(image: Image) -> Image:
-    """Return an image as its pixels, if it is transparent: vLLM would show a background, and processors do not."""
-    return Image.read(image.pixels) if image.media_type == "image/png" and _may_be_transparent(image.data) else image
-
-
-def _may_be_transparent(png: bytes) -> bool:
-    has_transparent_color = png.find(b"tRNS", 0, png.find(b"IDAT")) != -1
-    return has_transparent_color or png[_PNG_COLOR_TYPE] in _WITH_ALPHA
 
 
 def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:

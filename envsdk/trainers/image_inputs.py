@@ -1,12 +1,11 @@
-"""The forms in which trainers take the images of a sample: arrays of an image processor, files in RGB, token types."""
+"""What trainers get of the images of a sample besides tokens: the arrays of an image processor."""
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidSample
-from ..images import Image, PlacedImage, pillow_module
+from ..images import PlacedImage
 from ..rendering.vision import Vision, joined_arrays
 from ..trajectories.samples import Sample
 
@@ -17,19 +16,6 @@ NEEDS_VISION = (
     "the trainer gets the arrays of the model's image processor, and none was given: pass vision=renderer.vision"
 )
 """Why an adapter refuses images without a processor."""
-
-
-def rgb_image(image: Image) -> Image:
-    """Return an image whose file is in RGB: itself, or a PNG of the pixels that the model sees.
-
-    Trainers treat transparency in different ways.
-
-    Raises:
-        ImageError: If the bytes of the image are missing.
-    """
-    pillow = pillow_module("Image")
-    with pillow.open(io.BytesIO(image.data)) as opened:
-        return image if opened.mode == "RGB" else Image.read(image.pixels)
 
 
 def whole_images(index: int, sample: Sample, length: int) -> list[PlacedImage]:

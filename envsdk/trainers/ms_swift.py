@@ -26,7 +26,7 @@ from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
 from ..episodes.agent import Agent
 from ..errors import ConfigError, EpisodeError, PolicyError
-from ..images import PlacedImage
+from ..images import PlacedImage, rgb_image
 from ..messages import Message, TextPart, ToolSchema
 from ..rollouts.jobs import Job
 from ..rollouts.options import Deadlines, check_deadlines
@@ -38,7 +38,6 @@ from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_sampling
 from .conversations import to_conversations
-from .image_inputs import rgb_image
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
 from .ms_swift_records import to_response as to_response
@@ -343,7 +342,8 @@ def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:
     if not task:
         raise ConfigError(
             "the row has no columns besides its messages, so nothing specifies the task, and the rollouts of a group "
-            "would have different ones: add a column 'seed', or the columns of a task, to the dataset"
+            "would have different ones: add a column 'seed', or the columns of a task, to the dataset, and start the "
+            "trainer with --vllm_server_pass_dataset true, which passes them"
         )
     seed = task.pop("seed", None)
     if seed is None:

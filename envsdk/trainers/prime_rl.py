@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from ..errors import InvalidSample
+from ..images import rgb_image
 from ..rendering.vision import token_types
 from ..trajectories.samples import Sample
 from .capability import Capability
 from .checks import check_samples
-from .image_inputs import rgb_image
 from .rows import advantages, logprobs, temperatures
 from .rows import routed_experts as experts_of
 

@@ -12,7 +12,7 @@ from ..authoring.env import Env
 from ..authoring.making import make
 from ..contexts.protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
-from ..images import PlacedImage
+from ..images import PlacedImage, rgb_image
 from ..limits import StopReason
 from ..policies.vocabularies import check_tokenizer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -21,7 +21,6 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
 from .checks import check_samples, check_sampling
-from .image_inputs import rgb_image
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 

@@ -242,7 +242,7 @@ class RolloutFunc:
 
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
-        samples: The samples of the last batch, in the same order; None for a row that trains nothing.
+        envsdk_samples: The samples of the last batch, in the same order; None for a row that trains nothing.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -268,7 +268,7 @@ class RolloutFunc:
         self.max_concurrency, self._deadlines = max_concurrency, check_deadlines(deadlines)
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
-        self.samples: list[Sample | None] = []
+        self.envsdk_samples: list[Sample | None] = []
         self._calls = 0
         self._tokenizer: tuple[Any, Tokenizer] | None = None
 
@@ -293,7 +293,7 @@ class RolloutFunc:
         if self._failed_batches >= self._max_failed_batches:
             raise_if_all_failed(self.trajectories)
         chosen = [_choose(trajectory, self.on_break) for trajectory in self.trajectories]
-        self.samples = [single.sample for single in chosen]
+        self.envsdk_samples = [single.sample for single in chosen]
         pad_token_id = _tokenizer_in(trainer.processing_class).pad_token_id
         images = getattr(trainer, "takes_images", False)
         batch = _batch(self.trajectories, chosen, trainer.temperature, pad_token_id, images=images)

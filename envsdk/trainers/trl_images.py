@@ -28,7 +28,7 @@ _METHODS = ("_generate_and_score_completions", "_get_per_token_logps_and_entropi
 
 
 class _HasSamples(Protocol):
-    samples: list[Sample | None]
+    envsdk_samples: list[Sample | None]
 
 
 def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
@@ -97,12 +97,12 @@ def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
         def _images(self, ids: Any, completion_length: int, first: int = 0) -> dict[str, Any]:
             """Return the images of rows, from the row `first` of the batch on, whose padded tokens these are."""
             rollouts = cast("_HasSamples | None", getattr(self, "rollout_func", None))
-            if not hasattr(rollouts, "samples"):
+            if not hasattr(rollouts, "envsdk_samples"):
                 raise ConfigError(
-                    "the rollout_func of this trainer has no samples: pass a RolloutFunc of envsdk.trainers.trl, or "
-                    "use GRPOTrainer"
+                    "the rollout_func of this trainer has no envsdk_samples: pass a RolloutFunc of "
+                    "envsdk.trainers.trl, or use GRPOTrainer"
                 )
-            samples = cast("_HasSamples", rollouts).samples[first : first + ids.size(0)]
+            samples = cast("_HasSamples", rollouts).envsdk_samples[first : first + ids.size(0)]
             fields = batch_images(samples, ids.cpu().numpy(), ids.size(1) - completion_length, self.image_processor)
             torch = load("torch", "trl")
             return {

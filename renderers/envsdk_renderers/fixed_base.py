@@ -550,7 +550,12 @@ class FixedBase(Renderer):
         for index, message in enumerate(messages):
             out.begin(first + index, message.role, message.images)
             self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
-        _set_generation_prompt(out, tail.text[bounds[len(messages)] :])
+        prompt = tail.text[bounds[len(messages)] :]
+        if not messages and prompt.endswith(self.generation_prompt):
+            # What else follows the reply ends it: an edit may write other messages before the generation prompt.
+            self._writer.write(out, prompt.removesuffix(self.generation_prompt))
+            prompt = self.generation_prompt
+        _set_generation_prompt(out, prompt)
 
     # Validating.
 

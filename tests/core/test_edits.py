@@ -189,3 +189,29 @@ def test_a_base_that_is_not_there_is_refused():
 
     with pytest.raises(TurnError, match="names the context 'nowhere'"):
         rollout(Lost(), "random", seed=0)
+
+
+class Anew(Env):
+    """Replaces the whole conversation after each reply."""
+
+    first = "One."
+
+    def start(self) -> Turn:
+        return Turn(self.first, system="S")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn([Message(role="system", content="S"), Message(role="user", content="Two.")], edit=Edit(0, "anew"))
+
+
+class Fresh(Anew):
+    first = "Two."
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_a_conversation_that_an_edit_replaces_is_written_like_a_new_one(name: str):
+    renderer = RENDERERS[name]()
+    prompts = [
+        [prompt.prompt.tolist() for prompt in played(kind(renderer=renderer, limits=Limits(max_steps=2)), 2).prompts()]
+        for kind in (Anew, Fresh)
+    ]
+    assert prompts[0][1] == prompts[1][0]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pillow
 
 from envsdk.errors import ImageError
-from envsdk.images import MAX_BYTES, Image
+from envsdk.images import MAX_BYTES, Image, rgb_image
 from envsdk.messages import ImagePart, Message
 
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -215,3 +215,20 @@ def test_pixels_are_stored_without_loss_however_well_they_compress(shape, kind):
         assert np.array_equal(np.asarray(read), values)
     assert Image.read(image.data) == image
     assert kind != "flat" or len(image.data) < values.size // 4 + 200
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA"])
+def test_an_image_that_is_not_in_rgb_is_sent_as_the_pixels_that_a_model_sees(mode: str):
+    image = Image.read(file_of(Pillow.fromarray(NOISE).convert(mode), "PNG"))
+    sent = rgb_image(image)
+    assert Pillow.open(io.BytesIO(sent.data)).mode == "RGB"
+    assert sent.pixels.tobytes() == image.pixels.tobytes()
+
+
+def test_an_image_in_rgb_is_sent_as_it_is_unless_one_of_its_colors_is_transparent():
+    plain = Image.read(NOISE)
+    keyed = Image.read(file_of(Pillow.fromarray(NOISE), "PNG", transparency=tuple(NOISE[0, 0].tolist())))
+    assert rgb_image(plain) is plain
+    assert "transparency" in Pillow.open(io.BytesIO(keyed.data)).info
+    assert "transparency" not in Pillow.open(io.BytesIO(rgb_image(keyed).data)).info
+    assert rgb_image(keyed).pixels.tobytes() == keyed.pixels.tobytes()

@@ -1,11 +1,9 @@
 """No adapter drops an image: it passes it on, or refuses the sample."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pytest
 from trainers.episodes import copy_of, kept
 from trainers.pictures import FIRST, images_of, shown, shown_sample
@@ -17,7 +15,7 @@ from envsdk.errors import InvalidRecord, InvalidSample
 from envsdk.trainers import check_samples, tables
 from envsdk.trainers.atif import from_atif, to_atif
 from envsdk.trainers.foreign import LoggedStep, from_steps
-from envsdk.trainers.image_inputs import image_arrays, rgb_image
+from envsdk.trainers.image_inputs import image_arrays
 from envsdk.trainers.plain import collate
 from envsdk.trainers.prime_rl import to_training_samples
 from envsdk.trainers.tables import read_parquet, write_parquet
@@ -86,15 +84,6 @@ def test_verl_s_untrained_output_has_no_part_of_an_image(prompt_length: int):
     vision = vision_renderer().vision
     images = [Image.read(image) for image in output.get("multi_modal_data", {}).get("images", ())]
     assert np.isin(tokens, vision.token_ids).sum() == sum(vision.count(image) for image in images)
-
-
-def test_an_image_that_is_not_in_rgb_is_given_as_the_pixels_that_the_model_sees():
-    buffer = io.BytesIO()
-    PIL.Image.new("L", (40, 30), 128).save(buffer, format="PNG")
-    gray, color = Image.read(buffer.getvalue()), Image.read(PIL.Image.new("RGB", (40, 30)))
-    assert rgb_image(color) is color
-    assert rgb_image(gray) != gray
-    assert rgb_image(gray).pixels.tobytes() == gray.pixels.tobytes()
 
 
 def test_a_batch_has_the_images_of_each_sample_and_refuses_to_cut_one():

@@ -1,15 +1,12 @@
 """Images of an environment reach ms-swift's engine, its template, and a training step of a small vision model."""
 
 import asyncio
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pytest
-import real_models
 import torch
 import transformers
 from swift.infer_engine.protocol import (
@@ -26,9 +23,8 @@ from swift.rl_core.data import GRPOSample
 from swift.rlhf_trainers.utils import build_rollout_logps, encode_sample
 from swift.template import get_template
 from trainers.pictures import Gallery
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from envsdk import Message, Renderer, Turn, get_renderer, load_tokenizer
+from envsdk import Message, Renderer, Turn
 from envsdk.errors import ConfigError
 from envsdk.trainers.ms_swift import make_scheduler
 
@@ -38,53 +34,11 @@ PAD = 151655
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random Qwen2.5-VL with Qwen3's vocabulary."""
-    folder = tmp_path_factory.mktemp("qwen2_5_vl")
-    for file in real_models.qwen3_folder().iterdir():
-        shutil.copy(file, folder)
-    torch.manual_seed(0)
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
-    }
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "fullatt_block_indexes": [1],
-        "window_size": 56,
-    }
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, pad_token_id=151643)
-    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
-    images = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images))
-    (folder / "chat_template.jinja").write_text(real_models.template("qwen2_5_vl"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def template(folder: Path) -> Any:
-    processor = get_processor(str(folder), model_type="qwen2_5_vl")
+def template(vision_folder: Path) -> Any:
+    processor = get_processor(str(vision_folder), model_type="qwen2_5_vl")
     template = get_template(processor, template_type="qwen2_5_vl", loss_scale="last_round")
     template.set_mode("train")
     return template
-
-
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    """With the image processor alone: ms-swift changes the class of the whole one, so that subclasses do not work."""
-    tokenizer, chat_template = load_tokenizer(real_models.qwen3_folder()), real_models.template("qwen2_5_vl")
-    processor = Qwen2VLImageProcessorPil(patch_size=14)
-    return get_renderer("fixed_base", tokenizer, template=chat_template, processor=processor)
 
 
 class Engine:
@@ -130,9 +84,9 @@ def run(template: Any, model: Any, env: Any, **options: Any) -> tuple[list[GRPOS
 
 
 @pytest.fixture
-def model(folder: Path) -> Any:
+def model(vision_folder: Path) -> Any:
     kind = transformers.Qwen2_5_VLForConditionalGeneration
-    return kind.from_pretrained(folder, dtype="float32").eval()
+    return kind.from_pretrained(vision_folder, dtype="float32").eval()
 
 
 @pytest.mark.parametrize(

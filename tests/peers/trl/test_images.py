@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch_vision_models import tiny_qwen_vl
 from trainers.pictures import Gallery
 from trl import GRPOConfig, GRPOTrainer
 from vision_models import qwen_processor, vision_renderer
@@ -25,30 +26,8 @@ GENERATIONS, REPLY = 2, 4
 @pytest.fixture(scope="module")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Qwen2.5-VL; TRL loads the reference from its folder."""
-    torch.manual_seed(0)
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
-    }
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "initializer_range": 0.2,
-        "fullatt_block_indexes": [1],
-        "window_size": 56,
-    }
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, pad_token_id=151643)
     folder = tmp_path_factory.mktemp("vision")
-    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    tiny_qwen_vl("qwen2_5_vl").save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,3 @@
+"""verl loads processors of vision models with torchvision."""
+
+import torchvision_operators  # noqa: F401
