@@ -136,8 +136,8 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     """
     episodes = _as_list(trajectories)
     steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
+    samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]  # checks the records
     images = [placed for trajectory in episodes for placed in _images(trajectory)]
-    samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]
     return Cost(
         episodes=len(episodes),
         failed=sum(trajectory.status == "error" for trajectory in episodes),
