@@ -37,10 +37,7 @@ _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
 """The formats and modes of files whose bytes are kept."""
 _PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
-_BAND, _BAND_BYTES = (
-    16,
-    2048,
-)  # how many rows, and bytes, at least are tried to find out whether pixels can be compressed
+_BAND, _BAND_BYTES = 16, 2048  # how many rows and bytes, at least, are tried to find out whether pixels compress
 _MAX_REMEMBERED = 8
 _decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read last, by hash
 _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begin

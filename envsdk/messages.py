@@ -511,21 +511,10 @@ def _of_user(text: str) -> Message:
     """Return `Message(role="user", content=text)`; pydantic has to check only what may not be valid Unicode."""
     if type(text) is not str or not text.isascii():
         return Message(role="user", content=text)
-    fields = {**_EMPTY_USER, "content": text}
-    return _unchecked(Message, fields, {"role", "content"})
+    return _unchecked(Message, {**_EMPTY_USER, "content": text}, {"role", "content"})
 
 
-_EMPTY_USER: Mapping[str, Any] = {
-    "role": "user",
-    "content": "",
-    "reasoning": None,
-    "tool_calls": (),
-    "tool_call_id": None,
-    "name": None,
-    "parts": None,
-    "errors": (),
-    "open_block": None,
-}
+_EMPTY_USER = {name: field.default for name, field in Message.model_fields.items()} | {"role": "user"}
 
 
 def _mapping(item: object) -> Mapping[str, Any]:
