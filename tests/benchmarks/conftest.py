@@ -115,7 +115,7 @@ def make_playback(tokenizer: Tokenizer, prose: Prose) -> MakePlayback:
         reasoning: int = 100,
         content: tuple[int, int] = (100, 100),
         answer: int = 200,
-        max_steps: int | None = None,
+        max_steps: int = 10_000,  # more than an episode may have without a limit
     ) -> Playback:
         talk = Talk(renderer="qwen3", tokenizer=tokenizer, history=history, limits={"max_steps": max_steps})
         talk.prose, talk.answer_words, talk.tools = prose, answer, [SEARCH] if history == "keep" else None
