@@ -1,11 +1,10 @@
 """The cost of a set of trajectories, in tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from ..errors import ConfigError
-from ..images import PlacedImage
 from ..trajectories.media import observed_images
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
@@ -137,7 +136,9 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     episodes = _as_list(trajectories)
     steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
     samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]  # checks the records
-    images = [placed for trajectory in episodes for placed in _images(trajectory)]
+    images = [
+        placed for trajectory in episodes for placed in observed_images(_own_steps(trajectory), trajectory.contexts)
+    ]
     return Cost(
         episodes=len(episodes),
         failed=sum(trajectory.status == "error" for trajectory in episodes),
@@ -169,12 +170,6 @@ def _as_list(trajectories: Any) -> list[Trajectory]:
 def _own_steps(trajectory: Trajectory) -> list[Step]:
     """Return the steps of a trajectory without those that a fork copied from another episode."""
     return [step for step in trajectory.steps if not trajectory.is_copied(step)]
-
-
-def _images(trajectory: Trajectory) -> Iterator[PlacedImage]:
-    """Yield the images that a policy observed, each as often as it was observed."""
-    for step in _own_steps(trajectory):
-        yield from observed_images(step, trajectory.contexts[step.context].media)
 
 
 def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:

@@ -101,11 +101,7 @@ class Score:
                 failed[trajectory.error_kind or "unknown"] += 1
                 continue
             breaks.update(break_.reason for break_ in trajectory.breaks)
-            images = [
-                placed.stop - placed.start
-                for step in trajectory.steps
-                for placed in observed_images(step, trajectory.contexts[step.context].media)
-            ]
+            images = [placed.stop - placed.start for placed in observed_images(trajectory.steps, trajectory.contexts)]
             tokens = trajectory.observed_tokens, trajectory.sampled_tokens
             lengths.append((len(trajectory.steps), *tokens, len(images), sum(images)))
             for name, value in _named_rewards(trajectory).items():

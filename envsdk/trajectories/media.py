@@ -4,29 +4,29 @@ import base64
 import binascii
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidRecord
 from ..images import Image, PlacedImage
 from .records import storing, whole_file
 from .steps import Step
 
+if TYPE_CHECKING:
+    from .context_log import ContextLog
+
 MEDIA = "media"
 """The folder of a run in which the images are, each in a file that is named by its hash."""
 
 
-def observed_images(step: Step, media: Sequence[PlacedImage]) -> Sequence[PlacedImage]:
-    """Return the images that the policy observed before a step.
-
-    Args:
-        step: The step.
-        media: The images of the step's context, `ContextLog.media`.
-    """
-    first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
-    return media[first:stop]
+def observed_images(steps: Iterable[Step], contexts: "Mapping[str, ContextLog]") -> Iterator[PlacedImage]:
+    """Yield the images that policies observed before steps, each as often as it was observed."""
+    for step in steps:
+        media = contexts[step.context].media
+        first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
+        yield from media[first:stop]
 
 
 def embedded(images: Iterable[Image]) -> dict[str, str]:
