@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -64,24 +65,33 @@ def _lines(source: Source, match: Match, contexts: bool, full: bool) -> Iterator
     heading = next(lines)
     yield heading
     images = {image.sha256: image for image in trajectory.images}
+
+    @cache  # it reads and hashes the file
+    def note_of(sha256: str) -> str:
+        return _note_on_file(images[sha256], source.media)
+
     for hit in match.hits:
         yield Line(hit_text(hit), False)
     if match.count > len(match.hits):
         yield Line(f"found in {match.count - len(match.hits):,} further messages", False)
     for line in lines:
-        yield line if line.sha256 == "" else _with_file(line, images[line.sha256], source)
+        yield line if line.sha256 == "" else _with_file(line, images[line.sha256], note_of(line.sha256))
 
 
-def _with_file(line: Line, image: Image, source: Source) -> Line:
-    """Add to the name of an image its file in the run folder, and whether that is missing or was changed."""
-    file = source.media / image.file_name
+def _with_file(line: Line, image: Image, note: str) -> Line:
+    """Add to the name of an image a note on its file, if there is one."""
+    return line._replace(text=f"{line.text[:-1]}: {note}]" if note else line.text, image=image)
+
+
+def _note_on_file(image: Image, folder: Path) -> str:
+    """Return the file of an image in the folder, and whether it is missing or was changed; empty if none is needed."""
+    file = folder / image.file_name
     try:
         image.data  # noqa: B018
-        note = on_one_line(str(file)) if file.is_file() else ""
+        return on_one_line(str(file)) if file.is_file() else ""
     except ImageError:
         what = "the file was changed: it has another SHA-256" if file.is_file() else "the file is missing"
-        note = f"{on_one_line(str(file))} ({what})"
-    return line._replace(text=f"{line.text[:-1]}: {note}]" if note else line.text, image=image)
+        return f"{on_one_line(str(file))} ({what})"
 
 
 def print_lines(lines: Iterator[Line], pictures: Pictures) -> None:

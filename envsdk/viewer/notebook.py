@@ -4,14 +4,12 @@ import base64
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ..errors import ImageError
-from ..images import Image
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts.journal import PLAIN
 from ..trajectories.media import MEDIA, write_images
@@ -85,7 +83,9 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     """
     loaded = load_tokenizer("embedded" if tokenizer is None else tokenizer)
     folder = Path(tempfile.mkdtemp(prefix="envsdk-view-"))
-    write_images(_readable(trajectory.images), folder / MEDIA)
+    for image in trajectory.images:
+        with suppress(ImageError):  # without its bytes, it is only named
+            write_images([image], folder / MEDIA)
     with storing(folder / PLAIN):
         (folder / PLAIN).write_bytes(trajectory.to_json(embed_images=False) + b"\n")
     page = TrajectoryPage(folder / "trajectory.html")
@@ -93,14 +93,6 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     if not _is_notebook():
         webbrowser.open(page.url)
     return page
-
-
-def _readable(images: Iterable[Image]) -> Iterator[Image]:
-    """Yield the images whose bytes are there."""
-    for image in images:
-        with suppress(ImageError):
-            image.data  # noqa: B018
-            yield image
 
 
 def _is_notebook() -> bool:
