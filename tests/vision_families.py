@@ -7,7 +7,7 @@ are the same classes without them.
 import copy
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,6 @@ FAMILIES = {
         image_options={"size": {"height": 32, "width": 32}},
         special_tokens={"bos_token": "<bos>", "eos_token": "<eos>", **_GEMMA3_TOKENS},
     ),
-    "gemma-3 with crops": VisionFamily(
-        "gemma-3",
-        "gemma3",
-        "gemma3.processing_gemma3:Gemma3Processor",
-        "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil",
-        image_options={"size": {"height": 32, "width": 32}, "do_pan_and_scan": True},
-        call_options={"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16},
-        special_tokens={"bos_token": "<bos>", "eos_token": "<eos>", **_GEMMA3_TOKENS},
-    ),
     "gemma-4": VisionFamily(
         "gemma-4",
         "gemma4",
@@ -113,16 +104,6 @@ FAMILIES = {
         special_tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>"},
         parts=True,
     ),
-    "smolvlm": VisionFamily(
-        "fixed_base",
-        "idefics3",
-        "smolvlm.processing_smolvlm:SmolVLMProcessor",
-        "smolvlm.image_processing_pil_smolvlm:SmolVLMImageProcessorPil",
-        image_options={"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
-        options={"image_seq_len": 4},
-        special_tokens={"bos_token": "<|begin_of_text|>", "eos_token": "<end_of_utterance>"},
-        parts=True,
-    ),
     "llava-next": VisionFamily(
         "fixed_base",
         "llava_next",
@@ -136,9 +117,18 @@ FAMILIES = {
     ),
 }
 """The families by their names here."""
+FAMILIES["gemma-3 with crops"] = replace(
+    FAMILIES["gemma-3"],
+    image_options={**FAMILIES["gemma-3"].image_options, "do_pan_and_scan": True},
+    call_options={"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16},
+)
+FAMILIES["smolvlm"] = replace(
+    FAMILIES["idefics3"],
+    processor="smolvlm.processing_smolvlm:SmolVLMProcessor",
+    images="smolvlm.image_processing_pil_smolvlm:SmolVLMImageProcessorPil",
+)
 _MORE_TOKENS = {
     "gemma-3": (*_GEMMA3_TOKENS.values(), "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"),
-    "gemma-3 with crops": (*_GEMMA3_TOKENS.values(), "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"),
     "gemma-4": (
         *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|tool_call>"),
         *("<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>", "<|video|>", "<|audio|>"),
@@ -150,7 +140,7 @@ _MORE_TOKENS = {
     ),
     "llava-next": ("<image>", "<s>", "</s>"),
 }
-_MORE_TOKENS["smolvlm"] = _MORE_TOKENS["idefics3"]
+_MORE_TOKENS |= {"gemma-3 with crops": _MORE_TOKENS["gemma-3"], "smolvlm": _MORE_TOKENS["idefics3"]}
 
 
 class _OfImages:
