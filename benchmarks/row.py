@@ -79,8 +79,8 @@ class Row:
         unit: The unit of the figures.
         limit: The contender that is the limit: the part of the work that no implementation can avoid.
         repetitions: The most repetitions, without a warm-up, where one takes long; None for those of the run.
-        cap_s: The longest that one repetition may take, in seconds; None for that of the run. Of what takes longer than
-            that of the run, there is one repetition.
+        cap_s: The longest time of one repetition, in seconds; None for that of the run. A contender that takes longer
+            than the run allows gets one repetition.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Installs the TRL that ms-swift's trainers need, next to the one whose data the tests read.
 
-The tests of this environment read templates of TRL 1.16, and ms-swift's trainers import TRL below 1.0. So that one is
-in a folder of its own, which conftest.py puts on the path for the import. Running it again changes nothing.
+The tests of this environment read templates of TRL 1.16, and ms-swift's trainers import TRL below 1.0. So TRL 0.29
+is in a folder of its own, which conftest.py puts on the path for the import. Running it again changes nothing.
 """
 
 import subprocess
