@@ -433,7 +433,12 @@ class Renderer(ABC):
         return Rendered(out)
 
     def render_after(
-        self, history: Sequence[Message], messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        prefill: str | Message | None = None,
     ) -> Rendered | None:
         """Render the end of a conversation as the official chat template does; only `fixed_base` needs it.
 
@@ -441,9 +446,10 @@ class Renderer(ABC):
             history: The conversation before, at least one message. Only the first and the last one are read.
             messages: The end of the conversation; the first message is a reply.
             tools: JSON schemas of the tools that the model may call.
+            prefill: The beginning of the next reply.
 
         Returns:
-            The messages, without a generation prompt. None if only a rendering of the whole conversation shows them.
+            The messages and the generation prompt. None if only a rendering of the whole conversation shows them.
         """
         return None
 
