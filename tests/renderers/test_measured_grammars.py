@@ -11,12 +11,12 @@ from envsdk_environments.corpus_search import CorpusSearch
 from envsdk_environments.retail_desk import RetailDesk
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.grammars.grammar import Grammar
-from envsdk_renderers.grammars.probes import TOOLS, reply
+from envsdk_renderers.grammars.probes import KEYS, TOOLS, call_of, reply
 from families import FAMILIES, template_of
 from template_conversations import every_template, fixed_base, random_reply, templates, user
 
 import envsdk
-from envsdk import Message
+from envsdk import Message, load_tokenizer
 from envsdk.errors import RenderError, TemplateUnsupported
 
 
@@ -79,6 +79,58 @@ def test_the_form_of_calls_is_measured(name: str) -> None:
     grammar = fixed_base(name)._measured.grammar
     assert grammar.call == FORMS[name]
     assert Grammar.from_json(json.loads(json.dumps(grammar.to_json()))) == grammar
+
+
+CHATML = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{%- for c in m.tool_calls or [] %}{{- '<call>' + c.function.name + '{' }}"
+    "{%- for k, v in c.function.arguments.items() %}{{- CALL }}{%- endfor %}{{- '}</call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+COMMA = "(',' if not loop.first else '')"
+WRITTEN = {  # how a template writes an argument
+    "all values in quotes": f"{COMMA} + k + ':<q>' ~ v ~ '<q>'",
+    "all values as JSON in quotes": f"{COMMA} + k + ':<q>' ~ (v if v is string else v | tojson) ~ '<q>'",
+    "some strings in CDATA": "'<p n=' + k + '>' ~ ('<![CDATA[' ~ v ~ ']]>' if v is string and '<' in v else "
+    "v if v is string else v | tojson) ~ '</p>'",
+}
+
+
+def prompt_and(renderer: FixedBase, message: Message) -> Any:
+    return np.concatenate([prompt_tail(renderer), renderer.reply(message)])
+
+
+def renderer_of(call: str) -> FixedBase:
+    return FixedBase(load_tokenizer("embedded"), template=CHATML.replace("CALL", call), stop="<|im_end|>")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_template_itself_writes_is_read_with_the_types_of_schemas(name: str) -> None:
+    renderer = renderer_of(WRITTEN[name])
+    assert renderer.reading.status == "reads without types"
+    values = {
+        "string": "2.5",
+        "second": "a<b",
+        "number": 2.5,
+        "boolean": True,
+        "array": [1, [2]],
+        "object": {"a": {"b": 1}},
+    }
+    for arguments in (*({key: value} for key, value in values.items()), values, {}):
+        message = reply(calls=[call_of(0, {KEYS[key]: value for key, value in arguments.items()}), call_of(1, {})])
+        rendered = renderer.render([user(), message], tools=TOOLS)
+        for tokens in (rendered.tokens[rendered.starts[1] :][:-1], prompt_and(renderer, message)):
+            read = renderer.parse(renderer.after_opening(tokens), tools=TOOLS)
+            assert (facts(read), read.errors) == (facts(message), ())
+
+
+def test_a_template_whose_own_calls_would_be_read_as_others_is_refused() -> None:
+    lost = f"{COMMA} + k + ':<q>' ~ (v if v is string else '*') ~ '<q>'"
+    renderer = renderer_of(lost)
+    assert renderer.reading.status == "refused"
+    assert "the template writes" in renderer.reading.detail
+    with pytest.raises(TemplateUnsupported, match="do not read back"):
+        renderer.check_tools(TOOLS)
 
 
 def test_calls_read_back_with_types_or_with_the_types_of_schemas() -> None:

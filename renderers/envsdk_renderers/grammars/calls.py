@@ -313,7 +313,14 @@ class CallReader:
         value, end = self._value(position, name or "?")
         if not isinstance(value, dict):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
-        return self._close(end, "arguments", self._made(texts, cast("dict[str, Any]", value), start))
+        arguments, errors = cast("dict[str, Any]", value), list[str]()
+        if grammar.quoted is not None:
+            typed = {
+                k: self._types.value(name, k, v) if isinstance(v, str) else (v, None) for k, v in arguments.items()
+            }
+            arguments = {key: found for key, (found, _) in typed.items()}
+            errors = [error for _, error in typed.values() if error is not None]
+        return self._close(end, "arguments", self._made(texts, arguments, start, errors))
 
     def _raw(self, start: int, field: Field, name: str) -> "_Raw":
         """Read a field up to the first constant that may follow it."""
@@ -390,9 +397,17 @@ class CallReader:
         errors: list[str] = []
         for key, text, types in pairs:
             is_twice = key in arguments
-            arguments[key], error = self._typed_value(name, key, text, types)
+            opener, closer = self._patterns.wrapper
+            is_wrapped = bool(opener) and text.startswith(opener)
+            is_cut = is_wrapped and not text.endswith(closer)
+            if is_wrapped and not is_cut:
+                arguments[key], error = self._typed_value(name, key, text[len(opener) : len(text) - len(closer)], types)
+            else:
+                arguments[key], error = self._typed_value(name, key, text, types)
             found = self._patterns.swallowed(text)
-            if is_twice:
+            if is_cut:
+                errors.append(f"{name:.80}: the argument {key[:40]!r} opens {opener!r} and does not close it")
+            elif is_twice:
                 errors.append(f"{name}: the argument {key[:40]!r} comes twice")
             elif found:
                 errors.append(f"{name:.80}: the argument {key[:40]!r} holds {found[:40]!r}, a tag of the call")

@@ -63,6 +63,9 @@ class Grammar:
         name_in_id: The text before and after the name in an `id`, if the name is nowhere else; else None.
         first_id: The id of the first call if ids are counters; None if they are the calls' own ids.
         quotes_text: Whether arguments given as a text are written as a JSON string; otherwise they are verbatim.
+        quoted: How a value of `arguments` is spelled inside the quotes of a string, if all values are written there, so
+            that only the tools' schemas specify their types (FunctionGemma); else None.
+        wrapper: What is written around the strings of a `value` that need it (`<![CDATA[` and `]]>`); else empty.
     """
 
     edges: tuple[Edge, ...]
@@ -77,6 +80,8 @@ class Grammar:
     name_in_id: tuple[str, str] | None = None
     first_id: int | None = None
     quotes_text: bool = False
+    quoted: Style | None = None
+    wrapper: tuple[str, str] = ("", "")
 
     @cached_property
     def written(self) -> Mapping[tuple[Field, Field], str]:
@@ -125,10 +130,14 @@ class Grammar:
         return styles[0].quotes[0] if is_raw else ""
 
     @cached_property
-    def text_after_values(self) -> tuple[str, ...]:
-        """The constants after a value that are text without control tokens, which a value may thus spell."""
-        found = (edge.constant for edge in self.edges if edge.source == "value" and edge.constant.strip())
-        return tuple(text for text in dict.fromkeys(found) if not any(name in text for name in self.controls))
+    def text_after(self) -> Mapping[Field, tuple[str, ...]]:
+        """The constants after each field of a call that are text without control tokens, which it may thus spell."""
+        found: dict[Field, list[str]] = {field: [] for field in CALL_FIELDS}
+        for edge in self.edges:
+            found.get(edge.source, []).append(edge.constant.strip())
+        found["key"] = [values.before.strip() for values in self.values]
+        is_text = {text: not any(name in text for name in self.controls) for texts in found.values() for text in texts}
+        return {field: tuple(t for t in dict.fromkeys(texts) if t and is_text[t]) for field, texts in found.items()}
 
     @cached_property
     def calls_are_marked(self) -> bool:
@@ -146,6 +155,7 @@ class Grammar:
         given = {name: _tuples(value) for name, value in data.items()}
         given["edges"] = tuple(Edge(**edge) for edge in data["edges"])
         given["style"] = _style(data["style"])
+        given["quoted"] = _style(data["quoted"]) if data["quoted"] else None
         given["values"] = tuple(
             Values(tuple(values["types"]), values["before"], _style(values["style"])) for values in data["values"]
         )

@@ -100,6 +100,8 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
         values=values or (),
         name_in_id=form.name_in_id,
         first_id=form.first_id,
+        quoted=measured.quoted,
+        wrapper=measured.wrapper if "key" in form.call else ("", ""),
     )
 
 
@@ -214,6 +216,35 @@ class _Measured:
             return ()
         return self._pair_values()
 
+    @cached_property
+    def quoted(self) -> Style | None:
+        """How values of other types are spelled in the quotes of a string, if a notation writes all of them there."""
+        style = self.style
+        if self.form is None or self.form.call[-1] != "arguments" or style.is_json or style.escapes != "none":
+            return None
+        for spelled in (JSON, PYTHON):
+            texts = [self._text(typed(kind, TYPED[kind]))[1] for kind in ("number", "boolean")]
+            values = [_text_of(TYPED[kind], spelled).join(style.quotes) for kind in ("number", "boolean")]
+            if all(text and value in text for text, value in zip(texts, values, strict=True)):
+                return spelled
+        return None
+
+    @property
+    def wrapper(self) -> tuple[str, str]:
+        """What is written around a string that needs it, and not around a usual one."""
+        before, after = (
+            next((e.constant for e in self.edges if (e.source, e.target) == ends), "")
+            for ends in (("key", "value"), ("value", "end"))
+        )
+        _, text = self._text(reply(calls=(call_of(0, {KEYS["string"]: HARD_TEXT}),)))
+        opened, found, closed = (text or "").partition(HARD_TEXT)
+        opener = opened.rpartition(KEYS["string"])[2]
+        if not (found and self._string_style == VERBATIM and before and after):
+            return "", ""
+        is_wrapped = opener.startswith(before) and closed.endswith(after)
+        around = opener.removeprefix(before), closed.removesuffix(after)
+        return around if is_wrapped and all(part.strip() for part in around) else ("", "")
+
     def _pair_values(self) -> tuple[Values, ...] | None:
         before = next((e.constant for e in self.edges if (e.source, e.target) == ("key", "value")), None)
         after = next((e.constant for e in self.edges if (e.source, e.target) == ("value", "key")), None)
@@ -278,7 +309,7 @@ def words_of(message: Message) -> Iterator[str]:
     yield from filter(None, (message.content, message.reasoning))
     for call in message.tool_calls:
         arguments = cast("dict[str, Any]", call.arguments)
-        yield from (value for value in arguments.values() if isinstance(value, str))
+        yield from (value for value in arguments.values() if value and isinstance(value, str))
 
 
 def _edges(text: str, spans: Sequence[Span]) -> Iterator[Edge]:

@@ -352,6 +352,12 @@ class Patterns:
         return replace(style, quotes=quotes, key_quotes=keys)
 
     @cached_property
+    def wrapper(self) -> tuple[str, str]:
+        """What may be around a string value, coded."""
+        opener, closer = map(self.code.constant, self.grammar.wrapper)
+        return opener, closer
+
+    @cached_property
     def has_quoted_values(self) -> bool:
         """Whether the strings among the values of a call are quoted as in JSON."""
         styles = [values.style for values in self.grammar.values if "string" in values.types]

@@ -1,5 +1,6 @@
 """Proves a measured grammar: what it writes reads back, and is what the template writes."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
@@ -87,7 +88,7 @@ def other_replies(*, has_calls: bool) -> Iterator[Message]:
     for kind, values in every.items():
         for value in values:
             yield reply(calls=(call_of(0, {KEYS[kind]: value}),))
-            yield reply(calls=(call_of(0, {KEYS[kind]: value, KEYS["second"]: "x"}), other))
+            yield reply(calls=(call_of(0, {KEYS[kind]: value, KEYS["second"]: "Turin"}), other))
 
 
 def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
@@ -95,14 +96,14 @@ def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
     proof = _Proof(grammar, renderings)
     has_calls = bool(grammar.call)
     for message in usual_replies(has_calls=has_calls):
-        failure = proof.failure(message)
+        failure = proof.failure(message) or proof.misread(message)
         if failure and not (message.tool_calls and failure.is_unwritten and _is_odd(message)):
             return ReadingVerdict("refused", failure.reason, message)
     found: _Failure | None = None
     where: Message | None = None
     differences: dict[str, None] = {}
     for message in other_replies(has_calls=has_calls):
-        failure = proof.failure(message)
+        failure = proof.misread(message) or proof.failure(message)
         if failure is not None and failure.is_wrong:
             return ReadingVerdict("refused", failure.reason, message)
         if failure is not None and not failure.is_unwritten and found is None:
@@ -155,6 +156,24 @@ class _Proof:
             return _Failure(f"a reply reads back with an error: {read.errors[0]}")
         return _Failure(f"a reply reads back as another message: {_short(read)}", is_wrong=tools is TOOLS)
 
+    def misread(self, message: Message) -> _Failure | None:
+        """Return how what the template writes for a message is read as another one without an error; None if it is not.
+
+        Whitespace around texts does not count, nor what the template drops, as some do with null.
+        """
+        (message,) = self._renderings.addressed([message])
+        try:
+            rendered = self._renderings.body(message, [*words_of(message)])
+        except RenderError:
+            return None
+        if not _has_all(rendered, message):
+            return None
+        code = Code(self._grammar.controls)
+        read = self._reader.read(code.cut(code.constant(rendered)), _ENDED, TOOLS)
+        if read.errors or _stripped(read) == _stripped(message):
+            return None
+        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=True)
+
     def difference(self, message: Message) -> str:
         """Return how the template writes a message differently; empty if it does not, or does not write it."""
         (message,) = self._renderings.addressed([message])
@@ -183,6 +202,30 @@ def _facts(message: Message, grammar: Grammar) -> tuple[object, ...]:
     has_id = (grammar.id_path is not None or "id" in grammar.call) and grammar.first_id is None
     calls = [(call.name, repr(_sorted(call.arguments)), call.id if has_id else None) for call in message.tool_calls]
     return message.content, message.reasoning, calls
+
+
+def _has_all(rendered: str, message: Message) -> bool:
+    """Return whether a rendering has all calls and texts of a message, in any coding of strings."""
+    names = [call.name for call in message.tool_calls]
+    words = [word.strip() for word in words_of(message)]
+    forms = [(word, json.dumps(word)[1:-1], repr(word)[1:-1]) for word in words]
+    is_named = all(rendered.count(name) >= names.count(name) for name in names)
+    return is_named and all(any(form in rendered for form in spelled) for spelled in forms)
+
+
+def _stripped(message: Message) -> tuple[object, ...]:
+    """Return the calls of a message, or its text if it has none, without whitespace around texts and without nulls."""
+    calls = [(call.name, repr(_sorted(_without_nulls(call.arguments)))) for call in message.tool_calls]
+    return (calls,) if calls else (message.content.strip(),)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {key.strip(): _without_nulls(item) for key, item in fields.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in cast("list[Any]", value)]
+    return value.strip() if isinstance(value, str) else value
 
 
 def _sorted(value: Any) -> Any:
