@@ -25,6 +25,10 @@ class NoEndWarning(UserWarning):
     """An episode without a limit was ended after `STEPS_WITHOUT_LIMIT` steps."""
 
 
+class RewriteWarning(UserWarning):
+    """A chat template rewrites earlier text of users or the system, which the model goes on to see as it was."""
+
+
 class ReservedName(EnvsdkError, AttributeError):
     """An environment uses a name for an attribute or a method of its own that envsdk uses already."""
 

@@ -248,6 +248,8 @@ class View:
     def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
         """Return how many tokens of each have the same text at the start, cut where a control token begins.
 
+        A control token is not the same as a text that spells it.
+
         Args:
             old: Tokens, shape (n,).
             new: Tokens, shape (m,).
@@ -268,8 +270,13 @@ class View:
         return int(left[at]), int(kept[at])
 
     def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
-        """Return the bytes of the tokens, and the position of each token in them, with the end of the last one."""
+        """Return the bytes of the tokens, and the position of each token in them, with the end of the last one.
+
+        A control token is a byte that no UTF-8 has, and its id.
+        """
         pieces = self.renderer.tokenizer.token_bytes(tokens)
+        for index in np.flatnonzero(np.isin(tokens, self._controls)).tolist():
+            pieces[index] = b"\xff" + int(tokens[index]).to_bytes(4, "big")
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
     def emitted(self) -> list[EmittedDelta]:

@@ -1,6 +1,6 @@
 """From an episode to its trajectory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from ..contexts.context import Context
@@ -42,6 +42,7 @@ def record(
         steps=steps,
         renderer=renderer.specification(),
         renderer_chosen_because=renderer.chosen_because,
+        renderer_rewrites=_rewriting(contexts.values()),
         tokenizer=renderer.tokenizer.fingerprint,
         vocab_size=renderer.tokenizer.vocab_size,
         history=root.env.history.specification(),
@@ -53,6 +54,14 @@ def record(
         final_break=final_break,
         error=error,
     )
+
+
+def _rewriting(contexts: Iterable[Context]) -> str:
+    """Return an example of earlier text that a template rewrites, and that a context showed again as it was."""
+    prompted = (context for context in contexts if context.steps > 1)
+    kinds = dict.fromkeys((c.renderer, c.messages[0].role == "system", bool(c.tools)) for c in prompted)
+    found = (renderer.rewriting(has_system=system, has_tools=tools) for renderer, system, tools in kinds)
+    return next(filter(None, found), "")
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:

@@ -294,6 +294,20 @@ class Renderer(ABC):
         """What a renderer that measured `visible` found, for reports; empty if `visible` is the family's own rule."""
         return ""
 
+    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
+        """Return an example of how the official chat template rewrites earlier text of users or the system.
+
+        A prompt keeps that text as the model saw it first. Only `fixed_base` measures this.
+
+        Args:
+            has_system: Whether the conversation begins with a system message.
+            has_tools: Whether the model has tools.
+
+        Returns:
+            The example; empty if the template rewrites no such text, or that is not known.
+        """
+        return ""
+
     @property
     def settling_messages(self) -> int:
         """N: nothing before the last N messages that `settles` accepts can change anymore."""

@@ -75,6 +75,7 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
                 f"past that the template rewrites: {name}",
                 lambda item=conversation: parity.rewritten_past(renderer, item),
             )
+    yield "earlier text of users and the system", lambda: _rewriting(renderer)
     yield "images", lambda: _images(renderer)
     if renderer.history_note:
         yield "cost of a step under `strip`", lambda: renderer.history_note
@@ -141,6 +142,14 @@ def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) ->
     messages, tools, generation_prompt = conversation
     found = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
     _compare(renderer, found, expected, "the renderer and the template")
+
+
+def _rewriting(renderer: Renderer) -> str:
+    """Return how the template rewrites earlier text that prompts keep; empty if it does not."""
+    kinds = itertools.product((False, True), repeat=2)
+    found = (renderer.rewriting(has_system=has_system, has_tools=has_tools) for has_system, has_tools in kinds)
+    example = next(filter(None, found), "")
+    return f"the template rewrites it, and prompts keep it: {example}" if example else ""
 
 
 def _images(renderer: Renderer) -> str:

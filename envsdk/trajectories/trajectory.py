@@ -48,6 +48,8 @@ class Trajectory(Stored):
         steps: All steps, depth-first by context.
         renderer: The renderer's name and options.
         renderer_chosen_because: Why `renderer="auto"` chose it; empty if it was named. A record leaves it out then.
+        renderer_rewrites: An example of earlier text of users or the system that the chat template rewrites, while the
+            episode's prompts show it as it was; empty if there is none. A record leaves it out then.
         tokenizer: The tokenizer's fingerprint.
         vocab_size: How many ids the model has; 0 if unknown.
         history: The history policy's name and options.
@@ -84,6 +86,7 @@ class Trajectory(Stored):
     error: str | None = None
     error_kind: ErrorKind | None = None
     renderer_chosen_because: str = field(default="", metadata={"optional": True})
+    renderer_rewrites: str = field(default="", metadata={"optional": True})
 
     def __repr__(self) -> str:
         # It is short, since asyncio prints what a task returned when its event loop ends.

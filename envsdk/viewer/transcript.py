@@ -108,6 +108,8 @@ def _renderer_of(trajectory: Trajectory) -> str:
     )
     because = trajectory.renderer_chosen_because
     reason = [f"chosen because {because}"] if because else []
+    rewrites = trajectory.renderer_rewrites
+    reason += [f"the template rewrites earlier text: {rewrites}"] if rewrites else []
     return on_one_line("; ".join([" ".join(["renderer", str(name), *options]), *reason]))
 
 

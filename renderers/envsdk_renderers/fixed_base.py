@@ -8,6 +8,7 @@ turn is refused.
 
 import copy
 import json
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, TokenizerError
+from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission, Encoder
 from envsdk.rendering.reading import ReplyReader as Reader
@@ -70,6 +71,9 @@ class FixedBase(Renderer):
         date: The date that the template's `strftime_now` returns.
         validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once for each episode),
             `"always"` (at each turn, O(context)) or `"off"`.
+        on_rewrite: What happens if the template rewrites earlier text of users or the system, which prompts keep as the
+            model saw it (Mistral moves the system text and the tools to the last user's message): `"warn"` emits one
+            `RewriteWarning` for each renderer, `"raise"` refuses the episode.
         processor: The processor of a vision model; see `Renderer`.
         unsafe_content: See `Renderer`.
 
@@ -94,11 +98,14 @@ class FixedBase(Renderer):
         response_template: Mapping[str, Any] | None = None,
         date: str = FIXED_DATE,
         validate: Literal["end", "always", "off"] = "end",
+        on_rewrite: Literal["warn", "raise"] = "warn",
         processor: Any = None,
         unsafe_content: bool = False,
     ) -> None:
         if validate not in ("end", "always", "off"):
             raise ConfigError(f"validate is {validate!r}; expected 'end', 'always' or 'off'")
+        if on_rewrite not in ("warn", "raise"):
+            raise ConfigError(f"on_rewrite is {on_rewrite!r}; expected 'warn' or 'raise'")
         loaded = load_tokenizer(tokenizer)
         source = _source(loaded, template)
         self.validate: Literal["end", "always", "off"] = validate
@@ -111,7 +118,9 @@ class FixedBase(Renderer):
             "response_template": response_template,
             "date": date,
             "validate": validate,
+            "on_rewrite": on_rewrite,
         }
+        self._warned = False
         names = {**source.special_tokens, **self._options["special_tokens"]}
         ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
         self._source = replace(source, special_tokens=names)
@@ -179,7 +188,7 @@ class FixedBase(Renderer):
 
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
-        defaults = {"reply_format": "auto", "date": FIXED_DATE, "validate": "end"}
+        defaults = {"reply_format": "auto", "date": FIXED_DATE, "validate": "end", "on_rewrite": "warn"}
         options = {k: v for k, v in self._options.items() if v and defaults.get(k) != v}
         return {**super().specification(), **options}
 
@@ -229,14 +238,38 @@ class FixedBase(Renderer):
             history_rule=self.history_rule,
             history_problem=self.history_problem,
             unconfirmed_stops=self.unconfirmed_stops,
+            rewriting=self.rewriting(has_system=system is not None, has_tools=bool(tools)),
+        )
+
+    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
+        """See `Renderer.rewriting`."""
+        return self._turns.rewriting(has_system=has_system, has_tools=has_tools)
+
+    def _report_rewriting(self, *, has_system: bool, has_tools: bool) -> None:
+        """Warn once, or refuse, if the template rewrites what prompts keep.
+
+        Raises:
+            TemplateUnsupported: With `on_rewrite="raise"`.
+        """
+        example = "" if self._warned else self.rewriting(has_system=has_system, has_tools=has_tools)
+        if not example:
+            return
+        if self._options["on_rewrite"] == "raise":
+            raise TemplateUnsupported(f"on_rewrite is 'raise', and the template rewrites earlier text: {example}")
+        self._warned = True
+        warnings.warn(
+            f"this chat template rewrites earlier text, and prompts keep what the model saw first: {example}. A model "
+            "that was trained with this template has not seen such prompts; on_rewrite='raise' refuses them",
+            RewriteWarning,
+            stacklevel=2,
         )
 
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Refuse a template that cannot express a user's turn, or a tool's turn if there are tools.
 
         Raises:
-            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; or if no
-                reply format reads calls as the template writes them.
+            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
+                format reads calls as the template writes them; or see `on_rewrite`.
         """
         judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
@@ -245,6 +278,7 @@ class FixedBase(Renderer):
             judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
+        self._report_rewriting(has_system=False, has_tools=bool(tools))
         if self._options["reply_format"] == "auto":
             self._refuse_unread()
         if tools and self._reply_reader.is_measured:
@@ -468,6 +502,7 @@ class FixedBase(Renderer):
         if not messages and not generation_prompt:
             self._writer.write(out, self._end(reply, self._stop_of(message)))
             return Rendered(out)
+        self._report_rewriting(has_system=bool(history) and history[0].role == "system", has_tools=bool(tools))
         before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
         tail, contents = self._turns.tail(before, message, messages, tools)
         self._writer.write(out, self._end(reply, tail.stop))
@@ -742,7 +777,7 @@ class FixedBase(Renderer):
         problem = "the template shows past reasoning by a rule that is not known"
         for rule in HistoryProbe(self._template).rules():
             candidate = copy.copy(self)
-            vars(candidate)["history_rule"] = rule
+            vars(candidate).update(history_rule=rule, _warned=True)  # a proof is not an episode
             refuted = refutation(candidate, has_calls=rule.has_calls)
             if refuted is None:
                 return rule, ""

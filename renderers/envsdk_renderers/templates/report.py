@@ -18,6 +18,7 @@ class TemplateReport:
         history_rule: The rule for past reasoning, so that `strip` costs O(new tokens); None if no rule was proved.
         history_problem: Why there is no rule, so that `strip` costs O(context); empty if there is one.
         unconfirmed_stops: The stop tokens that were measured and are in no file of the tokenizer.
+        rewriting: How the template rewrites earlier text of users or the system, by an example; empty if it does not.
     """
 
     turns: tuple[Verdict, ...]
@@ -25,6 +26,7 @@ class TemplateReport:
     history_rule: HistoryRule | None
     history_problem: str
     unconfirmed_stops: tuple[str, ...]
+    rewriting: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -35,5 +37,7 @@ class TemplateReport:
         yield f"reading: {self.reading or 'by a format that was not measured'}"
         rule = self.history_rule
         yield f"past reasoning: {f'not known: {self.history_problem}' if rule is None else f'the template {rule}'}"
+        if self.rewriting:
+            yield f"earlier text: {self.rewriting}"
         if self.unconfirmed_stops:
             yield f"stop tokens to check: {', '.join(self.unconfirmed_stops)}"

@@ -19,11 +19,12 @@ from .content import ContentRules, MeasuredContent
 from .mask import PROBE_NAME
 from .sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
 from .store import Store
-from .verdicts import Judge, sentinel_past
+from .verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
 
 _MANY_BASES = 256
 _NONE: Mapping[str, Any] = {}
 _CONTENT = TypeAdapter(MeasuredContent)
+_EXAMPLE = TypeAdapter(str)
 _Value = TypeVar("_Value")
 
 
@@ -80,6 +81,18 @@ class TemplateTurns:
             store = self._store
             self._measured[name] = store.measured(name, adapter, measure) if store else measure()
         return self._measured[name]
+
+    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
+        """Return an example of how the template rewrites earlier text of users or the system; empty if it does not.
+
+        Args:
+            has_system: Whether the conversation begins with a system message.
+            has_tools: Whether the model has tools.
+        """
+        start = [Message(role="system", content="Be brief.")] if has_system else []
+        tools = (EXAMPLE_TOOL,) if has_tools else ()
+        name = f"rewriting {has_system:d}{has_tools:d}"
+        return self.measured(name, _EXAMPLE, lambda: rewritten_past(self.base(start, tools)))
 
     @cached_property
     def _rules_with_tools(self) -> ContentRules:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from envsdk.errors import RenderError, TemplateUnsupported
-from envsdk.messages import Message
+from envsdk.messages import Message, ToolCall, ToolSchema
 
 from .base import Base, Pair, message_key, remember
 from .chat_template import TemplateFailed
@@ -188,3 +188,46 @@ def tool_round(number: int, *, calls: int = 1, reasoning: str | None = None, cal
     names, sentinel = [PROBE_NAME] * calls, earlier_reply(number)
     reply = reply_of(names, sentinel=sentinel, reasoning=reasoning, call_content=call_content)
     return [user(), reply, *results(reply, calls, 7)]
+
+
+EXAMPLE_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
+    },
+}
+
+
+def rewritten_past(base: Base) -> str:
+    """Return the smallest example of earlier text of users or the system that a template rewrites; empty if none.
+
+    What it rewrites in replies and generation prompts is not meant.
+
+    Args:
+        base: A start of an episode, whose tool is `EXAMPLE_TOOL` if it has any.
+    """
+    reply = Message(role="assistant", content="1.")
+    call = Message(role="assistant", tool_calls=(ToolCall(name="look_up", arguments={"what": "x"}, id="call00001"),))
+    result = Message(role="tool", content="Found.", tool_call_id="call00001", name="look_up")
+    rounds: list[list[Message]] = [[reply, user("Two?")], [reply, user("Two?"), reply, user("Three?")]]
+    if base.tools:
+        rounds += [[call, result], [call, result, reply, user("Two?")]]
+    for round_ in sorted(rounds, key=len):
+        try:
+            prompt, begun = (base.text([user("One?")], generation_prompt=asks) for asks in (False, True))
+            after = base.text([user("One?"), *round_], generation_prompt=True)
+        except TemplateFailed:
+            continue
+        end = base.template.mask.shared(prompt, begun)
+        same = shared_start([prompt[:end], after])
+        if same < end:
+            shown = slice(max(same - 20, 0), same + 40)
+            before, now = (base.template.mask.restore_compared(text[shown]) for text in (prompt, after))
+            return f"{before!r} becomes {now!r} after {_kinds(round_)}"
+    return ""
+
+
+def _kinds(messages: Sequence[Message]) -> str:
+    return ", ".join("a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in messages)
