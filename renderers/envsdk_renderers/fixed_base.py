@@ -11,6 +11,7 @@ import json
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
 
 _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
+_QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
+"""Questions after which replies are read. The end of each may share a token with a generation prompt."""
 _ONLY_WHOLE = "a chat template renders only whole conversations"
 
 
@@ -279,11 +282,10 @@ class FixedBase(Renderer):
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
         self._report_rewriting(has_system=False, has_tools=bool(tools))
-        if self._options["reply_format"] == "auto":
-            self._refuse_unread()
+        if self._options["reply_format"] == "auto" and self._unread is not None:
+            raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
             self._refuse_unread_calls()
-            self._refuse_unread_call()
 
     @property
     def reading(self) -> ReadingVerdict:
@@ -303,6 +305,8 @@ class FixedBase(Renderer):
         """See `Renderer.prove_reading`; a reply format that was given by its name is not measured."""
         if not self._reply_reader.is_measured:
             return None
+        if self._unread is not None:
+            raise self._unread.with_traceback(None)
         self._refuse_unread_calls()
         return str(self.reading)
 
@@ -322,41 +326,52 @@ class FixedBase(Renderer):
                 rendered=self._probe.rendered,
             )
 
-    def _refuse_unread_call(self) -> None:
-        """Refuse a template if a call is not read back after its generation prompt.
+        if self._unread_call is not None:
+            raise self._unread_call.with_traceback(None)
 
-        Raises:
-            TemplateUnsupported: With the reply that shows this.
-        """
-        prompt = self.render([Message(role="user", content="x")], generation_prompt=True)
+    @cached_property
+    def _prompt_tails(self) -> "list[NDArray[np.int32]]":
+        """The generation prompts after questions that may share a token with it, each once."""
+        tails: dict[bytes, NDArray[np.int32]] = {}
+        for question in _QUESTIONS:
+            with suppress(RenderError):
+                prompt = self.render([Message(role="user", content=question)], generation_prompt=True)
+                tail = prompt.tokens[prompt.starts[-1] :]
+                tails[tail.tobytes()] = tail
+        return [*tails.values()]
+
+    @cached_property
+    def _unread(self) -> TemplateUnsupported | None:
+        """The smallest reply that is not read back as it was written, as an error; None if there is none."""
+        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
+        plain = Message(role="assistant", content="x")
+        for message in (plain, plain.with_reasoning("y")) if thinks else (plain,):
+            tokens = self.reply(message)
+            for tail in self._prompt_tails:
+                read = self.parse(tokens, prompt_tail=tail)
+                if read.content.strip() != "x" or (read.reasoning or "").strip() != (message.reasoning or ""):
+                    return TemplateUnsupported(
+                        "a reply is not read back as it was written; choose reply_format="
+                        f"{PLAIN!r} if its tags may be text",
+                        expected=str(message.to_openai()),
+                        rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
+                    )
+        return None
+
+    @cached_property
+    def _unread_call(self) -> TemplateUnsupported | None:
+        """The error if a call is not read back after a generation prompt; None if it is."""
         message = Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))
         tokens = self.reply(message)
-        read = self.parse(tokens, prompt_tail=prompt.tokens[prompt.starts[-1] :])
-        if read.errors or [call.name for call in read.tool_calls] != ["f"]:
-            raise TemplateUnsupported(
-                "a call is not read back after the generation prompt: " + "; ".join(read.errors),
-                expected=str(message.to_openai()),
-                rendered=self.tokenizer.decode(tokens),
-            )
-
-    def _refuse_unread(self) -> None:
-        """Refuse a template if a reply that it writes is not read back as the same message.
-
-        Raises:
-            TemplateUnsupported: With the smallest such reply.
-        """
-        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
-        for message in (Message(role="assistant", content="x"), Message(role="assistant", content="x", reasoning="y")):
-            tokens = self.reply(message)
-            read = self.parse(tokens, prompt_tail=self._prompt_tail)
-            is_same = read.content.strip() == "x" and (read.reasoning or "").strip() == (message.reasoning or "")
-            if not is_same and (message.reasoning is None or thinks):
-                raise TemplateUnsupported(
-                    "a reply is not read back as it was written; choose reply_format="
-                    f"{PLAIN!r} if its tags may be text",
+        for tail in self._prompt_tails:
+            read = self.parse(tokens, prompt_tail=tail)
+            if read.errors or [call.name for call in read.tool_calls] != ["f"]:
+                return TemplateUnsupported(
+                    "a call is not read back after the generation prompt: " + "; ".join(read.errors),
                     expected=str(message.to_openai()),
-                    rendered=self.tokenizer.decode(tokens),
+                    rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
                 )
+        return None
 
     # The whole conversation.
 

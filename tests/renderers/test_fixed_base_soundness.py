@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from template_conversations import TOOLS, emitted, result, said, turns_of, user
 
 import envsdk
-from envsdk import Message, ToolCall, load_tokenizer
+from envsdk import Message, Renderer, ToolCall, load_tokenizer
 from envsdk.contexts.context import Context
 from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported
 from envsdk.history import History, HistoryPolicy, Keep, Rewrite, Strip
@@ -546,6 +546,16 @@ def test_a_token_that_the_generation_prompt_shares_with_a_question_is_not_read_a
             whole = renderer.render(context.messages, generation_prompt=True)
             assert renderer.tokenizer.decode(context.prompt()) == renderer.tokenizer.decode(whole.tokens)
         context.check_end()
+
+
+def test_a_reader_that_reads_the_shared_token_is_found_by_the_check_of_every_environment_and_by_the_doctor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seamless("Question and Answer").check_tools(())
+    monkeypatch.setattr(FixedBase, "after_opening", Renderer.after_opening)
+    for check in (lambda renderer: renderer.check_tools(()), lambda renderer: renderer.prove_reading()):
+        with pytest.raises(TemplateUnsupported, match=r"not read back.*\?"):
+            check(seamless("Question and Answer"))
 
 
 def test_a_first_message_without_any_token_can_be_rewritten() -> None:

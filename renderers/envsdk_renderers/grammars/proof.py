@@ -159,13 +159,15 @@ class _Proof:
     def misread(self, message: Message) -> _Failure | None:
         """Return how what the template writes for a message is read as another one without an error; None if it is not.
 
-        Whitespace around texts does not count, nor what the template drops, as some do with null.
+        Whitespace around texts does not count, nor what the template drops, as some do with null; nor do replies that
+        `write_reply` refuses.
         """
         (message,) = self._renderings.addressed([message])
         try:
+            write_reply(self._grammar, message)
             rendered = self._renderings.body(message, [*words_of(message)])
         except RenderError:
-            return None
+            return None  # the grammar has no such reply, or the template writes none
         if not _has_all(rendered, message):
             return None
         code = Code(self._grammar.controls)
