@@ -13,9 +13,10 @@ import pytest
 import real_models
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.grammars.probes import KEYS, call_of, reply
+from envsdk_renderers.grammars.proof import has_all
 from stand_in_tokenizers import NAMES, SHAPE, end_of_turn, tokenizer_with
 
-from envsdk import Message, ToolCall, load_tokenizer
+from envsdk import Message, Renderer, ToolCall, load_tokenizer
 from envsdk.rendering.renderer import EmittedDelta
 from envsdk.rendering.tokenizers import Tokenizer
 
@@ -198,3 +199,25 @@ def random_reply(rng: Random, fewest_calls: int = 0) -> Message:
     ]
     text = rng.choice(TEXTS) if not calls or rng.random() < 0.3 else ""
     return reply(text, rng.choice(TEXTS) or "r" if rng.random() < 0.3 else None, tuple(calls))
+
+
+def template_text(renderer: FixedBase, messages: list[Message], tools: Any = ()) -> str:
+    """What a template writes for a conversation, of which nothing is hidden."""
+    template = renderer._template
+    dialect = template.dialect
+    return template.chat_template.render(
+        dialect.messages(dialect.addressed([dialect.readable(message) for message in messages])),
+        tools=dialect.tools(tools),
+        generation_prompt=messages[-1].role != "assistant",
+        arguments=template.arguments,
+    )
+
+
+def written_by_template(renderer: FixedBase, messages: list[Message], reply: Message, tools: Any = ()) -> Any:
+    """The tokens of a reply as the template writes it after a prompt; None if it opens it differently or drops some."""
+    prompt, whole = template_text(renderer, messages, tools), template_text(renderer, [*messages, reply], tools)
+    if not whole.startswith(prompt) or not has_all(whole[len(prompt) :], reply):
+        return None
+    out = Renderer.emission(renderer)  # probes may be in it
+    out.scaffold(whole[len(prompt) :])
+    return out.tokens()[0]

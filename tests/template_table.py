@@ -22,16 +22,29 @@ from typing import Any
 
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.grammars.probes import TOOLS as PROBE_TOOLS
-from envsdk_renderers.grammars.proof import ReadingVerdict
+from envsdk_renderers.grammars.proof import ReadingVerdict, stripped
+from envsdk_renderers.templates.chat_template import TemplateFailed
 from envsdk_renderers.templates.sentinels import PREVIOUS
 from stand_in_tokenizers import options_of
-from template_conversations import TABLE, TOOLS, fixed_base, random_reply, stored_rows, templates, tokenizer_of
+from template_conversations import (
+    TABLE,
+    TOOLS,
+    fixed_base,
+    random_reply,
+    stored_rows,
+    templates,
+    tokenizer_of,
+    user,
+    written_by_template,
+)
 
 from envsdk import Message
 from envsdk.errors import EnvsdkError, TemplateUnsupported
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "templates.md"
 BEGIN = "<!-- What follows is generated. -->"
+QUESTIONS = ("u", "", "x?", "Go!", "{}", "f(x)", "a\n", "So:", " ", "[1].")
+"""Questions, the end of which a generation prompt may share a token with."""
 LETTERS = {"exact": "=", "keeps": "k", "refused": "r", "not possible": "."}
 REPLIES = 300
 """How many random replies with calls are written and read back for each template."""
@@ -160,16 +173,19 @@ def _short(text: str) -> str:
 
 
 def fuzz(renderer: FixedBase, rng: Random, replies: int) -> tuple[Fuzzed, str]:
-    """Write random replies with calls, whole and cut, and read them back.
+    """Write random replies with calls, whole and cut, and read them back; also as the template itself writes them.
 
     Returns:
         How many were right, and the first that was read as another reply without an error; empty if none was.
     """
-    prompt = renderer.render([Message(role="user", content="u")], generation_prompt=True)
-    tail = prompt.tokens[prompt.starts[-1] :]
+    tails = {question: _tail(renderer, question) for question in QUESTIONS}
     counts: Counter[str] = Counter()
     for _ in range(replies):
-        message = random_reply(rng, fewest_calls=1)
+        message, question = random_reply(rng, fewest_calls=1), rng.choice(QUESTIONS)
+        tail = tails[question]
+        wrong = _misread(renderer, question, tail, message)
+        if wrong:
+            return Fuzzed(**counts), wrong
         try:
             tokens = renderer.reply(message)
         except EnvsdkError:
@@ -185,6 +201,23 @@ def fuzz(renderer: FixedBase, rng: Random, replies: int) -> tuple[Fuzzed, str]:
         if not read.errors and [(c.name, c.arguments) for c in good] != _calls(message)[: len(good)]:
             return Fuzzed(**counts), f"cut, {renderer.tokenizer.decode(cut)!r} has other calls"
     return Fuzzed(**counts), ""
+
+
+def _tail(renderer: FixedBase, question: str) -> Any:
+    prompt = renderer.render([user(question)], generation_prompt=True)
+    return prompt.tokens[prompt.starts[-1] :]
+
+
+def _misread(renderer: FixedBase, question: str, tail: Any, message: Message) -> str:
+    """Return how a reply that the template writes is read as another one without an error; empty if it is not."""
+    try:
+        tokens = written_by_template(renderer, [user(question)], message, PROBE_TOOLS)
+    except TemplateFailed:
+        return ""
+    read = None if tokens is None else renderer.parse(tokens, prompt_tail=tail, tools=PROBE_TOOLS)
+    if read is None or read.errors or stripped(read) == stripped(message):
+        return ""
+    return f"the template's own {renderer.tokenizer.decode(tokens)!r} reads back as {read.to_openai()}"
 
 
 def _calls(message: Message) -> list[tuple[str, Any]]:

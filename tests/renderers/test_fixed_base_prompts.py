@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers.grammars.proof import stripped
 from envsdk_renderers.templates.mask import STEM
 from stand_in_tokenizers import tokenizer_with
-from template_conversations import TOOLS, fixed_base, short_run_templates, templates
+from template_conversations import TOOLS, fixed_base, short_run_templates, template_text, templates, written_by_template
 
 from envsdk import Message, ToolCall
 from envsdk.contexts.context import Context
@@ -90,7 +91,7 @@ class Episode:
             self.check_what_the_template_writes(message)
             self.context.act(tokens, None)
             read = self.context.parse_reply()
-            assert read.errors or facts(read) == facts(message)
+            assert read.errors or stripped(read) == stripped(message)
             self.context.add_reply(read)
             answers = [self.result(call) for call in read.tool_calls]
             if not answers or self.rng.random() < 0.2:
@@ -122,8 +123,7 @@ class Episode:
         )
         is_after_tool = self.context.messages[-2].role == "tool"
         previous = "tool" if is_after_tool else "text" if not reply.tool_calls else "call"
-        first = self.context.messages[0]
-        system = first.content if first.role == "system" else None
+        system = "Be kind." if self.context.messages[0].role == "system" else None
         verdicts = {(v.previous, v.following): v.status for v in self.renderer.verdicts(self.tools, system)}
         is_plain = reply.reasoning is None and len(reply.tool_calls) < 2 and not (is_after_tool and reply.tool_calls)
         self.is_exact &= is_plain and verdicts.get((previous, following)) == "exact"
@@ -135,7 +135,7 @@ class Episode:
         assert STEM.lower() not in text.lower()
         is_plain = all(self.is_plain(message) for message in messages)
         if is_plain and (self.prompts == 1 or self.is_exact or isinstance(self.context.policy, Strip)):
-            assert text == normalize(self.template_text(messages))
+            assert text == normalize(template_text(self.renderer, messages, self.tools))
         if not is_plain:
             harmless = self.renderer.render([plain(message) for message in messages], tools=self.tools)
             own = self.renderer.render(messages, tools=self.tools)
@@ -147,18 +147,6 @@ class Episode:
         is_padded = message.role == "assistant" and any(text != text.strip() for text in texts)
         return not is_padded and not any(hostile in text for text in texts for hostile in HOSTILE)
 
-    def template_text(self, messages: Sequence[Message]) -> str:
-        """What the template writes for a conversation, of which nothing is hidden."""
-        template = self.renderer._template
-        dialect = template.dialect
-        shown = dialect.addressed([dialect.readable(message) for message in messages])
-        return template.chat_template.render(
-            dialect.messages(shown),
-            tools=dialect.tools(self.tools),
-            generation_prompt=messages[-1].role != "assistant",
-            arguments=template.arguments,
-        )
-
     def controls(self, tokens: Any) -> list[int]:
         known = {*self.renderer.tokenizer.control_tokens.values()}
         return [token for token in tokens.tolist() if token in known]
@@ -167,14 +155,10 @@ class Episode:
         messages = self.context.messages
         if not all(self.is_plain(m) for m in (*messages, message)):
             return
-        prompt, whole = self.template_text(messages), self.template_text([*messages, message])
-        written = whole.removeprefix(prompt)
-        if whole == written or not all(text.strip() in written for text in words(message)):
-            return  # it opens a reply differently, or drops a part of it
-        out = self.renderer.emission()
-        out.scaffold(written)
-        read = self.renderer.parse(out.tokens()[0], prompt_tail=self.context.reply_tokens()[0], tools=self.tools)
-        assert read.errors or facts(read) == facts(message)
+        tokens = written_by_template(self.renderer, messages, message, self.tools)
+        if tokens is not None:
+            read = self.renderer.parse(tokens, prompt_tail=self.context.reply_tokens()[0], tools=self.tools)
+            assert read.errors or stripped(read) == stripped(message)
 
 
 def plain(message: Message) -> Message:
@@ -183,15 +167,6 @@ def plain(message: Message) -> Message:
     texts = {name: getattr(message, name) for name in ("content", "reasoning")}
     update = {name: "w" if text and text.strip() else text for name, text in texts.items()}
     return message.model_copy(update={**update, "tool_calls": tuple(calls)})
-
-
-def words(message: Message) -> list[str]:
-    return [message.content, *(call.arguments["city"] for call in message.tool_calls)]
-
-
-def facts(message: Message) -> Any:
-    calls = [(call.name, call.arguments["city"].strip()) for call in message.tool_calls if not call.error]
-    return message.content.strip(), calls
 
 
 def prompts_of(renderer: FixedBase, name: str, at_least: int) -> int:

@@ -168,11 +168,11 @@ class _Proof:
             rendered = self._renderings.body(message, [*words_of(message)])
         except RenderError:
             return None  # the grammar has no such reply, or the template writes none
-        if not _has_all(rendered, message):
+        if not has_all(rendered, message):
             return None
         code = Code(self._grammar.controls)
         read = self._reader.read(code.cut(code.constant(rendered)), _ENDED, TOOLS)
-        if read.errors or _stripped(read) == _stripped(message):
+        if read.errors or stripped(read) == stripped(message):
             return None
         return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=True)
 
@@ -206,7 +206,7 @@ def _facts(message: Message, grammar: Grammar) -> tuple[object, ...]:
     return message.content, message.reasoning, calls
 
 
-def _has_all(rendered: str, message: Message) -> bool:
+def has_all(rendered: str, message: Message) -> bool:
     """Return whether a rendering has all calls and texts of a message, in any coding of strings."""
     names = [call.name for call in message.tool_calls]
     words = [word.strip() for word in words_of(message)]
@@ -215,7 +215,7 @@ def _has_all(rendered: str, message: Message) -> bool:
     return is_named and all(any(form in rendered for form in spelled) for spelled in forms)
 
 
-def _stripped(message: Message) -> tuple[object, ...]:
+def stripped(message: Message) -> tuple[object, ...]:
     """Return the calls of a message, or its text if it has none, without whitespace around texts and without nulls."""
     calls = [(call.name, repr(_sorted(_without_nulls(call.arguments)))) for call in message.tool_calls]
     return (calls,) if calls else (message.content.strip(),)
