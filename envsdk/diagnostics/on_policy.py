@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ConfigError, unknown_name
 from ..rendering.renderer import Renderer
 from ..trajectories.samples import Sample
-from .divergence import Estimate, NumericFormat, Verdict, thresholds_of
+from .divergence import VERDICTS, Estimate, NumericFormat, Verdict, thresholds_of
 from .logprobs import LogprobPair, pair_logprobs
 from .token_kinds import KINDS, Kind, token_kinds
 
@@ -64,7 +64,8 @@ class KL:
             `call` shows calls that were written and tokenized again, `border` text that was tokenized apart from
             another neighbor.
         bin_size: The number of positions in a bin of `by_position`.
-        verdict: The verdict over all tokens: `"healthy"`, `"warning"` or `"critical"`.
+        verdict: The worse of the verdicts over all tokens and over those that were not forced: `"healthy"`, `"warning"`
+            or `"critical"`.
         clusters: Where the outliers are, if they are not spread evenly.
     """
 
@@ -83,8 +84,8 @@ class KL:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict over all tokens, for which the thresholds were published. Check `free.verdict` as well."""
-        return self.all.verdict
+        """The worse of `all.verdict` and `free.verdict`."""
+        return max(self.all.verdict, self.free.verdict, key=VERDICTS.index)
 
     @property
     def clusters(self) -> list[Cluster]:
@@ -111,7 +112,7 @@ class KL:
     def __str__(self) -> str:
         ratio = f"{self.forced_token_ratio:.1%} of the tokens"
         lines = [
-            str(self.all),
+            f"{self.verdict}: {str(self.all).partition(': ')[2]}",
             f"not forced: {self.free}",
             f"forced (above {FORCED_ABOVE} for the sampler), {ratio}: {self.forced}",
         ]

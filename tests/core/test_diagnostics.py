@@ -77,8 +77,17 @@ def test_forced_tokens_do_not_hide_a_difference():
     forced = [-1e-6] * 99
     one = one_step([*forced, -3.0])
     found = kl([one], [[NAN, *forced, -3.4]])
-    assert (found.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
+    assert (found.all.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
+    assert found.verdict == found.to_dict()["verdict"] == "critical"
+    assert str(found).startswith("critical: k1 0.004, ")
     assert "not forced: critical" in str(found)
+
+
+def test_forced_tokens_do_not_hide_a_warning_either():
+    forced, sampled = [-1e-6] * 60, [-1.0] * 40
+    one = one_step([*forced, *sampled])
+    found = kl([one], [[NAN, *forced, *(value - 0.014 for value in sampled)]])  # the masked k1 of a published report
+    assert (found.all.verdict, found.free.verdict, found.verdict) == ("healthy", "warning", "warning")
 
 
 def test_the_published_case_is_critical():
