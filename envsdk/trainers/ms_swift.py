@@ -115,7 +115,7 @@ def make_scheduler(
         """A scheduler that runs the episodes of an environment of envsdk."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
             if self.infer_engine is None:
                 raise ConfigError(
                     f"the scheduler {name!r} was made without an engine, in a trainer of ms-swift, which would sample "
