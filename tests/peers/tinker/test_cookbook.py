@@ -366,7 +366,7 @@ def test_the_engine_gives_the_cookbooks_datums_of_an_agent_program() -> None:
 
 def test_a_completer_that_hangs_costs_its_own_episode() -> None:
     policy = CompleterPolicy(Faulty(), "embedded")
-    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, policy_timeout_s=0.3, max_retries=0)
+    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, policy_timeout_s=5.0, max_retries=0)
     assert Counter(episode.error_kind for episode in rollouts.run()) == {"infrastructure": 1, None: 3}
 
 
