@@ -69,7 +69,8 @@ class TemplateUnsupported(RenderError):
             "Try other template_arguments, a renderer for this model family, or a template that keeps what it rendered"
         )
         where = f"{pair[0]} -> {pair[1]}: " if pair[0] else ""
-        texts = [f"{name} {text!r:.300}" for name, text in (("expected", expected), ("rendered", rendered)) if text]
+        shown = zip(("expected", "rendered"), around_difference(expected, rendered, 300), strict=True)
+        texts = [f"{name} {text!r}" for name, text in shown if text]
         super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
 
 
@@ -290,6 +291,16 @@ def message_of(error: BaseException) -> str:
 def encodable(text: str) -> str:
     """Return a text that UTF-8 can encode: each half of a surrogate pair becomes a Python escape."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
+    """Return two texts, cut around their first difference if one is longer than `width`."""
+    if max(len(one), len(other)) <= width:
+        return one, other
+    same = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    start = max((min(len(one), len(other)) if same is None else same) - width // 4, 0)
+    first, second = (f"{'...' if start else ''}{text[start : start + width]}" for text in (one, other))
+    return first, second
 
 
 def _shortened(value: object) -> str:

@@ -57,6 +57,7 @@ OF_TEMPLATES = {"thinking_stripped", "template", "handoff", "return"}
 MIN_BREAKS, MIN_STEPS, TOLERANCE = 20, 3, 1e-4
 LIMITS = {"max_steps": 48, "end_on_cut": False}
 MAX_REPLY_TOKENS, TEMPERATURE = 160, 0.7
+GPT_OSS_IDS = 201_088  # of the real one: files of its vocabulary pad differently, and the random weights would differ
 LONG = "side by side"  # a kind with long episodes; of the others there are enough breaks
 
 
@@ -500,7 +501,8 @@ def renderer_of(kind: str, tokenizer: Any = None) -> Renderer:
     """The renderer of a model family; gpt-oss's writes the past as the official history does, a `template` break."""
     if kind == "qwen3":
         return envsdk.get_renderer("qwen3", envsdk.load_tokenizer("embedded"))
-    return envsdk.get_renderer("harmony", envsdk.load_tokenizer(tokenizer), official_history=True)
+    loaded = envsdk.load_tokenizer(tokenizer, vocab_size=GPT_OSS_IDS)
+    return envsdk.get_renderer("harmony", loaded, official_history=True)
 
 
 if __name__ == "__main__":

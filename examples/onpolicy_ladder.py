@@ -12,7 +12,8 @@ it closes its thinking, calls tools and is sure of most tokens, with the vocabul
    log-probabilities in the replies one after the other.
 5. The same episodes as envsdk's samples.
 
-Run it with `python examples/onpolicy_check.py --ladder`.
+Run it with `python examples/onpolicy_check.py --ladder`. On one machine, the same seed prints the same figures. Other
+processors round differently, and the fit amplifies that.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -20,13 +21,16 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 from onpolicy_check import (
+    GPT_OSS_IDS,
     LIMITS,
     MAX_REPLY_TOKENS,
     TEMPERATURE,
@@ -67,11 +71,11 @@ def gpt_oss_tokenizer(source: str = "o200k_harmony") -> Tokenizer:
             downloads once.
     """
     if not source.endswith(".tiktoken"):
-        return envsdk.load_tokenizer(source)
+        return envsdk.load_tokenizer(source, vocab_size=GPT_OSS_IDS)
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TIKTOKEN_CACHE_DIR=cache):
         # Under this name, tiktoken finds the file before it downloads it.
         shutil.copy(source, Path(cache) / hashlib.sha1(RANKS.encode(), usedforsecurity=False).hexdigest())
-        return envsdk.load_tokenizer("o200k_harmony")
+        return envsdk.load_tokenizer("o200k_harmony", vocab_size=GPT_OSS_IDS)
 
 
 class Case(NamedTuple):
@@ -80,18 +84,35 @@ class Case(NamedTuple):
     name: str
     tokens: TokenMatch
     kl: KL
+    interval: tuple[float, float]
+    """The 95 % interval of k1, from a bootstrap over episodes: the tokens of one are not independent."""
+
+    @classmethod
+    def of(cls, name: str, tokens: TokenMatch, samples: Sequence[Sample], values: Sequence[np.ndarray]) -> "Case":
+        """Compare the sampler of samples with what a trainer computes of them."""
+        sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        for sample, value in zip(samples, values, strict=True):
+            sums[sample.trajectory_id] += (sample.logprobs - value)[sample.mask].sum(), sample.mask.sum()
+        pairs = np.array(list(sums.values()))
+        drawn = pairs[np.random.default_rng(0).integers(len(pairs), size=(2000, len(pairs)))].sum(1)
+        low, high = np.quantile(drawn[:, 0] / drawn[:, 1], [0.025, 0.975]).tolist()
+        return cls(name, tokens, kl(samples, values), (low, high))
 
     def __str__(self) -> str:
         k1, match = PUBLISHED[self.name]
-        found = self.kl.all
-        row = (f"{found.k1:.2g}", f"{found.k2:.2g}", f"{found.k3:.2g}", f"{self.tokens.share:.1%}", k1, match)
-        return f"{self.name:<31}" + "".join(f"{cell:>14}" for cell in row)
+        found, (low, high) = self.kl.all, self.interval
+        row = (f"{found.k1:.2g}", f"{low:.2g} to {high:.2g}", f"{found.k2:.2g}", f"{found.k3:.2g}")
+        return _row(self.name, *row, f"{self.tokens.share:.1%}", k1, match)
+
+
+def _row(name: str, k1: str, interval: str, *others: str) -> str:
+    return f"{name:<31}{k1:>10}{interval:>22}" + "".join(f"{cell:>14}" for cell in others)
 
 
 def table(cases: Sequence[Case]) -> str:
     """The report's figures next to ours."""
-    names = ("k1", "k2", "k3", "token match", "report: k1", "token match")
-    return "\n".join([" " * 31 + "".join(f"{name:>14}" for name in names), *map(str, cases)])
+    head = _row("", "k1", "95 % interval", "k2", "k3", "token match", "report: k1", "token match")
+    return "\n".join([head, *map(str, cases)])
 
 
 def scenes(renderer: Renderer) -> dict[str, Callable[..., Env]]:
@@ -144,7 +165,7 @@ def as_they_are(name: str, model: Any, recorder: Recorder, played: Sequence[Play
     match = token_match(
         [tokens for key in trained for tokens in sampled[key]], [tokens for key in trained for tokens in trained[key]]
     )
-    return Case(name, match, kl(samples, forward_logprobs(model, samples)))
+    return Case.of(name, match, samples, forward_logprobs(model, samples))
 
 
 def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[Sample]) -> Case:
@@ -152,7 +173,7 @@ def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[
     made = {sample.trajectory_id: sample for sample in others}
     samples = [s for s in samples_of([each.trajectory for each in played]) if s.trajectory_id in made]
     match = token_match(samples, [made[sample.trajectory_id] for sample in samples])
-    return Case(name, match, kl(others, forward_logprobs(model, others)))
+    return Case.of(name, match, others, forward_logprobs(model, others))
 
 
 def ladder(model: Any, renderer: Renderer, *, episodes: int = 16, seed: int = 0) -> list[Case]:

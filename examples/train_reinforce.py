@@ -155,19 +155,6 @@ def read(model: Any, samples: Sequence[Sample]) -> list[np.ndarray]:
     return values
 
 
-def penalize(samples: Sequence[Sample], values: Sequence[np.ndarray], coef: float) -> tuple[list[Sample], float]:
-    """Add the KL penalty to the advantages; the share of tokens whose log-ratio to the sampler was clipped.
-
-    A token that became likelier than it was when it was sampled loses advantage, and one that became less likely gains.
-    """
-    ratios = [value - sample.logprobs for sample, value in zip(samples, values, strict=True)]
-    near = [s.logprobs + ratio.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO) for s, ratio in zip(samples, ratios, strict=True)]
-    clipped = sum((np.abs(ratio) > MAX_LOG_RATIO).sum() for ratio in ratios) / sum(s.mask.sum() for s in samples)
-    trained = [replace(s, logprobs=value.astype(np.float32)) for s, value in zip(samples, near, strict=True)]
-    penalized = add_kl_penalty(trained, [sample.logprobs for sample in samples], coef)
-    return [replace(p, logprobs=s.logprobs) for p, s in zip(penalized, samples, strict=True)], float(clipped)
-
-
 class Update(NamedTuple):
     """What an update began and ended with."""
 
@@ -198,7 +185,8 @@ def update(
             k1 = kl(samples, values).all.k1
             if not abs(k1) < MAX_K1:
                 raise RuntimeError(f"what is trained is not what was sampled: k1 is {k1} nats per token")
-        penalized, clipped = penalize(samples, values, kl_coef)
+        clipped = kl(samples, values, clip=MAX_LOG_RATIO).clipped_token_ratio
+        penalized = add_kl_penalty(samples, values, kl_coef, near="sampler", clip=MAX_LOG_RATIO)
         if correct is not None:
             weights = importance_weights(samples, values, correct).weights
             penalized = [

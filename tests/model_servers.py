@@ -133,7 +133,7 @@ class ModelServer:
 
     def __enter__(self) -> "ModelServer":
         self._thread.start()
-        self._started.wait(5)
+        self._started.wait(600)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class ModelServer:
         """Stop at once, as kill -9 does: open connections are reset."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5)
+            self._thread.join(600)
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         """The bodies of the requests to a path, probes excluded."""

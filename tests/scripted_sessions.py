@@ -131,5 +131,5 @@ class RunningGateway:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(600)
         assert not self._thread.is_alive()

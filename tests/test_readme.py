@@ -24,7 +24,7 @@ def test_the_readmes_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pyt
     last = "assert len(samples) == 1 and len(tree) < tree.tokens_separate"
     notebook = nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell(last)])
     NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=60
+        notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=600
     ).execute()
 
 

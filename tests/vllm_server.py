@@ -59,7 +59,7 @@ class VLLMServer:
         self._environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout_s: float = 300.0) -> None:
+    def start(self, timeout_s: float = 600.0) -> None:
         """Start the server and wait until it has answered a request."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -85,7 +85,7 @@ class VLLMServer:
         self._process.communicate()
         self._process = None
 
-    def post(self, path: str, body: dict[str, Any], timeout_s: float = 60.0) -> Any:
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 600.0) -> Any:
         """Return the answer to a request, read as JSON."""
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -63,6 +63,9 @@ class EnvDriver(Driver):
         if renderer is None:
             renderer = _default_renderer(env, tokenizer)
         self.renderer = self._own_renderer = find_renderer(renderer, tokenizer)
+        if env.shows_images and (advice := self.renderer.images_advice):
+            name = self.renderer.name
+            raise ConfigError(f"{type(env).__name__} shows images, which the renderer {name!r} cannot write: {advice}")
         self.history = get_history(history)
         self._check_recordable("the options of its renderer", self.renderer.specification)
         self._check_recordable("the options of its history policy", self.history.specification)

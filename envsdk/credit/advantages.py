@@ -3,11 +3,11 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from ..diagnostics.inputs import valid_samples
+from ..diagnostics.inputs import check_clip, valid_samples
 from ..diagnostics.logprobs import pair_logprobs
 from ..errors import ConfigError, InvalidSample
 from ..trajectories.samples import Sample
@@ -221,36 +221,50 @@ def role_advantages(
     return [replace(one, advantage=per_token(one, found[key])) for one, key in zip(samples, keys, strict=True)], means
 
 
-def add_kl_penalty(samples: Sequence[Sample], reference_logprobs: Sequence[Any], coef: float) -> list[Sample]:
-    """Add a penalty that keeps the policy that sampled close to another model, such as the one it began as.
+def add_kl_penalty(
+    samples: Sequence[Sample],
+    logprobs: Sequence[Any],
+    coef: float,
+    *,
+    near: Literal["reference", "sampler"] = "reference",
+    clip: float | None = None,
+) -> list[Sample]:
+    """Add a penalty on the divergence between the policy that sampled and another model to the advantages.
 
-    `A[i] += coef * mask[i] * (mean(d) - d[i])` with `d = lp_sampler - lp_reference`. The mean runs over the trained
-    tokens of all samples, so the penalty moves credit between tokens, and its sum is 0. A token that is likelier for
-    the sampler than for the other model loses advantage.
+    `A[i] += coef * mask[i] * (mean(d) - d[i])`, where the mean runs over the trained tokens of all samples. So the
+    penalty moves credit between tokens, and its sum is 0. `near` specifies d, and with it what is kept near what:
 
-    If samples are trained on more than once, the weights move away from their sampler. To keep them close to it,
-    exchange the two: give the samples the log-probabilities of the weights, and pass those of the sampler. Without
-    the exchange, the penalty drives them apart.
+    - `"reference"`: `d = lp_sampler - lp`. The policy is kept near the model with these log-probabilities, such as the
+      one it began as.
+    - `"sampler"`: `d = lp - lp_sampler`. `logprobs` are those of the weights that are trained, which a forward pass
+      before the one with the gradient computes. They are kept near their sampler, from which they move away where
+      samples are trained on more than once. Under `"reference"`, the penalty would drive the two apart.
 
     Source: `incorporate_kl_penalty` of tinker-cookbook.
 
     Args:
         samples: Samples with log-probabilities and an advantage.
-        reference_logprobs: For each sample, the log-probabilities of the other model in nats, shape (L,). The value at
-            i belongs to token i.
+        logprobs: For each sample, log-probabilities in nats, shape (L,). The value at i belongs to token i.
         coef: The penalty for one nat, in units of advantage; at least 0.
+        near: What the policy is kept near.
+        clip: The largest `|d|` of a token that counts, in nats; None for no bound. `diagnostics.kl(clip=)` reports the
+            share of tokens beyond it.
 
     Returns:
         New samples in the same order. Their `advantage` is float32 of shape (L,): 0.0 where mask is False.
 
     Raises:
-        ConfigError: If `coef` is negative or not finite.
+        ConfigError: If `coef` is negative or not finite, `near` is unknown, or `clip` is not a positive number.
         InvalidSample: If a sample has no advantage, or the log-probabilities do not match it (see `diagnostics.kl`).
     """
     if not isinstance(coef, Real) or not 0 <= coef < np.inf:
         raise ConfigError(f"coef is {coef!r}; expected a finite number of at least 0")
-    pairs = pair_logprobs(samples, reference_logprobs)
-    differences = [pair.sampler - pair.trainer for pair in pairs]
+    if near not in ("reference", "sampler"):
+        raise ConfigError(f"near is {near!r:.80}; expected 'reference' or 'sampler'")
+    bound = np.inf if clip is None else check_clip(clip)
+    sign = 1 if near == "reference" else -1
+    pairs = pair_logprobs(samples, logprobs)
+    differences = [np.clip(sign * (pair.sampler - pair.trainer), -bound, bound) for pair in pairs]
     joined = np.concatenate([np.empty(0), *differences])
     center = float(joined.mean()) if len(joined) else 0.0
     penalized: list[Sample] = []

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Verdict: TypeAlias = Literal["healthy", "warning", "critical"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""The best one first."""
 NumericFormat: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 

@@ -1,11 +1,12 @@
 """The check of the arguments of diagnostics: samples, token ids and log-probabilities."""
 
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..errors import InvalidSample
+from ..errors import ConfigError, InvalidSample
 from ..trajectories.samples import Sample
 from ..trajectories.soundness import are_sound
 
@@ -78,6 +79,21 @@ def logprobs_of(given: Any, sample: Sample, whose: str) -> "NDArray[np.float64]"
             f"{whose}: the value of token {at} is {logprobs[at]}; expected a finite number of at most 0"
         )
     return logprobs
+
+
+def check_clip(clip: Any, above: float = 0.0) -> float:
+    """Return the largest difference of a token that counts, in nats.
+
+    Args:
+        clip: What was given.
+        above: What it has to be larger than, in nats.
+
+    Raises:
+        ConfigError: If it is not a finite number above that.
+    """
+    if not isinstance(clip, Real) or not above < float(clip) < np.inf:
+        raise ConfigError(f"clip is {clip!r:.80}; expected a finite number of nats above {above:.2g}")
+    return float(clip)
 
 
 def token_ids(name: str, tokens: Any) -> "NDArray[np.int64]":

@@ -10,7 +10,8 @@ import numpy as np
 from ..errors import ConfigError, unknown_name
 from ..rendering.renderer import Renderer
 from ..trajectories.samples import Sample
-from .divergence import Estimate, NumericFormat, Verdict, thresholds_of
+from .divergence import VERDICTS, Estimate, NumericFormat, Verdict, thresholds_of
+from .inputs import check_clip
 from .logprobs import LogprobPair, pair_logprobs
 from .token_kinds import KINDS, Kind, token_kinds
 
@@ -64,7 +65,9 @@ class KL:
             `call` shows calls that were written and tokenized again, `border` text that was tokenized apart from
             another neighbor.
         bin_size: The number of positions in a bin of `by_position`.
-        verdict: The verdict over all tokens: `"healthy"`, `"warning"` or `"critical"`.
+        clipped_token_ratio: The share of tokens whose difference was clipped, from 0 to 1.
+        verdict: The worse of the verdicts over all tokens and over those that were not forced: `"healthy"`, `"warning"`
+            or `"critical"`.
         clusters: Where the outliers are, if they are not spread evenly.
     """
 
@@ -80,11 +83,12 @@ class KL:
     by_offset_from_end: dict[int, Estimate]
     by_kind: dict[Kind, Estimate]
     bin_size: int
+    clipped_token_ratio: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict over all tokens, for which the thresholds were published. Check `free.verdict` as well."""
-        return self.all.verdict
+        """The worse of `all.verdict` and `free.verdict`."""
+        return VERDICTS[max(VERDICTS.index(part.verdict) for part in (self.all, self.free))]
 
     @property
     def clusters(self) -> list[Cluster]:
@@ -111,10 +115,12 @@ class KL:
     def __str__(self) -> str:
         ratio = f"{self.forced_token_ratio:.1%} of the tokens"
         lines = [
-            str(self.all),
+            f"{self.verdict}: {str(self.all).partition(': ')[2]}",
             f"not forced: {self.free}",
             f"forced (above {FORCED_ABOVE} for the sampler), {ratio}: {self.forced}",
         ]
+        if self.clipped_token_ratio:
+            lines.append(f"clipped: {self.clipped_token_ratio:.1%} of the tokens")
         if self.shift:
             where = "later" if self.shift > 0 else "earlier"
             lines.append(f"shifted: the trainer's log-probabilities are one position {where} than the sampler's")
@@ -139,6 +145,7 @@ def kl(
     bin_size: int = 256,
     dtype: NumericFormat | None = None,
     renderer: Renderer | None = None,
+    clip: float | None = None,
 ) -> KL:
     """Compare the trainer's log-probabilities of the sampled tokens with those of the sampler.
 
@@ -154,11 +161,15 @@ def kl(
             its rounding explains. None for the published thresholds, which are those of half precision: 0.01 for k1,
             and 0.001 for k2 and k3.
         renderer: The renderer of the samples, for `KL.by_kind`.
+        clip: The largest difference of a token that counts in the estimates, in nats; None for no bound. For weights
+            that were trained on these samples, of which few tokens may be far off. Leave it out before the first
+            update, where such tokens are faults.
 
     Raises:
         InvalidSample: If lengths or shapes differ, a sample is invalid or has no log-probabilities, or a value of the
             trainer is positive, NaN or infinite where mask is True.
-        ConfigError: If `bin_size` is not a positive integer.
+        ConfigError: If `bin_size` is not a positive integer, or `clip` is not a number above the threshold for
+            outliers, whose count it would change.
         UnknownName: If the numeric format does not exist.
     """
     if not isinstance(bin_size, Integral) or bin_size < 1:
@@ -167,6 +178,9 @@ def kl(
         raise unknown_name("numeric format", dtype, get_args(NumericFormat))
     pairs = pair_logprobs(samples, trainer_logprobs)
     difference = _joined([pair.trainer - pair.sampler for pair in pairs])
+    bound = np.inf if clip is None else check_clip(clip, thresholds_of(dtype).outlier)
+    is_clipped = np.abs(difference) > bound
+    difference = np.clip(difference, -bound, bound)
     is_forced = _joined([pair.sampler for pair in pairs]) > FORCED_ABOVE
 
     def by(key: "Callable[[LogprobPair], NDArray[Any]]") -> dict[int, Estimate]:
@@ -186,6 +200,7 @@ def kl(
         by_offset_from_end=by(_offsets_from_end),
         by_kind={KINDS[code]: part for code, part in by_kind.items()},
         bin_size=bin_size,
+        clipped_token_ratio=float(is_clipped.mean()) if len(is_clipped) else 0.0,
     )
 
 

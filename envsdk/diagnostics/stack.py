@@ -38,7 +38,7 @@ class StackReport:
         breaks: The number of declared breaks by reason.
         tokens: The comparison of the prompts and replies at the policy with the samples.
         kl: The divergence between sampler and trainer.
-        verdict: That of `kl`, over all tokens or those that were not forced; `"critical"` if a token differs.
+        verdict: That of `kl`; `"critical"` if a token differs.
     """
 
     episodes: int
@@ -51,10 +51,7 @@ class StackReport:
     @property
     def verdict(self) -> Verdict:
         """The verdict: `"healthy"`, `"warning"` or `"critical"`."""
-        found = {self.kl.all.verdict, self.kl.free.verdict}
-        if self.tokens.share < 1 or "critical" in found:
-            return "critical"
-        return "warning" if "warning" in found else "healthy"
+        return self.kl.verdict if self.tokens.share == 1 else "critical"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict and the fields as plain values for JSON."""

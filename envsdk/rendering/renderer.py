@@ -161,10 +161,20 @@ class Renderer(ABC):
         """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
         if not self.writes_images:
             return f"images are refused: {self.name!r} has no place for them"
+        given = self._known_processor()
+        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
+
+    @property
+    def images_advice(self) -> str:
+        """What to do where the renderer cannot write images; empty if it can. No processor is loaded for it."""
+        if not self.writes_images:
+            return "use the renderer of a vision model"
+        return "" if self._known_processor() is not None else "give the model's processor, processor='FOLDER'"
+
+    def _known_processor(self) -> Any:
         from .vision import find_processor
 
-        given = find_processor(self.tokenizer) if self._processor is None else self._named_processor
-        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
+        return find_processor(self.tokenizer) if self._processor is None else self._named_processor
 
     def refuse_images(self, messages: Sequence[Message], first: int = 0) -> None:
         """Refuse images if the renderer cannot write them.
@@ -180,11 +190,7 @@ class Renderer(ABC):
             if message.parts is not None and message.images and self.vision is None:
                 raise RenderError(
                     f"message {index} ({message.role}) has an image, which {self.name!r} cannot write: "
-                    + (
-                        "give the model's processor, processor='FOLDER'"
-                        if self.writes_images
-                        else "use the renderer of a vision model"
-                    )
+                    f"{self.images_advice}"
                 )
 
     def __repr__(self) -> str:

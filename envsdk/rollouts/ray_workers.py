@@ -85,6 +85,20 @@ class RayHosts:
         """Shut Ray down if `connect` started it, and no other run needs it."""
         await asyncio.to_thread(self._disconnect)
 
+    async def check_node(self) -> None:
+        """Check that Ray runs on the node of this process: otherwise, no actor would ever begin.
+
+        Raises:
+            WorkerLost: If it has ended there.
+        """
+        nodes: list[dict[str, Any]] = await asyncio.to_thread(self._ray.nodes)
+        own = self._ray.get_runtime_context().get_node_id()
+        if any(node["NodeID"] == own and not node["Alive"] for node in nodes):
+            raise WorkerLost(
+                f"Ray has ended on the node of this program (its raylet, node {own}), so no worker can begin: start "
+                "Ray there again, and then the program; with a run folder, it continues where it ended"
+            )
+
     async def log_waiting(self, seconds: float) -> None:
         """Log that an actor has waited for a CPU: one line a minute for all of them."""
         if time.monotonic() - self._logged_at < _LINE_S:
@@ -128,7 +142,7 @@ class RayHost:
 
         Raises:
             ConfigError: If the worker cannot begin, because something cannot be imported there, for example.
-            WorkerLost: If the actor has ended.
+            WorkerLost: If the actor has ended, or Ray on the node of this process.
         """
         since = time.monotonic()
         begun = asyncio.ensure_future(self._answer(self._actor.begin.remote()))
@@ -136,6 +150,7 @@ class RayHost:
             while not begun.done():
                 await asyncio.wait({begun}, timeout=_FIRST_LINE_S)
                 if not begun.done():
+                    await self._hosts.check_node()
                     await self._hosts.log_waiting(time.monotonic() - since)
             begun.result()
         finally:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+from ..errors import around_difference
+
 MISSING = "nothing"
 """What is shown of a value that is missing."""
 
@@ -58,4 +60,5 @@ def unequal(
                 yield from unequal(one, other, f"{path}[{index}]", is_same)
             return
     if not is_same(stored, given):
-        yield Unequal(path, f"{stored!r:.200}", f"{given!r:.200}")
+        one, other = around_difference(repr(cast("Any", stored)), repr(cast("Any", given)), 200)
+        yield Unequal(path, one, other)

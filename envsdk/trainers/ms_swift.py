@@ -13,8 +13,9 @@ import dataclasses
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 from uuid import uuid4
@@ -27,6 +28,7 @@ from ..contexts.protocol import Action, FinishReason
 from ..episodes.agent import Agent
 from ..errors import ConfigError, EpisodeError, PolicyError
 from ..images import PlacedImage, rgb_image
+from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema
 from ..rollouts.jobs import Job
 from ..rollouts.options import Deadlines, check_deadlines
@@ -73,25 +75,28 @@ def make_scheduler(
 ) -> type[Any]:
     """Make a scheduler class for `--multi_turn_scheduler`, and register it. Call this in an `--external_plugins` file.
 
-    The task of an episode is the `data_dict` of the request, which holds the columns of the dataset besides the
-    messages. A column `seed` is the seed of the episode. The messages of the dataset are ignored. Rewards are in
+    The task of an episode (`options["task"]`) is the `data_dict` of the request, which holds the columns of the dataset
+    besides the messages, with the messages as `"messages"` if the environment's `Task` has such a field. Without a
+    `Task`, they are added to any other columns. A column `seed` is the seed of the episode. Rewards are in
     `rollout_infos["total_reward"]`, for `--use_gym_env`, and by name in `rollout_infos["rewards"]`.
     `rollout_infos["trajectory"]` has all messages; see `to_conversations`. A turn with `info={"images": [...]}`
     replaces the images of the request, for the engine and the trainer; so do `audios` and `videos`. Images in messages
     need no such entry: the request has those of the prompt, and `rollout_infos["images"]` those of the sample.
 
     Args:
-        make_env: A function that makes a new environment. The limits of the environment end the episode.
+        make_env: A function that makes a new environment. Its limits end the episode, and so does `--max_turns`, as
+            `Limits(max_steps=)`.
         name: The name of the scheduler in ms-swift's registry.
         on_break: What to do with a rollout of several samples; see `OnBreakOrSplit`. With `"split"`, `run` returns a
             list of records.
         **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`.
 
     Returns:
-        The class. Its `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has
-        several samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the
-        environment; `ConfigError` if the row has other tools than the environment; `InvalidSample` if ms-swift would
-        train other tokens than the sample; and `EpisodeError` if the episode ended without a reply or without a reward.
+        The class, which raises `ConfigError` if it is made without an engine, as in a trainer (colocate mode). Its
+        `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has several
+        samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the environment;
+        `ConfigError` if the row names no task, or has other tools than the environment; `InvalidSample` if ms-swift
+        would train other tokens than the sample; and `EpisodeError` if the episode ended without a reply or a reward.
 
     Raises:
         ConfigError: If `on_break` or a deadline is invalid, or `on_break` is `"split"` and this version of ms-swift
@@ -109,14 +114,33 @@ def make_scheduler(
     class EnvsdkScheduler(base):
         """A scheduler that runs the episodes of an environment of envsdk."""
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+            if self.infer_engine is None:
+                raise ConfigError(
+                    f"the scheduler {name!r} was made without an engine, in a trainer of ms-swift, which would sample "
+                    f"(colocate mode) without the environment: pass --multi_turn_scheduler {name} to `swift rollout` "
+                    "alone, and start the trainer with --use_vllm true --vllm_mode server"
+                )
+            self._settings = dataclasses.replace(settings, env=partial(_limited, make_env, self.max_turns))
+
         async def run(self, infer_request: Any, request_config: Any, **kwargs: Any) -> Any:
             """Run one episode; see `make_scheduler`."""
             rollout = _Rollout(self, infer_request, request_config, kwargs, on_break)
-            trajectory = await play_one(settings, _job_of(infer_request.data_dict, name), rollout)
+            trajectory = await play_one(self._settings, rollout.job(name), rollout)
             return rollout.output(trajectory)
 
     module.multi_turns[name] = EnvsdkScheduler
     return EnvsdkScheduler
+
+
+def _limited(make_env: Callable[[], Env], max_turns: int | None) -> Env:
+    """Make an environment whose episodes have at most `max_turns` steps."""
+    env = make_env()
+    if max_turns and isinstance(env, Env):  # pyright: ignore[reportUnnecessaryIsInstance]
+        steps = min(env.limits.max_steps or max_turns, max_turns)
+        env._envsdk.limits = Limits.of({"max_steps": steps}, env.limits)  # pyright: ignore[reportPrivateUsage]
+    return env
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +178,36 @@ class _Rollout:
         self._scheduler, self._request, self._kwargs, self._on_break = scheduler, request, kwargs, on_break
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
+        self._row: dict[str, Any] = request.data_dict or {}
+        self._chosen: dict[str, Any] = {}  # the option of `reset` that chooses the task
+
+    def job(self, name: str) -> Job:
+        """Return the episode of the row. Its seed and its task are the same for all rollouts of the row."""
+        seed = self._row.get("seed")
+        if seed is None:
+            text = json.dumps([self._request.messages, self._row], sort_keys=True, default=repr)
+            seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
+        try:
+            number = operator.index(seed)
+        except TypeError as error:
+            raise ConfigError(f"the column 'seed' has {seed!r:.80}; expected an integer") from error
+        return Job(0, name, uuid4().hex, f"{name}/{number}", number, self._chosen)
 
     def for_episode(self, env: Env, seed: int | None) -> Self:
-        """Begin the episode, or begin it again."""
-        limit, max_turns = env.limits.max_steps, self._scheduler.max_turns
-        if max_turns and (limit is None or limit > max_turns):
+        """Choose the task, and begin the episode, or begin it again."""
+        columns = {name: value for name, value in self._row.items() if name != "seed"}
+        takes_messages = bool(columns) if env.Task is None else "messages" in env.Task.model_fields
+        if not self._row and not takes_messages:
             raise ConfigError(
-                f"max_turns is {max_turns}, but the environment has max_steps={limit}, and only the limits of the "
-                f"environment end an episode: make it with limits=Limits(max_steps={max_turns})"
+                "the row has no columns besides its messages, so nothing specifies the task, and the rollouts of a "
+                "group would have different ones: add a column 'seed', or the columns of a task, to the dataset, and "
+                "start the trainer with --vllm_server_pass_dataset true, which passes them; or give the environment a "
+                "`Task` with a field `messages`"
             )
+        if takes_messages:
+            columns = {"messages": self._request.messages, **columns}
+        if columns:
+            self._chosen["task"] = columns
         self._env = env
         self._openings: dict[str, list[_Opening]] = {}  # the openings of each context, the current one last
         self._responses: dict[str, Any] = {}  # the last response of each context
@@ -334,26 +379,6 @@ def _tagged(message: Message) -> dict[str, Any]:
             part.text if isinstance(part, TextPart) else "<image>" for part in message.parts or ()
         )
     return fields
-
-
-def _job_of(row: Mapping[str, Any] | None, name: str) -> Job:
-    """Return the episode of a row. Its seed and its task are the same for all rollouts of the row."""
-    task = dict(row or {})
-    if not task:
-        raise ConfigError(
-            "the row has no columns besides its messages, so nothing specifies the task, and the rollouts of a group "
-            "would have different ones: add a column 'seed', or the columns of a task, to the dataset, and start the "
-            "trainer with --vllm_server_pass_dataset true, which passes them"
-        )
-    seed = task.pop("seed", None)
-    if seed is None:
-        text = json.dumps(task, sort_keys=True, default=repr)
-        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
-    try:
-        number = operator.index(seed)
-    except TypeError as error:
-        raise ConfigError(f"the column 'seed' has {seed!r:.80}; expected an integer") from error
-    return Job(0, name, uuid4().hex, f"{name}/{number}", number, {"task": task} if task else {})
 
 
 def _infos(trajectory: Trajectory) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, PolicyError
+from ..errors import ConfigError, PolicyError, around_difference
 from ..messages import ToolSchema
 from .packages import load
 
@@ -58,10 +58,11 @@ def check_tools(own: Sequence[ToolSchema] | None, given: Any) -> None:
         ConfigError: If it has others.
     """
     given = json.loads(given) if isinstance(given, str) else given
-    texts = [json.dumps(list(tools or ()), default=dict) for tools in (own, given)]
-    if texts[0] != texts[1]:
+    one, two = (json.dumps(list(tools or ()), default=dict) for tools in (own, given))
+    if one != two:
+        shown, other = around_difference(one, two, 200)
         raise ConfigError(
-            f"the context has the tools {texts[0]:.200}, but the row of the dataset has {texts[1]:.200}, which "
+            f"the context has the tools {shown}, but the row of the dataset has {other}, which "
             "ms-swift renders for training: add a column `tools` with the tools of the environment, "
             "trajectory.contexts['main'].tools; a sub-agent with other tools than its parent cannot be trained"
         )

@@ -310,7 +310,7 @@ def test_nothing_is_printed_and_nothing_warned_of():
         "    env.close()\n"
     )
     command = [sys.executable, "-W", "error", "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 

@@ -462,7 +462,7 @@ def test_the_test_of_a_new_package_passes(tools: bool, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -621,6 +621,24 @@ def test_the_kl_penalty_is_what_its_formula_says():
     assert given[0].advantage == 1.0
 
 
+def test_near_the_sampler_the_two_models_of_the_kl_penalty_are_exchanged():
+    given = [sample("a", steps=(0,), logprobs=[0.0, -1.0, -2.0], advantage=1.0)]
+    weights = [np.array([0.0, -0.5, -2.5])]  # d = lp_weights - lp_sampler: 0.5 and -0.5
+    (near,) = add_kl_penalty(given, weights, 0.1, near="sampler")
+    (away,) = add_kl_penalty(given, weights, 0.1)
+    np.testing.assert_allclose(near.advantage, [0, 0.95, 1.05], rtol=1e-6)  # a token that became likelier loses
+    np.testing.assert_allclose(away.advantage, [0, 1.05, 0.95], rtol=1e-6)
+    assert near.logprobs is given[0].logprobs
+
+
+@pytest.mark.parametrize("near", ["reference", "sampler"])
+def test_a_token_counts_in_the_kl_penalty_up_to_the_clip(near: Any):
+    given = [sample("a", steps=(0,), logprobs=[0.0, -1.0, -60.0], advantage=0.0)]
+    (one,) = add_kl_penalty(given, [np.array([0.0, -1.0, -2.0])], 0.1, near=near, clip=4.0)
+    (other,) = add_kl_penalty([replace(given[0], logprobs=np.array([0, -1, -6], "f4"))], [[0, -1, -2]], 0.1, near=near)
+    np.testing.assert_allclose(one.advantage, other.advantage, rtol=1e-6)
+
+
 @given(st.lists(st.floats(-20, 0, width=32), min_size=6, max_size=6), st.floats(0, 2))
 def test_the_kl_penalty_adds_no_credit(logprobs: list[float], coef: float):
     given = [sample("a", logprobs=[0, -0.5, -0.5] * 2, advantage=0.0)]
@@ -642,6 +660,11 @@ def test_the_kl_penalty_needs_advantages_and_log_probabilities():
     for coef in (-1.0, NAN, INF, "a"):
         with pytest.raises(ConfigError, match="coef is"):
             add_kl_penalty([sample(advantage=0.0)], [zeros], coef)
+    for clip in (0.0, -1.0, NAN, INF, "a"):
+        with pytest.raises(ConfigError, match="clip is"):
+            add_kl_penalty([sample(advantage=0.0)], [zeros], 0.1, clip=clip)
+    with pytest.raises(ConfigError, match="near is 'trainer'; expected 'reference' or 'sampler'"):
+        add_kl_penalty([sample(advantage=0.0)], [zeros], 0.1, near="trainer")  # type: ignore[arg-type]
 
 
 def test_what_is_no_trajectory_and_no_sample_is_refused() -> None:

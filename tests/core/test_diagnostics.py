@@ -77,8 +77,33 @@ def test_forced_tokens_do_not_hide_a_difference():
     forced = [-1e-6] * 99
     one = one_step([*forced, -3.0])
     found = kl([one], [[NAN, *forced, -3.4]])
-    assert (found.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
+    assert (found.all.verdict, found.free.verdict, found.forced.verdict) == ("healthy", "critical", "healthy")
+    assert found.verdict == found.to_dict()["verdict"] == "critical"
+    assert str(found).startswith("critical: k1 0.004, ")
     assert "not forced: critical" in str(found)
+
+
+def test_forced_tokens_do_not_hide_a_warning_either():
+    forced, sampled = [-1e-6] * 60, [-1.0] * 40
+    one = one_step([*forced, *sampled])
+    found = kl([one], [[NAN, *forced, *(value - 0.014 for value in sampled)]])  # the masked k1 of a published report
+    assert (found.all.verdict, found.free.verdict, found.verdict) == ("healthy", "warning", "warning")
+
+
+def test_a_difference_counts_up_to_the_clip_and_the_share_of_clipped_tokens_is_reported():
+    one = one_step([-1.0, -1.0, -1.0, -1.0])
+    found, unclipped = (kl([one], [[NAN, -1.5, -1.0, -51.0, -1.0]], clip=clip) for clip in (2.0, None))
+    assert (found.all.k1, found.all.k2) == pytest.approx((2.5 / 4, (0.25 + 4) / 8))
+    assert (found.clipped_token_ratio, unclipped.clipped_token_ratio) == (0.25, 0.0)
+    assert (found.all.outliers, unclipped.all.outliers) == (1, 1)
+    assert "clipped: 25.0% of the tokens" in str(found) and "clipped" not in str(unclipped)
+    assert found.to_dict()["clipped_token_ratio"] == 0.25
+
+
+@pytest.mark.parametrize("clip", [0.69, 0.0, NAN, INF, "2"])
+def test_a_clip_that_would_hide_outliers_is_refused(clip: Any):
+    with pytest.raises(ConfigError, match=r"clip is .*; expected a finite number of nats above 0\.69"):
+        kl([two_steps()], [np.zeros(6)], clip=clip)
 
 
 def test_the_published_case_is_critical():

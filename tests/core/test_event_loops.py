@@ -431,7 +431,7 @@ def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
             print(play(), asyncio.run(inside()), flush=True)
     """
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.count("terminated") == 6  # two processes may write at the same time
 
@@ -544,5 +544,5 @@ print(event_loops.run(wait_in_a_thread()), asyncio.run(main()))
 
 
 def test_a_process_whose_episodes_waited_in_threads_ends_without_a_word() -> None:
-    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=600, check=False)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("3 3\n", "", 0)

@@ -213,7 +213,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
         "if pid == 0: os._exit(0 if all(same) else 3)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=600)
 
 
 def test_an_episode_has_the_same_tokens_with_it() -> None:

@@ -9,7 +9,7 @@ from PIL import Image as Pillow
 
 import envsdk
 from envsdk import ImagePart, Message, TextPart, ToolEnv, Turn, tool
-from envsdk.errors import ConfigError, RenderError
+from envsdk.errors import ConfigError
 from envsdk.images import Image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
@@ -109,15 +109,14 @@ def test_an_environment_with_images_needs_no_model(tokenizer: Any):
     assert Shows(tokenizer=tokenizer).renderer.vision is not None
 
 
-def test_a_renderer_that_is_given_is_used():
-    env = Shows(renderer="qwen3")
-    env.reset(seed=0)
-    with pytest.raises(RenderError, match="image"):
-        env.step(env.renderer.reply(Message.calling("show", {"what": "an image"})))
+def test_a_renderer_that_cannot_write_images_is_refused_when_the_environment_is_made():
+    with pytest.raises(ConfigError, match=r"Shows shows images, which .* 'qwen3' cannot write: use the render"):
+        Shows(renderer="qwen3")
 
 
 def test_a_tokenizer_alone_chooses_the_renderer_that_fits_it():
-    assert Shows(tokenizer=real_models.qwen3_folder()).renderer.name == "qwen3"
+    with pytest.raises(ConfigError, match="which the renderer 'qwen3' cannot write"):  # a model of text
+        Shows(tokenizer=real_models.qwen3_folder())
 
 
 def test_the_declaration_is_no_option():

@@ -777,7 +777,7 @@ def test_concurrent_plain_tools_run_in_threads(name: str):
         @tool
         def meet(self) -> str:
             """Wait for the other call."""
-            return f"{self.barrier.wait(timeout=20) >= 0}"
+            return f"{self.barrier.wait(timeout=600) >= 0}"
 
     env = Meets(concurrent_tools=True)
     env.barrier = threading.Barrier(2)

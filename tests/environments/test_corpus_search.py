@@ -271,7 +271,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_forked_process_makes_an_index_of_its_own():
-    assert subprocess.run([sys.executable, "-c", FORKED_PROCESS], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", FORKED_PROCESS], timeout=600, check=False).returncode == 0
 
 
 def test_without_full_text_search_the_constructor_raises(monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message
+from envsdk.authoring import EMBEDDED_VISION
 from envsdk.errors import ConfigError, MissingPackage, TaskError
 from envsdk.images import Image
 
@@ -96,6 +97,12 @@ def test_pictures_are_the_same_in_another_process_and_with_another_global_random
     here = [" ".join(image.sha256 for image in trajectory.images) for trajectory in rollouts]
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert all(here) and here == there.splitlines()
+
+
+def test_a_renderer_without_an_image_processor_is_refused_before_an_episode():
+    renderer = {**EMBEDDED_VISION, "processor": None}
+    with pytest.raises(ConfigError, match=r"ChartReader shows images, .* give the model's processor"):
+        ChartReader(renderer=renderer, tokenizer="embedded")
 
 
 # GridScreen.

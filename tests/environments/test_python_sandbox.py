@@ -267,7 +267,7 @@ def test_programs_of_several_episodes_run_side_by_side(make: Make, monkeypatch: 
         async def run_with_the_others(code: str, **options: Any) -> sandbox.SandboxResult:
             if next(begun) == len(envs):
                 all_have_begun.set()
-            await asyncio.wait_for(all_have_begun.wait(), 60)  # one after the other, the first waits in vain
+            await asyncio.wait_for(all_have_begun.wait(), 600)  # one after the other, the first waits in vain
             return await sandbox.arun_python(code, **options)
 
         monkeypatch.setattr(python_sandbox, "arun_python", run_with_the_others)

@@ -262,7 +262,7 @@ def test_a_renderer_of_texts_refuses_the_request_and_the_program_goes_on(rendere
 def test_the_gateway_stores_an_image_that_is_sent_with_each_request_once(tmp_path):
     renderer = vision_renderer()
     sessions = PlayedSessions(saying(renderer), {"renderer": renderer}, out=tmp_path / "run")
-    with RunningGateway(sessions) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with RunningGateway(sessions) as url, httpx.Client(base_url=url, timeout=600) as client:
         opened = client.post("/sessions", json={}).json()
         messages: list[Any] = [user([text("What is this?"), shown()])]
         for _ in range(3):

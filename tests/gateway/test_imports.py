@@ -94,7 +94,7 @@ ROUTES = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "
 def asking(model: Endpoint, proxy: Proxy, protocol: str) -> Iterator[Ask]:
     url = model.base_url if protocol != "anthropic" else f"{model.anthropic_base_url.removesuffix('/v1')}/v1"
     headers = {"authorization": f"Bearer {model.api_key}"}
-    with httpx.Client(headers=headers, timeout=30) as client:
+    with httpx.Client(headers=headers, timeout=600) as client:
 
         def ask(said: Sequence[Any], **more: Any) -> dict[str, Any]:
             given = "input" if protocol == "responses" else "messages"

@@ -79,7 +79,7 @@ def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)
+        thread.join(600)
         assert not thread.is_alive()
 
 
@@ -93,7 +93,7 @@ def test_a_standalone_gateway_refuses_malformed_requests_and_other_sessions_go_o
 
     sessions = PlayedSessions(Commanded(), OPTIONS, on_trajectory=keep)
     limits = SessionLimits(max_sessions=100_000)
-    with RunningGateway(sessions, session_limits=limits) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with RunningGateway(sessions, session_limits=limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         attacked_ids: list[str] = []
 
         def open_session() -> tuple[str, str]:
@@ -140,7 +140,7 @@ def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessi
     server = BackgroundServer()
     witness = ScriptedSession("witness")
     server.add(witness)
-    with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=60) as client:
+    with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=600) as client:
 
         def open_session() -> tuple[str, str]:
             session = ScriptedSession("attacked")

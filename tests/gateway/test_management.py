@@ -40,7 +40,7 @@ def gateway(factory: ScriptedFactory) -> Iterator[httpx.Client]:
     session_limits = SessionLimits(max_sessions=20)
     with (
         RunningGateway(factory, limits=limits, session_limits=session_limits) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=600) as client,
     ):
         yield client
 
@@ -159,8 +159,8 @@ def test_a_failed_opening_takes_no_place(gateway: httpx.Client) -> None:
 
 def test_an_idle_session_is_closed_as_such_and_a_busy_one_is_not(factory: ScriptedFactory) -> None:
     with (
-        RunningGateway(factory, session_limits=SessionLimits(idle_timeout_s=1.5)) as url,
-        httpx.Client(base_url=url, timeout=20) as gateway,
+        RunningGateway(factory, session_limits=SessionLimits(idle_timeout_s=3.0)) as url,
+        httpx.Client(base_url=url, timeout=600) as gateway,
     ):
         httpx.post(f"{opened(gateway)['openai_base_url']}/chat/completions", json=BODY)  # imports the protocol
         idle, busy, waiting = opened(gateway), opened(gateway), opened(gateway)
@@ -168,12 +168,11 @@ def test_an_idle_session_is_closed_as_such_and_a_busy_one_is_not(factory: Script
 
         def wait() -> None:
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{waiting['openai_base_url']}/chat/completions", json=asked, timeout=4)
+                httpx.post(f"{waiting['openai_base_url']}/chat/completions", json=asked, timeout=6)
 
         thread = threading.Thread(target=wait)
         thread.start()
-        end = time.monotonic() + 3.5
-        while time.monotonic() < end:
+        while idle["id"] not in factory.closed:
             time.sleep(0.1)
             httpx.post(f"{busy['openai_base_url']}/chat/completions", json=BODY)
         assert factory.closed[idle["id"]] == "idle"
@@ -294,7 +293,7 @@ any_json = st.recursive(
 def lasting() -> Iterator[httpx.Client]:
     with (
         RunningGateway(ScriptedFactory(), session_limits=SessionLimits(max_sessions=5)) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=600) as client,
     ):
         yield client
 
@@ -339,7 +338,7 @@ def test_a_signal_ends_the_server_after_its_sessions_were_closed(number: signal.
         answers: list[int] = []
 
         async def ask() -> None:
-            async with httpx.AsyncClient(base_url=session["openai_base_url"], timeout=20) as client:
+            async with httpx.AsyncClient(base_url=session["openai_base_url"], timeout=600) as client:
                 assert (await client.post("/chat/completions", json=BODY)).status_code == 200
                 body = {**BODY, "messages": [{"role": "user", "content": "wait"}]}
                 waiting = asyncio.create_task(client.post("/chat/completions", json=body))
@@ -348,6 +347,6 @@ def test_a_signal_ends_the_server_after_its_sessions_were_closed(number: signal.
                 answers.append((await waiting).status_code)
 
         asyncio.run(ask())
-        output, errors = program.communicate(timeout=30)
+        output, errors = program.communicate(timeout=600)
     assert answers == [503]
     assert (program.returncode, output, errors) == (0, "closed: shutdown\n", "")

@@ -34,7 +34,7 @@ def test_the_commands_that_open_and_close_a_session_run(tmp_path: Path):
     assert "http://localhost:8808" in script
     with RunningGateway(PlayedSessions("random", OPTIONS, out=tmp_path / "run")) as url:
         script = f"set -eu\n{script.replace('http://localhost:8808', url)}"
-        run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+        run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     closed = json.loads(re.findall(r'\{"id".*?\}(?=\{"id"|$)', run.stdout)[-1])
     assert (closed["reason"], closed["summary"]["reward"], closed["summary"]["steps"]) == ("closed", 1.5, 1)

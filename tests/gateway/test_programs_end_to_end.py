@@ -292,7 +292,7 @@ class OverHttp(Played):
         self.may_ask_for_two = protocol == "chat"
 
     def play(self, session: Any, steps: int) -> float:
-        with httpx.Client(base_url=session.base_url, timeout=60) as self.client:
+        with httpx.Client(base_url=session.base_url, timeout=600) as self.client:
             self.run(steps)
         return float(len(self.asked))
 

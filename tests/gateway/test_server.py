@@ -53,7 +53,7 @@ def assert_error(protocol: str, response: httpx.Response, status: int) -> str:
     return error["message"]
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -88,7 +88,7 @@ def root(server: BackgroundServer, session: ScriptedSession) -> str:
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=600) as client:
         yield client
 
 

@@ -40,7 +40,7 @@ def ran(folder: Path, *arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

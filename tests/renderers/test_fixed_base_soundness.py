@@ -466,12 +466,25 @@ def test_a_result_of_no_known_call_is_refused(wrong: Message, error: str) -> Non
         renderer.render([user(), BOTH, wrong], tools=TOOLS)
 
 
-def test_results_that_are_numbered_are_refused() -> None:
-    counted = "{%- set ns = namespace(ids=[]) %}" + CHATML.replace(
+def counted(before: str = "") -> str:
+    """A template that numbers results."""
+    number = f"('{before}' + ns.ids.index(m.tool_call_id) | string if m.role == 'tool' else '')"
+    return "{%- set ns = namespace(ids=[]) %}" + CHATML.replace(
         BODY, "{%- for c in m.tool_calls or [] %}{% set ns.ids = ns.ids + [c.id] %}{%- endfor %}" + BODY
-    ).replace("m.role + '\n'", "m.role + '\n' + (ns.ids.index(m.tool_call_id) | string if m.role == 'tool' else '')")
+    ).replace("m.role + '\n'", f"m.role + '\n' + {number}")
+
+
+def test_results_that_are_numbered_are_refused() -> None:
     with pytest.raises(TemplateUnsupported, match="what follows depends on what came before"):
-        renderer_of(counted).check_tools(TOOLS)
+        renderer_of(counted()).check_tools(TOOLS)
+
+
+def test_a_report_shows_two_long_texts_around_their_difference() -> None:
+    report = str(renderer_of(counted("x" * 400)).report(TOOLS))
+    shown = re.search(r"expected '(.*?)'; rendered '(.*?)'", report)
+    assert shown is not None
+    assert shown[1] != shown[2]
+    assert shown[1].startswith("...xxx")
 
 
 # Replies that a template does not write whole.

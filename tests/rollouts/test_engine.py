@@ -186,7 +186,7 @@ def test_a_method_that_raises_or_hangs_costs_its_own_episode(
     assert [one.samples() for one in trajectories] == [[], [], []]
     assert rollouts.statistics.failures == {"environment": 3}
     assert rollouts.statistics.errors == {expected: 3}
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)  # threads that hung end once their method returns
     assert threading.active_count() <= before
@@ -382,7 +382,7 @@ def test_a_run_that_is_left_early_leaves_no_task_and_no_thread() -> None:
     threshold = gc.get_threshold()
     assert asyncio.run(leave()) == 1
     assert gc.get_threshold() == threshold
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert threading.active_count() <= before
@@ -462,7 +462,7 @@ class Server:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         while not holds():
             await asyncio.sleep(0.001)
 

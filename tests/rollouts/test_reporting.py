@@ -177,15 +177,15 @@ def test_a_tracker_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(trackers.FunctionTracker, "end_s", 0.2)
     release = threading.Event()
     calls: list[int] = []
+    returned: list[int] = []
 
     def hangs(step: int, values: Mapping[str, float]) -> None:
         calls.append(step)
-        release.wait(20)
+        release.wait(600)
+        returned.append(step)
 
-    begun = time.monotonic()
     assert len(run_of(policy=answers_slowly, log_to=hangs).run()) == 8
-    assert time.monotonic() - begun < 5
-    assert len(calls) == 1
+    assert len(calls) == 1 and returned == []
     assert "update() of the function log_to took longer than 0.2 s" in caplog.text
     release.set()
 
@@ -371,9 +371,11 @@ class Stopped(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.released = threading.Event()
+        self.written: list[str] = []
 
     def write(self, text: str) -> int:
-        self.released.wait(20)
+        self.released.wait(600)
+        self.written.append(text)
         return len(text)
 
 
@@ -381,10 +383,9 @@ def test_a_terminal_that_is_stopped_does_not_stop_the_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(progress.Display, "end_s", 0.2)
     stream = Stopped()
     console = Console(file=stream, force_terminal=True)
-    begun = time.monotonic()
     rollouts = run_of(policy=answers_slowly, progress=console)
     assert len(rollouts.run()) == 8
-    assert time.monotonic() - begun < 5
+    assert stream.written == []
     stream.released.set()
 
 
@@ -408,7 +409,7 @@ def test_a_run_without_reporters_starts_no_thread_for_them() -> None:
 
 
 def threads_end(before: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     return threading.active_count() <= before

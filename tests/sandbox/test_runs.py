@@ -65,8 +65,8 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
         pytest.skip(str(error))
 
 
-def wait_until(condition, seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
+def wait_until(condition) -> bool:
+    end = time.monotonic() + 600  # against hanging
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return bool(condition())

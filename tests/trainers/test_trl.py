@@ -471,7 +471,7 @@ class Pausable:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -118,7 +118,7 @@ def get(run):
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def ask(query: str) -> tuple[int, http.client.HTTPMessage, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
             connection.request("GET", f"/api/image?{query}")
             answer = connection.getresponse()
             body = answer.read()

@@ -143,7 +143,7 @@ def test_a_notebook_displays_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "t.view()",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=60).execute()
+    NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=600).execute()
     shown = [cell.outputs[-1].data["text/html"] for cell in book.cells]
     assert [one.partition(" ")[0] for one in shown] == ["<div", "<div", "<div", "<iframe"]
     assert "Trajectory envsdk/GuessNumber-v0/0" in shown[0] and "tokens are trained" in shown[1]

@@ -36,7 +36,7 @@ def get(run):
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def ask(path, *, method="GET", host=None):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
             headers = {"Host": f"127.0.0.1:{server.server_port}" if host is None else host}
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()

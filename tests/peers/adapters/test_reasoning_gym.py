@@ -365,7 +365,7 @@ def test_the_same_seed_is_the_same_task_in_another_process():
         )
         for hash_seed in ("1", "2")
     ]
-    one, other = ([line.split() for line in process.communicate(timeout=300)[0].splitlines()] for process in processes)
+    one, other = ([line.split() for line in process.communicate(timeout=600)[0].splitlines()] for process in processes)
     assert len(one) == len(other) == len(QUICK)
     other_tasks = {mine[0] for mine, theirs in zip(one, other, strict=True) if mine[1] != theirs[1]}
     other_answers = {mine[0] for mine, theirs in zip(one, other, strict=True) if mine[2] != theirs[2]}

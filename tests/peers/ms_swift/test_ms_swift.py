@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from program_environments import Continuing, Trimming
+from pydantic import BaseModel
 from swift.dataset import load_dataset
 from swift.infer_engine.protocol import (
     ChatCompletionResponse,
@@ -38,6 +40,7 @@ from swift.rl_core import advantage
 from swift.rl_core.advantage import compute_advantages_dynamic
 from swift.rl_core.data import GRPOSample
 from swift.rl_core.grpo_algorithm import compute_rewards_per_func
+from swift.rlhf_trainers.rollout_mixin import RolloutTrainerMixin
 from swift.rlhf_trainers.utils import build_rollout_logps, encode_sample
 from swift.rollout.multi_turn import multi_turns
 from swift.template import Template, get_template
@@ -122,6 +125,7 @@ class Run:
         data: dict[str, Any] | None = None,
         on_break: Any = "raise",
         config: RequestConfig | None = None,
+        max_turns: int | None = None,
         **request: Any,
     ) -> None:
         policy = ReplyPolicy(env, reply)
@@ -133,7 +137,7 @@ class Run:
             return policy(np.array(prompt), context=context, max_tokens=10**6, stop=()).tokens.tolist()
 
         self.template, self.env, self.engine = template, env, Engine(template, answer)
-        scheduler = make_scheduler(lambda: env, on_break=on_break)(infer_engine=self.engine, max_turns=None)
+        scheduler = make_scheduler(lambda: env, on_break=on_break)(infer_engine=self.engine, max_turns=max_turns)
         assert multi_turns["envsdk"] is type(scheduler)
         row = {"messages": [{"role": "user", "content": "not read"}], **request}
         self.request = RolloutInferRequest(**row, data_dict=data or {}, uuid=uuid4().hex)
@@ -650,10 +654,65 @@ def test_a_template_that_renders_another_prompt_is_refused(template: Any, enable
         asyncio.run(scheduler.run(RolloutInferRequest([], data_dict=TASK), RequestConfig()))
 
 
-def test_its_limit_of_turns_has_to_be_the_environment_s(template: Any, enable_thinking: bool):
-    scheduler = make_scheduler(lambda: GuessNumber(**options(enable_thinking)))(infer_engine=None, max_turns=3)
-    with pytest.raises(ConfigError, match=r"max_turns is 3, but the environment has max_steps=10"):
-        asyncio.run(scheduler.run(RolloutInferRequest([], data_dict=TASK), RequestConfig()))
+@pytest.mark.parametrize(("max_turns", "steps", "stop_reason"), [(2, 2, "max_steps"), (12, 3, "terminated")])
+def test_its_limit_of_turns_is_a_limit_of_the_episode(
+    template: Any, enable_thinking: bool, max_turns: int, steps: int, stop_reason: str
+):
+    run = Run(template, GuessNumber(**options(enable_thinking)), data=TASK, max_turns=max_turns)
+    infos = run.output.rollout_infos
+    assert (infos["num_turns"], len(run.engine.prompts), infos["stop_reason"]) == (steps, steps, stop_reason)
+    assert run.env.trajectory.limits == {"max_steps": min(max_turns, 10)}
+
+
+@pytest.mark.parametrize("max_turns", [None, 1, 3])
+def test_its_colocate_mode_which_would_sample_without_the_environment_is_refused(
+    template: Any, enable_thinking: bool, max_turns: int | None
+):
+    make_scheduler(lambda: GuessNumber(**options(enable_thinking)), name="colocated")
+    args = SimpleNamespace(multi_turn_scheduler="colocated", max_turns=max_turns)
+    trainer: Any = SimpleNamespace(args=args, template=template, processing_class=template.tokenizer)
+    with pytest.raises(ConfigError, match=r"--multi_turn_scheduler colocated to `swift rollout` alone"):
+        RolloutTrainerMixin._prepare_scheduler(trainer)
+
+
+class WithMessages(BaseModel):
+    messages: list[dict[str, Any]]
+
+
+class Repeats(Env):
+    """Asks what the row of the dataset asks."""
+
+    def start(self) -> Turn:
+        messages = self.task.messages if self.Task else self.task["messages"]
+        return Turn(messages[-1]["content"])
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+    def reference_reply(self) -> str:
+        return "Yes."
+
+
+class RepeatsTyped(Repeats):
+    Task = WithMessages
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [(Repeats, {"answer": "Yes."}), (RepeatsTyped, {"seed": 7}), (RepeatsTyped, {})]
+)
+def test_the_messages_of_a_row_reach_the_environment_in_its_task(
+    template: Any, enable_thinking: bool, kind: type[Env], data: dict[str, Any]
+):
+    messages = [{"role": "user", "content": "Is two plus two four?"}]
+    run = Run(template, kind(**options(enable_thinking)), data=data, messages=messages)
+    assert messages[0]["content"] in template.tokenizer.decode(run.engine.prompts[0])
+    task = run.env.trajectory.task
+    assert task["messages"] == messages
+    assert task.get("answer") == data.get("answer")
+
+
+def test_a_row_with_a_seed_alone_has_no_task(template: Any, enable_thinking: bool):
+    assert Run(template, GuessNumber(**options(enable_thinking)), data={"seed": 7}).env.trajectory.task is None
 
 
 def test_the_code_of_its_page_registers_a_scheduler_and_writes_a_dataset(

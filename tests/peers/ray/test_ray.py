@@ -81,6 +81,24 @@ def test_a_node_that_is_removed_costs_no_episode(cluster: Cluster, is_graceful: 
     assert rollouts.statistics.episodes == 60
 
 
+def test_a_run_ends_with_an_error_if_ray_ends_on_the_node_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsdk.rollouts.ray_workers._FIRST_LINE_S", 1.0)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+
+    async def run() -> None:
+        rollouts = Rollouts(Counts, Answers(1.0), seeds=range(1000), group_size=1, executor="ray", max_concurrency=2)
+        async for _ in rollouts:
+            cluster.head_node.kill_raylet(check_alive=False)
+
+    try:
+        with pytest.raises(errors.WorkerLost, match="Ray has ended on the node of this program"):
+            asyncio.run(asyncio.wait_for(run(), 600))  # against hanging
+    finally:
+        cluster.shutdown()
+
+
 def test_weights_reach_the_workers() -> None:
     async def run() -> list[int | None]:
         rollouts = Rollouts(Counts, Answers(0.1), seeds=range(12), group_size=1, executor="ray", max_concurrency=2)
@@ -205,7 +223,7 @@ def test_a_run_that_is_left_early_ends_its_actors() -> None:
     ray.init()
     try:
         asyncio.run(run())
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 600
         while ray.available_resources().get("CPU") != 2.0:
             assert time.monotonic() < deadline
             time.sleep(0.2)

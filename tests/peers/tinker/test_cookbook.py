@@ -5,6 +5,7 @@ import contextlib
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import tinker
 from hypothesis import given
 from hypothesis import strategies as st
 from program_environments import Trimming
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl import types
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -364,7 +366,7 @@ def test_the_engine_gives_the_cookbooks_datums_of_an_agent_program() -> None:
 
 def test_a_completer_that_hangs_costs_its_own_episode() -> None:
     policy = CompleterPolicy(Faulty(), "embedded")
-    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, policy_timeout_s=0.3, max_retries=0)
+    rollouts = Rollouts(Talk, policy, seeds=[3], group_size=4, policy_timeout_s=5.0, max_retries=0)
     assert Counter(episode.error_kind for episode in rollouts.run()) == {"infrastructure": 1, None: 3}
 
 
@@ -404,14 +406,18 @@ def test_cleanup_closes_all_and_raises_nothing(caplog: pytest.LogCaptureFixture)
     assert Closing.closed == 3
 
 
-class Clients:
-    """Stands where tinker's clients do: samples at random, and keeps what is to be trained."""
+class Clients(tinker.TrainingClient):
+    """Tinker's client without its servers: samples at random, and keeps what is to be trained."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampling_error: Exception | None = None, loss_error: Exception | None = None) -> None:
         self.policy = RandomPolicy(envsdk.load_tokenizer("embedded").vocab_size)
-        self.trained: list[tinker.Datum] = []
+        self.sampling_error, self.loss_error = sampling_error, loss_error
+        self.batches: list[list[tinker.Datum]] = []
+        self.optim_params: list[Any] = []
 
     async def sample(self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams) -> Any:
+        if self.sampling_error is not None:
+            raise self.sampling_error
         tokens = np.array(prompt.to_ints(), dtype=np.int32)
         stop, limit = sampling_params.stop, sampling_params.max_tokens
         action = self.policy(tokens, episode_id="", stop_token_ids=tuple(stop), max_tokens=limit)  # type: ignore[arg-type]
@@ -420,17 +426,52 @@ class Clients:
         )
         return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=0)
 
-    async def forward_backward_async(self, datums: list[tinker.Datum], loss_fn: str) -> None:
+    def forward_backward(self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: Any = None) -> Any:
         assert loss_fn == "importance_sampling"
-        self.trained += datums
+        self.batches.append(data)
+        return done(self.loss_error)
+
+    def optim_step(self, optim_params: Any = None, *, adam_params: Any = None) -> Any:
+        self.optim_params.append(optim_params)
+        return done()
 
 
-def test_the_step_that_the_documentation_shows_runs() -> None:
+def done(error: Exception | None = None) -> AwaitableConcurrentFuture[Any]:
+    """What tinker returns for a request that is answered."""
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+    return AwaitableConcurrentFuture(future)
+
+
+def run_step_of_page(clients: Clients) -> None:
+    """Run the code that the page prints, with a tokenizer that is here."""
     code = DOCS.read_text().split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line]) <= 28
     names: dict[str, Any] = {}
     exec(code.replace("Qwen/Qwen3-8B", "embedded"), names)
-    clients = Clients()
     asyncio.run(names["train_step"](clients, clients, 0))
-    assert len(clients.trained) == 8
-    assert clients.trained[0].loss_fn_inputs.keys() == {"target_tokens", "logprobs", "advantages"}
+
+
+def test_the_step_that_the_documentation_shows_runs() -> None:
+    clients = Clients()
+    run_step_of_page(clients)
+    [batch] = clients.batches
+    assert len(batch) == 8
+    assert batch[0].loss_fn_inputs.keys() == {"target_tokens", "logprobs", "advantages"}
+    assert [type(params) for params in clients.optim_params] == [tinker.AdamParams]
+
+
+def test_the_step_that_the_documentation_shows_raises_the_errors_of_the_loss() -> None:
+    error = tinker.RequestFailedError("the loss failed", "r", tinker.types.RequestErrorCategory.User)
+    with pytest.raises(tinker.RequestFailedError, match="the loss failed"):
+        run_step_of_page(Clients(loss_error=error))
+
+
+def test_the_step_that_the_documentation_shows_sends_no_empty_batch() -> None:
+    clients = Clients(sampling_error=ValueError("no reply"))
+    with pytest.raises(RuntimeError, match=r"no episode of seed 0 can be trained: .*no reply"):
+        run_step_of_page(clients)
+    assert clients.batches == []

@@ -41,7 +41,7 @@ def test_a_program_sends_images_to_the_gateway(served: Served, tmp_path: Path, c
         assert gateway.stdout is not None
         url = gateway.stdout.readline().split()[2]
         try:
-            ask(httpx.post(url, json={}, timeout=60.0).json())
+            ask(httpx.post(url, json={}, timeout=600.0).json())
         finally:
             gateway.terminate()
     (trajectory,) = StoredRun(tmp_path / "run").trajectories()
@@ -74,6 +74,6 @@ def test_a_run_with_images_is_repeated(served: Served, tmp_path: Path, compared:
 
 def called(*arguments: str | Path) -> str:
     """Run `envsdk` and return what it prints."""
-    done = subprocess.run([ENVSDK, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([ENVSDK, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -128,7 +128,7 @@ def test_the_server_writes_the_same_prompt_for_the_same_messages(served: Served,
             parts += [picture(index, width, height), TextPart(text=f" and {index} ")]
         message = Message(role="user", content=parts)
         body = {"model": MODEL_NAME, "messages": [message.to_openai()], "max_tokens": 1, "return_token_ids": True}
-        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60.0)
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=600.0)
         own = served.renderer.render([message], generation_prompt=True).tokens
         assert answer.json()["prompt_token_ids"] == own.tolist()
         compared["prompts"] += 1
