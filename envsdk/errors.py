@@ -25,6 +25,10 @@ class NoEndWarning(UserWarning):
     """An episode without a limit was ended after `STEPS_WITHOUT_LIMIT` steps."""
 
 
+class PlainTagsWarning(UserWarning):
+    """An assistant's message that no model sampled has tags in its content, which are plain text there."""
+
+
 class ReservedName(EnvsdkError, AttributeError):
     """An environment uses a name for an attribute or a method of its own that envsdk uses already."""
 

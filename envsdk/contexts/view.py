@@ -162,7 +162,7 @@ class View:
         if not as_template and _are_same(self.messages, messages):
             return len(self.tokens)
         history = "template" if as_template else "keep"
-        return self._replace_from(0, messages, self.renderer.render(messages, tools=self.tools, history=history))
+        return self._replace_from(0, messages, self.renderer.render_read(messages, tools=self.tools, history=history))
 
     def _replace_from(self, first: int, messages: Sequence[Message], rendered: Rendered) -> int:
         """Replace the messages from `first` on with rendered ones; return how many tokens stay.

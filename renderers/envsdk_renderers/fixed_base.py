@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
 
 _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
+_TAGS = TypeAdapter(tuple[str, str] | None)
 _ONLY_WHOLE = "a chat template renders only whole conversations"
 
 
@@ -186,6 +187,11 @@ class FixedBase(Renderer):
     def generation_prompt(self) -> str:
         """The scaffold after which a model samples a reply, as after a plain user message."""
         return self._generation_prompt
+
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """See `Renderer.reasoning_in_content`; measured when it is needed."""
+        return self._turns.measured("reasoning in content", _TAGS, self._probe.tags_in_content)
 
     @property
     def chat_template(self) -> ChatTemplateSource:
