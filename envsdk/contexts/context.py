@@ -201,7 +201,7 @@ class Context:
         self.renderer.emit_conversation(out, messages, tools=tools)
         self.renderer.emit_generation_prompt(out, len(messages), prefill)
         tokens, starts = out.tokens()
-        self._view.append(tokens, messages, starts, self._prefill(prefill))
+        self._view.append(tokens, messages, starts, prefill)
         self._add(messages)
         return self._emit(self._rewrite(Delta(tokens, 0)), max_tokens)
 
@@ -276,8 +276,7 @@ class Context:
             view.tokens.truncate(delta.keep)
             reason = "edit" if self._cut else "template"
             delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
-        begun = None if is_final or prefill is None else self._prefill(prefill)
-        view.append(rendered.tokens, messages, rendered.starts, begun)
+        view.append(rendered.tokens, messages, rendered.starts, None if is_final else prefill)
         if is_final:
             self._add(unknown)
             return self._emit(delta)
@@ -334,9 +333,6 @@ class Context:
             return messages
         known = {id(message) for message in self.conversation}
         return [message if id(message) in known else self.renderer.as_given(message) for message in messages]
-
-    def _prefill(self, prefill: str | Message | None) -> "NDArray[np.int32] | None":
-        return None if prefill is None else self.renderer.prefill(prefill)
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""

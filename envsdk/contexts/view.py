@@ -8,7 +8,7 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class View:
         """The position after the last message, where the generation prompt begins."""
         self.body = 0
         """The position after the generation prompt, where the next reply begins, or its prefill."""
+        self.prefill: str | Message | None = None
+        """The beginning of the next reply, on which the generation prompt depends."""
         self._placed: list[PlacedImage] = []
         """The images of the first `_n_placed` messages, in order."""
         self._n_placed = 0
@@ -52,7 +54,7 @@ class View:
         tokens: "NDArray[np.int32]",
         messages: Sequence[Message],
         starts: Sequence[int],
-        prefill: "NDArray[np.int32] | None" = None,
+        prefill: str | Message | None = None,
     ) -> None:
         """Append rendered messages; the generation prompt, if there is one, begins at the last of `starts`."""
         before = self.tokens.length
@@ -61,8 +63,9 @@ class View:
             self._add(message, before + start)
         self.body = self.tokens.length
         self.end = before + starts[len(messages)] if len(starts) > len(messages) else self.body
+        self.prefill = prefill
         if prefill is not None:
-            self.tokens.append(prefill)
+            self.tokens.append(self.renderer.prefill(prefill))
 
     def add_reply(self, message: Message) -> None:
         """Add the reply whose tokens follow the generation prompt."""
@@ -78,7 +81,7 @@ class View:
     def copy(self) -> "View":
         """Return an independent copy."""
         view = View(self.renderer)
-        view.tools, view.end, view.body = self.tools, self.end, self.body
+        view.tools, view.end, view.body, view.prefill = self.tools, self.end, self.body, self.prefill
         view.tokens.append(self.tokens.view)
         view.messages, view.starts, view.bodies = list(self.messages), list(self.starts), list(self.bodies)
         view._placed, view._n_placed = list(self._placed), self._n_placed
@@ -142,7 +145,8 @@ class View:
         if rewrite.as_template and 0 < start < len(self.starts) and self._is_seam(self.starts[start]):
             history = [self.messages[0], self.messages[start - 1]]
             # The template hides what is hidden: it may write that differently from a message that never had it.
-            rendered = self.renderer.render_after(history, self.messages[start:], tools=self.tools)
+            shown = self.messages[start:]
+            rendered = self.renderer.render_after(history, shown, tools=self.tools, prefill=self.prefill)
             if rendered is not None:
                 return self._replace_from(start, rewrite.messages, rendered)
         return self._replace_whole([*self.messages[:start], *rewrite.messages], as_template=rewrite.as_template)
@@ -161,35 +165,39 @@ class View:
         """Replace all messages with a renderer of whole conversations; return how many tokens stay."""
         if not as_template and _are_same(self.messages, messages):
             return len(self.tokens)
-        history = "template" if as_template else "keep"
-        return self._replace_from(0, messages, self.renderer.render_read(messages, tools=self.tools, history=history))
+        out = self.renderer.emission()
+        history: Literal["template", "keep"] = "template" if as_template else "keep"
+        self.renderer.emit_history(out, messages, history, tools=self.tools, generation_prompt=True)
+        self.renderer.emit_generation_prompt(out, len(messages), self.prefill)
+        return self._replace_from(0, messages, Rendered(out))
 
     def _replace_from(self, first: int, messages: Sequence[Message], rendered: Rendered) -> int:
         """Replace the messages from `first` on with rendered ones; return how many tokens stay.
 
-        The common text stays, up to the last control token before the first difference.
+        The common text stays, up to the last control token before the first difference. The generation prompt is
+        rendered with the messages, since it may share a token with the last one; what follows it stays.
         """
         offset = self.starts[first] if first else 0
-        old, new = self.tokens.copy(offset, self.end), rendered.tokens
+        old, new = self.tokens.copy(offset, self.body), rendered.tokens
         keep, same = self._shared(old, new, self._first_other_image(first, messages, rendered))
         if keep == len(old) and same == len(new):
             self.messages[first:] = messages
             return len(self.tokens)
         keep += offset
-        prompt, asks = self.tokens.copy(self.end), self.body - self.end
-        starts, bodies = self.starts[first:], self.bodies[first:]
+        begun = self.tokens.copy(self.body)
+        starts, bodies = [*self.starts[first:], self.end], self.bodies[first:]
         self._forget(first)
-        for index, (message, start) in enumerate(zip(messages, rendered.starts, strict=False)):
-            if start < same and index < len(starts) and starts[index] < keep:
-                is_kept = index + 1 < len(starts) and starts[index + 1] <= keep
-                self._add(message, starts[index], bodies[index] if is_kept else -1)
-            else:
-                self._add(message, keep + start - same)
+        new_starts: list[int] = []
+        for index, start in enumerate(rendered.starts):
+            is_old = start < same and index < len(starts) and starts[index] < keep
+            new_starts.append(starts[index] if is_old else keep + start - same)
+        for index, (message, start) in enumerate(zip(messages, new_starts, strict=False)):
+            is_kept = index < len(bodies) and start == starts[index] and starts[index + 1] <= keep
+            self._add(message, start, bodies[index] if is_kept else -1)
         self.tokens.truncate(keep)
         self.tokens.append(new[same:])
-        self.end = len(self.tokens)
-        self.tokens.append(prompt)
-        self.body = self.end + asks
+        self.end, self.body = new_starts[-1], len(self.tokens)
+        self.tokens.append(begun)
         return keep
 
     def _first_other_image(self, first: int, messages: Sequence[Message], rendered: Rendered) -> tuple[int, int]:
@@ -198,13 +206,12 @@ class View:
         The placeholders of different images may be the same tokens. Without such an image, it is their ends.
         """
         offset = self.starts[first] if first else 0
-        ends = self.end - offset, len(rendered.tokens)
+        ends = self.body - offset, len(rendered.tokens)
         if self.renderer.vision is None:
             return ends
-        stops = [*rendered.starts[1 : len(messages)], len(rendered.tokens)]
         new = [
             placed.moved(start)
-            for message, start, stop in zip(messages, rendered.starts, stops, strict=False)
+            for message, (start, stop) in zip(messages, pairwise(rendered.starts), strict=True)
             for placed in self._places(rendered.tokens[start:stop], message)
         ]
         old = [placed.moved(-offset) for placed in self.placed_images(offset)]
@@ -255,8 +262,7 @@ class View:
         both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
         both = both[both <= length]
         kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
-        begins_control = (kept == len(new)) | np.isin(new.take(kept, mode="clip"), self._controls)
-        begins_control[0] = True
+        begins_control = (kept == 0) | (kept == len(new)) | np.isin(np.append(new, -1)[kept], self._controls)
         at = int(np.flatnonzero(begins_control)[-1])
         left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
         return int(left[at]), int(kept[at])

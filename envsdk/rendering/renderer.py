@@ -501,25 +501,19 @@ class Renderer(ABC):
         if history not in ("template", "keep"):
             raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
         given = [self.as_given(message) for message in messages]
-        return self.render_read(given, tools=tools, generation_prompt=generation_prompt, history=history)
-
-    def render_read(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[ToolSchema] = (),
-        generation_prompt: bool = False,
-        history: Literal["template", "keep"] = "template",
-    ) -> Rendered:
-        """Do the same as `render` for messages that were read already, such as replies, whose tags are text."""
         out = self.emission()
-        self.emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+        self.emit_history(out, given, history, tools=tools, generation_prompt=generation_prompt)
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages))
         return Rendered(out)
 
     def render_after(
-        self, history: Sequence[Message], messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        prefill: str | Message | None = None,
     ) -> Rendered | None:
         """Render the end of a conversation as the official chat template does; only `fixed_base` needs it.
 
@@ -527,9 +521,10 @@ class Renderer(ABC):
             history: The conversation before, at least one message. Only the first and the last one are read.
             messages: The end of the conversation; the first message is a reply.
             tools: JSON schemas of the tools that the model may call.
+            prefill: The beginning of the next reply.
 
         Returns:
-            The messages, without a generation prompt. None if only a rendering of the whole conversation shows them.
+            The messages and the generation prompt. None if only a rendering of the whole conversation shows them.
         """
         return None
 

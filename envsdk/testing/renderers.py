@@ -309,7 +309,9 @@ def _injection(
     control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
     found: list[list[int]] = []
     for messages, tools in ((evil, evil_tools), (harmless, harmless_tools)):
-        tokens = renderer.render_read(messages, tools=tools, generation_prompt=True, history="keep").tokens
+        out = renderer.emission()  # `render` would read tags in an assistant's content
+        renderer.emit_history(out, messages, "keep", tools=tools, generation_prompt=True)
+        tokens, _ = out.tokens()
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
         raise Failure(f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}")

@@ -8,6 +8,7 @@ turn is refused.
 
 import copy
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -379,7 +380,12 @@ class FixedBase(Renderer):
         _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
 
     def render_after(
-        self, history: Sequence[Message], messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        prefill: str | Message | None = None,
     ) -> Rendered | None:
         """See `Renderer.render_after`; the first and the last message of the history are read.
 
@@ -394,7 +400,11 @@ class FixedBase(Renderer):
         system = [self._turns.hide(history[0])] if history[0].role == "system" else []
         past = [*system, *sentinel_past(history[-1])]
         prompt = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
-        return None if prompt is None else Rendered(out)
+        if prompt is None:
+            return None
+        _set_generation_prompt(out, prompt)
+        self.emit_generation_prompt(out, len(messages), prefill)
+        return Rendered(out)
 
     @cached_property
     def _conversation_writer(self) -> ConversationWriter:
@@ -682,17 +692,25 @@ class FixedBase(Renderer):
         return self.streamed(reading, prompt_tail)
 
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
-        """See `Renderer.after_opening`; the opening may share a token with the text before it."""
-        rest = super().after_opening(prompt_tail)
-        if rest is not prompt_tail or not len(prompt_tail):
-            return rest
-        pieces = self.tokenizer.token_bytes(np.asarray(prompt_tail, dtype=np.int32))
-        opening = self.tokenizer.normalize(self.opening.strip()).encode()
-        at = b"".join(pieces).find(opening)
-        if not opening or not 0 <= at < len(pieces[0]):
-            return rest
-        ends = list(accumulate(map(len, pieces)))
-        return prompt_tail[next(i for i, end in enumerate(ends, start=1) if end >= at + len(opening)) :]
+        """See `Renderer.after_opening`; the opening may begin and end inside a token.
+
+        Its first token may begin with the end of the text before it, since a token across a seam belongs to the later
+        part. The text after it is encoded again if no token begins there.
+        """
+        tail, opening = np.asarray(prompt_tail, dtype=np.int32), self.tokenizer.normalize(self.opening).encode()
+        pieces = self.tokenizer.token_bytes(tail)
+        text, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+        for begun in (self.tokenizer.normalize(self.generation_prompt).encode(), opening):
+            at = text.rfind(begun, 0, ends[0] - 1 + len(begun)) if begun and ends else -1
+            if at >= 0 and begun.startswith(opening):
+                end = at + len(opening)
+                count = bisect_right(ends, end)  # of the tokens that end in the opening
+                if end in (0, *ends):
+                    return tail[count:]
+                controls = (index for index in range(count, len(tail)) if self._encoder.is_control(int(tail[index])))
+                stop = next(controls, len(tail))
+                return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
+        return super().after_opening(prompt_tail)
 
     # What a template shows of the past.
 

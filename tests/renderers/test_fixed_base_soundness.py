@@ -5,6 +5,7 @@ Each template has one trait of real ones.
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
 from envsdk_renderers.templates.chat_template import ChatTemplate
 from envsdk_renderers.templates.mask import STEM, Mask
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from template_conversations import TOOLS, emitted, result, said, turns_of, user
 
 from envsdk import Message, ToolCall, load_tokenizer
+from envsdk.contexts.context import Context
 from envsdk.errors import RenderError
+from envsdk.history import HistoryPolicy, Keep, Strip
 from envsdk.rendering.renderer import EmittedDelta
 
 START = "{%- for m in messages %}"
@@ -144,6 +147,41 @@ def test_a_template_that_changes_what_was_hidden_is_refused() -> None:
 def test_the_templates_own_error_is_told() -> None:
     with pytest.raises(TemplateUnsupported, match=r"renders no user message.*we want two messages"):
         renderer_of("{{ raise_exception('we want two messages') }}")
+
+
+JOINED = START + (
+    "{%- if m.role != 'system' %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{{- messages[0].content + '\n\n' if loop.index == 2 and messages[0].role == 'system' }}"
+    "{{- m.content + '<|im_end|>\n' }}{%- endif %}"
+)
+_JOINED = renderer_of(JOINED + END)
+
+
+@pytest.mark.parametrize("text", ["x", "Q", "q", "z", "j", "0", "z0", "Qz", "ink", "t", "<", "Qzxj", "<think>"])
+def test_a_text_that_is_a_part_of_a_masks_word_does_not_cut_it(text: str) -> None:
+    prompt = _JOINED.render([Message(role="system", content="Reason in <think></think>."), user(text)])
+    expected = f"<|im_start|>user\nReason in <think></think>.\n\n{text}<|im_end|>\n"
+    assert _JOINED.tokenizer.decode(prompt.tokens) == expected
+
+
+_TOUCHING = renderer_of(JOINED.replace(" + '\n\n' if", " if") + END)
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(system=WORDS, text=WORDS)
+def test_no_word_of_the_mask_is_made_of_two_texts_that_touch(system: str, text: str) -> None:
+    assume(STEM.lower() not in f"{system}{text}".lower() or STEM.lower() in f"{system}|{text}".lower())
+    prompt = _TOUCHING.render([Message(role="system", content=system), user(text)])
+    assert _TOUCHING.tokenizer.decode(prompt.tokens) == f"<|im_start|>user\n{system}{text}<|im_end|>\n"
+
+
+def test_a_word_that_a_template_cuts_is_refused_where_it_would_be_emitted() -> None:
+    renderer = renderer_of(CHATML)
+    out = renderer.emission()
+    out.scaffold(STEM[:1])
+    out.scaffold(f"{STEM[1:]}0z")
+    with pytest.raises(TemplateUnsupported, match="would reach the model"):
+        out.tokens()
 
 
 # Control tokens that a template writes in a way of its own.
@@ -433,6 +471,62 @@ def test_an_opening_that_shares_a_token_with_the_text_before_is_not_content() ->
     template = START + lines + "{%- endfor %}{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{%- endif %}"
     renderer = renderer_of(template)
     assert read_back(renderer, said("4")).content.strip() == "4"
+
+
+# A generation prompt that shares a token with the text before it: no control token is between them.
+
+ANSWERS = (
+    "{{- '\n' + (%s if m.role == 'assistant' else %s) + m.content + (eos_token if m.role == 'assistant' else '') }}"
+)
+SEAMLESS = {  # what opens a question and an answer
+    "Question and Answer": ("Question: ", "Answer:"),
+    "a space at its end": ("USER: ", "ASSISTANT: "),
+    "tags that are text": ("<|user|>\n", "<|assistant|>\n"),
+    "only a newline": ("", ""),
+    "reasoning steps": ("Q: ", "A: Here are my reasoning steps:\n"),
+}
+
+
+def seamless(name: str) -> FixedBase:
+    asks, answers = (repr(text) for text in SEAMLESS[name])
+    end = "{%- endfor %}{%- if add_generation_prompt %}{{ '\n' + " + answers + " }}{%- endif %}"
+    template = START + ANSWERS % (answers, asks) + end
+    return renderer_of(template, special_tokens={"eos_token": "<|im_end|>"})
+
+
+ENDS = ["What is 2+2?", "f(x)", "{}", "Go!", "x", "", " ", "\n", "x\n", "x\n\n", "é", "A", "x:", "<b>"]
+
+
+@pytest.mark.parametrize("history", [Keep(), Strip()], ids=["keep", "strip"])
+@pytest.mark.parametrize("name", SEAMLESS)
+def test_a_token_that_the_generation_prompt_shares_with_a_question_is_not_read_and_not_repeated(
+    name: str, history: HistoryPolicy
+) -> None:
+    renderer = seamless(name)
+    for first, second in pairwise([*ENDS, ENDS[0]]):
+        context = Context("main", "", renderer, history)
+        context.open([user(first)])
+        for text in ("4.", "Five."):
+            context.act(renderer.reply(said(text)), None)
+            read = context.parse_reply()
+            assert (read.content, read.errors) == (text, ())
+            context.add_reply(read)
+            context.observe([user(second)])
+            whole = renderer.render(context.messages, generation_prompt=True)
+            assert renderer.tokenizer.decode(context.prompt()) == renderer.tokenizer.decode(whole.tokens)
+        context.check_end()
+
+
+def test_a_first_message_without_any_token_can_be_rewritten() -> None:
+    body = "{{- m.content + (eos_token if m.role == 'assistant' else '') }}{%- endfor %}"
+    renderer = renderer_of(START + body, special_tokens={"eos_token": "<|im_end|>"})
+    vars(renderer)["history_rule"] = None  # so that each rewrite renders the whole conversation
+    context = Context("main", "", renderer, Strip())
+    context.open([user("")])
+    context.act(renderer.reply(said("4.")), None)
+    context.add_reply(context.parse_reply())
+    context.observe([user("x")])
+    assert renderer.tokenizer.decode(context.prompt()) == "4.<|im_end|>x"
 
 
 # Arguments as JSON text.

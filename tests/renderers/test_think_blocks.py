@@ -11,7 +11,7 @@ from envsdk_renderers.fixed_base import FixedBase
 from families import FAMILIES, vocabulary
 from template_conversations import fixed_base, templates
 
-from envsdk import Message, Renderer, get_renderer
+from envsdk import Env, Message, Renderer, Turn, get_renderer
 from envsdk.errors import PlainTagsWarning
 from envsdk.rendering.renderer import NOT_ENDED
 
@@ -125,13 +125,24 @@ def test_other_tags_in_a_given_content_are_text_with_a_warning_that_names_what_t
 
 
 def test_what_a_model_sampled_is_not_read_again() -> None:
-    renderer = renderer_of("thinking-2507")
-    spelled = renderer.tokenizer.encode("<think>R</think>A")
-    read_reply = renderer.parse(spelled)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PlainTagsWarning)
-        shown = renderer.render_read([given("q", "user"), read_reply], history="keep").tokens
-    assert "</think>A" in renderer.tokenizer.decode(shown)
+    class Echo(Env):
+        def start(self) -> Turn:
+            return Turn("q")
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn("and?")
+
+    for name in ("qwen3", "fixed_base"):
+        renderer = fixed_base("qwen3") if name == "fixed_base" else renderer_of(name)
+        env = Echo(renderer=renderer, history="strip")
+        env.reset(seed=0)
+        spelled = [*renderer.tokenizer.encode("<think>R</think>A"), renderer.stop_token_ids[0]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PlainTagsWarning)
+            env.step(spelled)
+            env.step(spelled)
+        assert env.messages()[1].content == "<think>R</think>A"
+        assert renderer.tokenizer.decode(env.prompt()).count("<think>R</think>A") == 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ _STEM = STEM.lower()
 PROBE_NAME = f"{_STEM}function"
 """The function that probes call. No other function has this name, since the stem is hidden in content."""
 _WORD = re.compile(f"(?i:{STEM})(?:([0-9]{{1,6}})([a-z]))?")
+_LONGEST_WORD = len(STEM) + 7
+_BEGUN = re.compile(f"(?i:{STEM[0]}(?:{STEM[1]}{STEM[2]}?)?)\\s*$")
+"""The beginning of a stem at the end of a text, which the next text could complete."""
 
 
 class Mask:
@@ -28,8 +31,8 @@ class Mask:
 
     Each hidden character becomes a word of ASCII letters and digits, which no template changes (with JSON, `repr`, a
     filter); `restore` puts the character back. All these words, and all sentinels, begin with `STEM`. Where content
-    contains the stem itself, it is hidden like a control token. So every word of a rendering that begins with the stem
-    comes from a probe or a mask.
+    contains the stem itself, or ends with a beginning of it, that is hidden like a control token. So every stem in a
+    rendering comes from a probe or a mask, whatever is next to it; and no search finds a text inside a mask's word.
 
     Args:
         names: The names of the control tokens.
@@ -39,9 +42,10 @@ class Mask:
     def __init__(self, names: Sequence[str], *, hides_names: bool = True) -> None:
         self.hides_names = hides_names
         self.names = sorted(filter(None, names), key=len, reverse=True)
-        self._longest = len(self.names[0]) if self.names else 0
+        self._longest = max([_LONGEST_WORD, *map(len, self.names)])
         self._hidden = _hidden(self.names if hides_names else [])
         self._cut = re.compile(f"({pattern_of_names(self.names)})")
+        self._whole = re.compile(f"{pattern_of_names(self.names)}|{_WORD.pattern}")
         firsts = {name[0] for name in self.names} if hides_names else set[str]()
         self._firsts = sorted(firsts)
         self._chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
@@ -84,8 +88,19 @@ class Mask:
         return char
 
     def hide_message(self, message: Message) -> Message:
-        """Hide in all texts of a message; return the message itself if there is nothing to hide."""
-        return map_texts(message, self.hide)
+        """Hide in all texts of a message; return the message itself if there is nothing to hide.
+
+        A template may write another text right after its content or its reasoning, so the end of these is hidden where
+        it begins a stem.
+        """
+        hidden = map_texts(message, self.hide)
+        texts = {"content": hidden.content, "reasoning": hidden.reasoning}
+        begun = {name: _BEGUN.sub(self._hide_begun, text) for name, text in texts.items() if text}
+        changed = {name: text for name, text in begun.items() if text != texts[name]}
+        return hidden.model_copy(update=changed) if changed else hidden
+
+    def _hide_begun(self, found: re.Match[str]) -> str:
+        return self._words[found[0][0]] + found[0][1:]
 
     def hide_all(self, value: Any) -> Any:
         """Hide in all strings of a JSON value."""
@@ -98,7 +113,7 @@ class Mask:
                 yield part, index % 2 == 1
 
     def shared(self, first: str, second: str) -> int:
-        """Return the length of the common start of two texts, without cutting a control token."""
+        """Return the length of the common start of two texts, without cutting a control token or a mask's word."""
         length = shared_start([first, second])
         for text in (first, second):
             cut = self._cut_at(text, length)
@@ -106,19 +121,19 @@ class Mask:
         return length
 
     def outside(self, text: str, position: int) -> int:
-        """Return a position in a rendered text, or the end of the control token that it cuts."""
+        """Return a position in a rendered text, or the end of the control token or the mask's word that it cuts."""
         cut = self._cut_at(text, position)
         return position if cut is None else cut.end()
 
     def find(self, text: str, part: str, start: int) -> int:
-        """Return where a part is in a rendered text, outside of the names of its control tokens; -1 if nowhere."""
+        """Return where a part is in a rendered text, outside of control tokens and of a mask's words; -1 if nowhere."""
         at = text.find(part, start)
         while at >= 0 and any(self.outside(text, edge) != edge for edge in (at, at + len(part))):
             at = text.find(part, at + 1)
         return at
 
     def _cut_at(self, text: str, position: int) -> re.Match[str] | None:
-        near = self._cut.finditer(text, max(0, position - self._longest), position + self._longest)
+        near = self._whole.finditer(text, max(0, position - self._longest), position + self._longest)
         return next((match for match in near if match.start() < position < match.end()), None)
 
     def controls(self, text: str) -> list[tuple[str, int]]:
@@ -139,6 +154,11 @@ def _hidden(names: Sequence[str]) -> re.Pattern[str]:
 def has_stem(text: str) -> bool:
     """Return whether a text contains the stem, which only probes and masks write."""
     return _STEM in text.lower()
+
+
+def count_stems(text: str) -> int:
+    """Return how often a text contains the stem."""
+    return text.lower().count(_STEM)
 
 
 def shared_start(texts: Sequence[str]) -> int:

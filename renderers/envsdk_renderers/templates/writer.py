@@ -6,20 +6,47 @@ Texts that were hidden from the template are restored here, as content.
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from envsdk.rendering.emission import Emission
+from envsdk.errors import TemplateUnsupported
+from envsdk.rendering.emission import Emission, Encoder
 
-from .mask import Mask, has_stem
+from .mask import Mask, count_stems, has_stem
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _NOTHING = re.compile("((?!))")
 _LONG_SCAFFOLD = 200
 
 
 class TemplateEmission(Emission):
-    """An emission that stores the generation prompt of its conversation."""
+    """An emission that stores the generation prompt of its conversation, and refuses words of probes and masks."""
 
-    __slots__ = ("generation_prompt",)
+    __slots__ = ("_given", "generation_prompt")
     generation_prompt: str
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self._given = 0
+        """How often the stem is in the content, which may contain it like any other text."""
+
+    def content(self, text: str) -> None:
+        """See `Emission.content`."""
+        self._given += count_stems(text)
+        super().content(text)
+
+    def tokens(self) -> "tuple[NDArray[np.int32], list[int]]":
+        """See `Emission.tokens`.
+
+        Raises:
+            TemplateUnsupported: If a word of a probe or a mask was written, whole or in parts.
+        """
+        written = "".join([piece.text for piece in self._pieces])
+        if count_stems(written) > self._given:
+            raise TemplateUnsupported("a word of a probe or of the mask would reach the model", rendered=written)
+        return super().tokens()
 
 
 def any_slot(contents: Mapping[str, str]) -> re.Pattern[str]:
@@ -77,8 +104,11 @@ class Writer:
             self.write(out, text, is_scaffold=False)
             return
         for part, is_control in self._mask.parts(text):
-            before, found, after = part.partition(content) if content and not is_control else (part, "", "")
-            self.write(out, before)
-            out.content(self._restore(found))
-            self.write(out, after)
-            content = "" if found else content
+            at = self._mask.find(part, content, 0) if content and not is_control else -1
+            if at < 0:
+                self.write(out, part)
+                continue
+            self.write(out, part[:at])
+            out.content(self._restore(content))
+            self.write(out, part[at + len(content) :])
+            content = ""
