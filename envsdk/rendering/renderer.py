@@ -778,4 +778,21 @@ def sets_content(start: Message) -> bool:
     return start.reasoning is None or "content" in start.model_fields_set
 
 
+def writable(message: Message) -> Message:
+    """Return a reply without the arguments of calls that could not be read, which some chat templates refuse to write.
+
+    Returns:
+        The message itself if all of its calls could be read.
+    """
+    if all(call.error is None and not isinstance(call.arguments, str) for call in message.tool_calls):
+        return message
+    calls = [
+        call
+        if call.error is None and not isinstance(call.arguments, str)
+        else call.model_copy(update={"arguments": {}})
+        for call in message.tool_calls
+    ]
+    return message.model_copy(update={"tool_calls": tuple(calls)})
+
+
 _REPLY = Message.model_construct(role="assistant")  # without building the validator at import

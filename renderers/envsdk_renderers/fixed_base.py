@@ -22,13 +22,13 @@ from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, Tokeniz
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission, Encoder
 from envsdk.rendering.reading import ReplyReader as Reader
-from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
+from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from .grammars.proof import ReadingVerdict
 from .replies.formats import PLAIN
 from .templates.base import Tail
-from .templates.chat_template import FIXED_DATE
+from .templates.chat_template import FIXED_DATE, TemplateFailed
 from .templates.conversation import ConversationWriter
 from .templates.history_probe import HistoryProbe
 from .templates.history_proof import refutation
@@ -780,7 +780,10 @@ class FixedBase(Renderer):
         if not marks:
             return list(tail)
         marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
-        text = self._template.text(marked, ())
+        try:
+            text = self._template.text(marked, ())
+        except TemplateFailed:
+            text = self._template.text([*map(writable, marked)], ())
         return [
             message.with_reasoning(None) if index in marks and marks[index] not in text else message
             for index, message in enumerate(tail, start=settled)
