@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
 
 _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
+_TEXT = TypeAdapter(str)
 _TAGS = TypeAdapter(tuple[str, str] | None)
 _ONLY_WHOLE = "a chat template renders only whole conversations"
 
@@ -256,6 +257,21 @@ class FixedBase(Renderer):
         if tools and self._reply_reader.is_measured:
             self._refuse_unread_calls()
             self._refuse_unread_call()
+
+    @property
+    def why_unusable(self) -> str:
+        """Why no environment can be made with the template, as `check_tools` finds; empty if one can."""
+
+        def measure() -> str:
+            try:
+                self.check_tools(())
+            except TemplateUnsupported as error:
+                return str(error)
+            return ""
+
+        options = {name: self._options[name] for name in ("reply_format", "response_template")}
+        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
+        return self._turns.measured(name, _TEXT, measure)
 
     @property
     def reading(self) -> ReadingVerdict:
