@@ -29,6 +29,10 @@ class RewriteWarning(UserWarning):
     """A chat template rewrites earlier text of users or the system, which the model goes on to see as it was."""
 
 
+class PlainTagsWarning(UserWarning):
+    """An assistant's message that no model sampled has tags in its content, which are plain text there."""
+
+
 class ReservedName(EnvsdkError, AttributeError):
     """An environment uses a name for an attribute or a method of its own that envsdk uses already."""
 

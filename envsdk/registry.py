@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from .contexts.history_policy import HistoryPolicy
-from .errors import ConfigError, PluginError, unknown_name
+from .errors import ConfigError, PluginError, UnknownName, unknown_name
 from .limits import Limits
 from .rendering import tokenizers
 from .rendering.renderer import Renderer
@@ -88,12 +88,61 @@ def _factory(name: str, points: "Iterable[EntryPoint] | None" = None) -> Callabl
     if factory is None:
         own = [point for point in points or _entry_points(RENDERERS) if point.name == name]
         if not own:
-            raise unknown_name("renderer", name, list_renderers())
+            hint = _families_of(name, list_renderers())
+            raise (
+                UnknownName(f"No renderer is named {name!r}. {hint}")
+                if hint
+                else unknown_name("renderer", name, list_renderers())
+            )
         if len({point.value for point in own}) > 1:
             found = ", ".join(point.value for point in own)
             raise PluginError(f"several packages provide a renderer {name!r}: {found}; uninstall all but one of them")
         factory = _renderers[name] = _load(own[0])
     return factory
+
+
+_MODELS = {"gpt-oss": "harmony", "magistral": "mistral-3", "ministral": "mistral-3", "devstral": "mistral-3"}
+"""The families of models that are not named after them."""
+
+
+def _families_of(model: object, names: Iterable[str]) -> str:
+    """Return which renderers are for a model, given by its name or its id on a hub; empty if none is known.
+
+    A family's name is in the name of its models, word by word: `qwen3-instruct-2507` in `Qwen3-4B-Instruct-2507`, and
+    `llama-3` in `Llama-3.1-8B`.
+    """
+    given = str(model).lower().rpartition("/")[2]
+    words = set(re.split(r"[-_ ]", given))
+    found = [family for name, family in _MODELS.items() if given.startswith(name)]
+    found += [
+        name
+        for name in sorted(names, key=lambda name: (-len(name.split("-")), -len(name)))
+        if all(any(word == part or word.startswith(f"{part}.") for word in words) for part in name.split("-"))
+    ][: not found]
+    stem = re.split(r"[-_. ]", given)[0]
+    if not found and len(stem) > 2:
+        found = [name for name in sorted(names) if name.startswith(stem.rstrip("0123456789"))]
+    if not found:
+        return ""
+    families = " or ".join(map(repr, sorted(found, key=len)))
+    of_tokenizer = f", tokenizer={model!r}" if "/" in str(model) else ""
+    return f"Did you mean {families}? renderer='auto'{of_tokenizer} chooses by the tokenizer's own template."
+
+
+_OPTIONS_OF_HISTORY = ("strip_thinking_from_history", "strip_thinking", "keep_thinking")
+
+
+def refuse_history_options(options: Mapping[str, Any]) -> None:
+    """Refuse what other libraries call the history policy.
+
+    Raises:
+        ConfigError: It names the option of the environment.
+    """
+    if given := [name for name in _OPTIONS_OF_HISTORY if name in options]:
+        raise ConfigError(
+            f"{given[0]}={options[given[0]]!r:.40}: what later prompts show of the past is the history policy of the "
+            "environment, for each renderer: history='strip' shows what the model's template shows, history='keep' all"
+        )
 
 
 def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
@@ -116,6 +165,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
         options = {**given, **options}
         name = options.pop("name", "")
     factory = _factory(name)
+    refuse_history_options(options)
     try:
         inspect.signature(factory).bind(None, **options)
     except TypeError as error:

@@ -15,7 +15,7 @@ from ..episodes.header import EpisodeHeader
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
 from ..messages import check_text
-from ..registry import find_renderer
+from ..registry import find_renderer, refuse_history_options
 from ..rendering.renderer import Renderer
 from ..trajectories.fragments import fragment
 from .embedded_vision import EMBEDDED_VISION
@@ -80,6 +80,7 @@ class EnvDriver(Driver):
         return self.given_name or (type(self.env).__name__ if spec is None else spec.id)
 
     def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
+        refuse_history_options(config)
         try:
             read = self.env.Config(**config)
         except ValidationError as error:

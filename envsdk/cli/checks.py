@@ -10,6 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ..authoring.env import Env
 from ..testing import Check, check_env, check_renderer
 from ..testing.environments import EnvCheck
+from ..testing.renderers import summary
 from ..testing.reports import CheckReport
 from .options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, renderer_from
 from .output import errors, print_json, print_text
@@ -24,8 +25,14 @@ def doctor(
     seed: Annotated[int, typer.Option(min=0, help="The seed of the random token sequences.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
 ) -> None:
-    """Run the conformance checks of a renderer with a tokenizer. The exit status is 1 if a check fails."""
-    report = check_renderer(renderer_from(renderer, tokenizer), random_replies=random_replies, seed=seed)
+    """Summarize what environments can rely on, and run the conformance checks of a renderer with a tokenizer.
+
+    The exit status is 1 if a check fails.
+    """
+    found = renderer_from(renderer, tokenizer)
+    for line in [] if as_json else summary(found):
+        print_text(line)
+    report = check_renderer(found, random_replies=random_replies, seed=seed)
     for one in [] if as_json else report.checks:
         print_check(one)
     print_end("renderer", report, as_json=as_json)

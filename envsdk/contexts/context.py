@@ -192,6 +192,8 @@ class Context:
         prefill: str | Message | None = None,
     ) -> Delta:
         """Render the first messages; see `observe`."""
+        messages = self._read(messages)
+        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
         self.renderer.check_tools(tools)
         self._view.tools = tuple(tools)
         self._opening = len(messages)
@@ -253,6 +255,8 @@ class Context:
             RenderError: If the model family cannot express one of the messages.
         """
         view, length = self._view, self._view.tokens.length
+        messages = self._read(messages)
+        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         reply = view.tokens.view[view.body :]
@@ -294,6 +298,7 @@ class Context:
             RenderError: If it does not fit the reply; the context is then as it was.
         """
         view, length = self._view, len(self)
+        self.renderer.warn_of_tags(addition if isinstance(addition, str) else addition.content)
         body = view.bodies[-1]
         kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
         dropped = view.tokens.copy(body + kept)
@@ -321,6 +326,13 @@ class Context:
         closed_reply = not self.renderer.is_closed(sampled)
         view.append(closing.tokens, [], closing.starts)
         return self._emit(ended._replace(closed_reply=closed_reply, full=full))
+
+    def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages of a turn as the family reads them, apart from those that the conversation has."""
+        if all(message.role != "assistant" for message in messages):
+            return messages
+        known = {id(message) for message in self.conversation}
+        return [message if id(message) in known else self.renderer.as_given(message) for message in messages]
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""

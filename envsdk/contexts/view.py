@@ -6,15 +6,16 @@ reasoning, the rest is copied if the cut falls on a token boundary. Only what re
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise, takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..errors import RenderError
 from ..images import PlacedImage
 from ..messages import Message, ToolSchema
-from ..rendering.renderer import EmittedDelta, Rendered, Renderer
+from ..rendering.renderer import EmittedDelta, Rendered, Renderer, writable
 from .arrays import GrowableArray
 from .history_policy import Rewrite
 
@@ -146,9 +147,14 @@ class View:
             history = [self.messages[0], self.messages[start - 1]]
             # The template hides what is hidden: it may write that differently from a message that never had it.
             shown = self.messages[start:]
-            rendered = self.renderer.render_after(history, shown, tools=self.tools, prefill=self.prefill)
-            if rendered is not None:
-                return self._replace_from(start, rewrite.messages, rendered)
+            options: dict[str, Any] = {"tools": self.tools, "prefill": self.prefill}
+            keep = self._replace_written(
+                start,
+                rewrite.messages,
+                lambda written: self.renderer.render_after(history, [*map(written, shown)], **options),
+            )
+            if keep is not None:
+                return keep
         return self._replace_whole([*self.messages[:start], *rewrite.messages], as_template=rewrite.as_template)
 
     def _is_seam(self, position: int) -> bool:
@@ -165,21 +171,88 @@ class View:
         """Replace all messages with a renderer of whole conversations; return how many tokens stay."""
         if not as_template and _are_same(self.messages, messages):
             return len(self.tokens)
-        out = self.renderer.emission()
         history: Literal["template", "keep"] = "template" if as_template else "keep"
-        self.renderer.emit_history(out, messages, history, tools=self.tools, generation_prompt=True)
-        self.renderer.emit_generation_prompt(out, len(messages), self.prefill)
-        return self._replace_from(0, messages, Rendered(out))
 
-    def _replace_from(self, first: int, messages: Sequence[Message], rendered: Rendered) -> int:
+        def write(written: Callable[[Message], Message]) -> Rendered:
+            out = self.renderer.emission()
+            self.renderer.emit_history(
+                out, [*map(written, messages)], history, tools=self.tools, generation_prompt=True
+            )
+            self.renderer.emit_generation_prompt(out, len(messages), self.prefill)
+            return Rendered(out)
+
+        keep = self._replace_written(0, messages, write)
+        assert keep is not None  # only `render_after` renders nothing
+        return keep
+
+    def _replace_written(
+        self,
+        first: int,
+        messages: Sequence[Message],
+        write: Callable[[Callable[[Message], Message]], Rendered | None],
+    ) -> int | None:
         """Replace the messages from `first` on with rendered ones; return how many tokens stay.
+
+        A reply that the template refuses to write, such as one with a spoiled call, keeps its own tokens as they are.
+
+        Args:
+            first: The first message that is replaced.
+            messages: The messages from there on.
+            write: Renders them, each as the function writes it that it is given; None if it cannot.
+
+        Raises:
+            RenderError: If the template refuses the conversation for another reason.
+        """
+        try:
+            rendered = write(_as_it_is)
+            return None if rendered is None else self._replace_from(first, messages, rendered.tokens, rendered.starts)
+        except RenderError:
+            refused = {i for i, message in enumerate(messages) if writable(message) is not message}
+            rendered = write(writable) if refused else None
+            if rendered is None:
+                raise
+        past, shown = _Past(self, first), list(messages)
+        tokens, starts = [rendered.tokens[: rendered.starts[0]]], list[int]()
+        for index, (start, stop) in enumerate(pairwise([*rendered.starts, len(rendered.tokens)])):
+            starts.append(sum(map(len, tokens)))
+            source = past.find(messages[index]) if index < len(messages) else None
+            if index in refused and source is not None:
+                following = rendered.tokens[stop : stop + 1]
+                tokens.append(self._up_to_end(past.tokens(source), rendered.tokens[start:stop], following))
+                shown[index] = past.messages[source]
+            else:
+                tokens.append(rendered.tokens[start:stop])
+        return self._replace_from(first, shown, np.concatenate(tokens), starts)
+
+    def _up_to_end(
+        self, own: "NDArray[np.int32]", rendered: "NDArray[np.int32]", following: "NDArray[np.int32]"
+    ) -> "NDArray[np.int32]":
+        """Return a reply's own tokens up to the end of its turn, then what is rendered after the end.
+
+        A rendering that begins the next message with the token that ended the turn (GLM) brings that token.
+        """
+        end, at = (
+            int(np.flatnonzero(found)[-1]) + 1 if (found := np.isin(tokens, self.renderer.stop_token_ids)).any() else 0
+            for tokens in (own, rendered)
+        )
+        if not end or at:
+            return np.concatenate([own[:end], rendered[at:]]) if end else own
+        return own[: end - 1] if np.array_equal(own[end - 1 : end], following) else own
+
+    def _replace_from(
+        self, first: int, messages: Sequence[Message], new: "NDArray[np.int32]", rendered_starts: Sequence[int]
+    ) -> int:
+        """Replace the messages from `first` on with rendered ones, which begin at `rendered_starts` in `new`.
 
         The common text stays, up to the last control token before the first difference. The generation prompt is
         rendered with the messages, since it may share a token with the last one; what follows it stays.
+
+        Returns:
+            How many tokens stay.
         """
         offset = self.starts[first] if first else 0
-        old, new = self.tokens.copy(offset, self.body), rendered.tokens
-        keep, same = self._shared(old, new, self._first_other_image(first, messages, rendered))
+        old = self.tokens.copy(offset, self.body)
+        keep, same = self._shared(old, new, self._first_other_image(first, messages, new, rendered_starts))
         if keep == len(old) and same == len(new):
             self.messages[first:] = messages
             return len(self.tokens)
@@ -188,7 +261,7 @@ class View:
         starts, bodies = [*self.starts[first:], self.end], self.bodies[first:]
         self._forget(first)
         new_starts: list[int] = []
-        for index, start in enumerate(rendered.starts):
+        for index, start in enumerate(rendered_starts):
             is_old = start < same and index < len(starts) and starts[index] < keep
             new_starts.append(starts[index] if is_old else keep + start - same)
         for index, (message, start) in enumerate(zip(messages, new_starts, strict=False)):
@@ -200,19 +273,21 @@ class View:
         self.tokens.append(begun)
         return keep
 
-    def _first_other_image(self, first: int, messages: Sequence[Message], rendered: Rendered) -> tuple[int, int]:
+    def _first_other_image(
+        self, first: int, messages: Sequence[Message], tokens: "NDArray[np.int32]", starts: Sequence[int]
+    ) -> tuple[int, int]:
         """Return where the first image that differs begins, in the tokens after `first` and in rendered ones.
 
         The placeholders of different images may be the same tokens. Without such an image, it is their ends.
         """
         offset = self.starts[first] if first else 0
-        ends = self.body - offset, len(rendered.tokens)
+        ends = self.body - offset, len(tokens)
         if self.renderer.vision is None:
             return ends
         new = [
             placed.moved(start)
-            for message, (start, stop) in zip(messages, pairwise(rendered.starts), strict=True)
-            for placed in self._places(rendered.tokens[start:stop], message)
+            for message, (start, stop) in zip(messages, pairwise(starts), strict=True)
+            for placed in self._places(tokens[start:stop], message)
         ]
         old = [placed.moved(-offset) for placed in self.placed_images(offset)]
         same = sum(1 for _ in takewhile(lambda pair: pair[0].image == pair[1].image, zip(old, new, strict=False)))
@@ -421,6 +496,10 @@ class _Past:
     def body(self, index: int) -> int:
         """Return the position of the sampled part in its tokens, or -1."""
         return self._bodies[index] - self._bounds[index] if self._bodies[index] >= 0 else -1
+
+
+def _as_it_is(message: Message) -> Message:
+    return message
 
 
 def _at(messages: Sequence[Message], index: int) -> Message | None:

@@ -368,7 +368,7 @@ class ProgramDriver(EnvDriver):
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
-        inner = message
+        inner = self.renderer.as_given(message)
         if message.role == "tool" and message.tool_call_id in self._calls:
             call = self._calls[message.tool_call_id]
             inner = message.model_copy(update={"tool_call_id": call.id, "name": call.name or None})

@@ -112,6 +112,10 @@ class Encoder:
         """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
         return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, _TEXT, True),)
 
+    def controls_in(self, text: str) -> list[str]:
+        """Return the names of control tokens in a text, each once."""
+        return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
+
     def image(self, image: Image) -> tuple[Piece, ...]:
         """Return what is written for an image in place of the token that a chat template writes."""
         pieces = self._images.get(image.sha256)

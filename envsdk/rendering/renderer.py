@@ -5,6 +5,7 @@ the masks and the attribution all come from that one path. Knows nothing about e
 """
 
 import reprlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias,
 
 import numpy as np
 
-from ..errors import ConfigError, RenderError, TokenizerError
+from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from .emission import Emission, Encoder, Span
 from .splitting import Segment, SplitReply, Splitter
@@ -31,6 +32,8 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 
 NOT_ENDED = "the turn was not ended: there is no stop token"
 """The error of a reply without a stop token."""
+_REASONING_TAGS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+"""The tags that data sets write, also for families whose vocabulary has no such control tokens."""
 _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
 
 
@@ -214,6 +217,14 @@ class Renderer(ABC):
         return vars(self).copy()
 
     # What a family specifies.
+
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """The tags between which the official template reads reasoning at the start of an assistant's content.
+
+        None if it reads none there.
+        """
+        return None
 
     @abstractmethod
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
@@ -422,6 +433,69 @@ class Renderer(ABC):
         self.emit_reply(out, Message(role="assistant", content="x", reasoning=_PREFILL_END))
         return _PREFILL_END in out.text()
 
+    def as_given(self, message: Message) -> Message:
+        """Return a message that no model sampled here (an author, a data set or a client wrote it) as it is rendered.
+
+        Reasoning between tags at the start of an assistant's content becomes its `reasoning` if the official template
+        reads it there (`reasoning_in_content`). Any other name of a control token in an assistant's content is text,
+        with a `PlainTagsWarning`. Content of other roles is always text.
+
+        Returns:
+            The message itself if nothing is read in its content.
+        """
+        if message.role != "assistant":
+            return message
+        found = self._reasoning_in(message.content) if message.reasoning is None else {}
+        if "content" in found:
+            message = message.model_copy(update={**found, "parts": None})
+        self.warn_of_tags(message.content)
+        return message
+
+    def as_prefill(self, start: str | Message) -> str | Message:
+        """Return the beginning of a reply as it is written; see `as_given`.
+
+        A text that opens with the family's reasoning tag is reasoning, which the model continues if the tag is not
+        closed.
+        """
+        is_text = isinstance(start, str)
+        found = self._reasoning_in(start if is_text else start.content if start.reasoning is None else "")
+        begun = Message(role="assistant", **found) if found else start
+        self.warn_of_tags(begun if isinstance(begun, str) else begun.content)
+        return begun
+
+    def _reasoning_in(self, text: str) -> dict[str, Any]:
+        """Return the fields of the message that a text with reasoning tags is; nothing if the family does not read it.
+
+        There is no `content` if the tag is not closed. Text before the tags and further tags would be lost, or read in
+        another way by each template, so nothing is read then.
+        """
+        tags = None if self.unsafe_content else self.reasoning_in_content
+        if tags is None or not any(tag in text for tag in tags):
+            return {}
+        opening, closing = tags
+        is_open = bool(self._open_at_start) and opening not in text  # the generation prompt has the opening tag
+        before, _, inside = ("", "", text) if is_open else text.partition(opening)
+        reasoning, closed, content = inside.partition(closing)
+        if before.strip() or any(tag in reasoning + content for tag in tags):
+            return {}
+        if not closed:
+            return {"reasoning": reasoning.lstrip("\n")}
+        return {"reasoning": reasoning.strip("\n"), "content": content.lstrip("\n")}
+
+    def warn_of_tags(self, text: str) -> None:
+        """Warn of names of control tokens, and of tags of reasoning, in an assistant's text that no model sampled."""
+        if self.unsafe_content:
+            return
+        names = dict.fromkeys([*self._encoder.controls_in(text), *(tag for tag in _REASONING_TAGS if tag in text)])
+        if names:
+            warnings.warn(
+                f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {self.name!r} "
+                "writes as plain text there. Pass reasoning as reasoning_content= and calls as "
+                "tool_calls= of the message; begin or continue a reply with a Message instead of a text",
+                PlainTagsWarning,
+                stacklevel=3,
+            )
+
     def render(
         self,
         messages: Sequence[Message],
@@ -430,7 +504,7 @@ class Renderer(ABC):
         generation_prompt: bool = False,
         history: Literal["template", "keep"] = "template",
     ) -> Rendered:
-        """Render a whole conversation.
+        """Render a whole conversation that was given; see `as_given`.
 
         Args:
             messages: The conversation, at least one message.
@@ -446,8 +520,9 @@ class Renderer(ABC):
             raise RenderError("there is no message to render")
         if history not in ("template", "keep"):
             raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
+        given = [self.as_given(message) for message in messages]
         out = self.emission()
-        self.emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+        self.emit_history(out, given, history, tools=tools, generation_prompt=generation_prompt)
         if generation_prompt:
             self.emit_generation_prompt(out, len(messages))
         return Rendered(out)
@@ -721,6 +796,23 @@ class Renderer(ABC):
 def sets_content(start: Message) -> bool:
     """Return whether a prefill or an addition sets the content, so that its reasoning is complete."""
     return start.reasoning is None or "content" in start.model_fields_set
+
+
+def writable(message: Message) -> Message:
+    """Return a reply without the arguments of calls that could not be read, which some chat templates refuse to write.
+
+    Returns:
+        The message itself if all of its calls could be read.
+    """
+    if all(call.error is None and not isinstance(call.arguments, str) for call in message.tool_calls):
+        return message
+    calls = [
+        call
+        if call.error is None and not isinstance(call.arguments, str)
+        else call.model_copy(update={"arguments": {}})
+        for call in message.tool_calls
+    ]
+    return message.model_copy(update={"tool_calls": tuple(calls)})
 
 
 _REPLY = Message.model_construct(role="assistant")  # without building the validator at import

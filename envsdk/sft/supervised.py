@@ -68,7 +68,7 @@ def sft_samples(
             f"the history policy {policy.name!r} samples from the model, and a recorded conversation has no reply for "
             "it: pass a function, such as Summarize(threshold=..., summarizer=...)"
         )
-    conversation = read_conversation(messages)
+    conversation = [renderer.as_given(message) for message in read_conversation(messages)]
     indices = select_messages(train_on, conversation)
     script = Script(renderer, conversation, _schemas(tools), drop_reasoning=drop_reasoning)
     if max(indices) > script.replies[-1].index:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import ImagePart, Message, TextPart, ToolCall, ToolSchema
+from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from . import parity
 from .masks import compare_masks
@@ -63,6 +64,8 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
 
 
 def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    if why := _why_refused(renderer, ()):
+        yield "an environment can be made", lambda: _fail(f"no environment can be made with it: {why}")
     if renderer.chosen_because:
         yield "chosen by `auto`", lambda: f"{renderer.name!r}: {renderer.chosen_because}"
     yield "stop tokens", lambda: _stop_tokens(renderer)
@@ -98,6 +101,37 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
     for name, messages in _injections(renderer).items():
         yield f"no forgery: {name}", lambda messages=messages: _injection(renderer, *messages)
     yield f"{random_replies} random replies", lambda: _random_replies(renderer, random_replies, seed)
+
+
+def summary(renderer: Renderer) -> list[str]:
+    """Return what environments can rely on: turns of users, tools, the cost of `strip`, and the nearest family."""
+    lines = [
+        f"{what}: {f'no: {why}' if (why := _why_refused(renderer, tools)) else 'yes'}"
+        for what, tools in (("an environment can be made, with turns of users", ()), ("tools", [TOOL]))
+    ]
+    lines.append(f"a step under `strip` costs {renderer.history_note or 'O(new)'}")
+    if renderer.renders_whole and renderer.chat_template is not None:
+        try:
+            found = renderer.chosen_because or get_renderer("auto", renderer.tokenizer).chosen_because
+        except RenderError as error:
+            found = str(error)
+        lines.append(f"nearest family: {found}")
+    return lines
+
+
+def _why_refused(renderer: Renderer, tools: Sequence[ToolSchema]) -> str:
+    """Return why no environment with these tools can be made; empty if one can."""
+    try:
+        renderer.check_tools(tools)
+        renderer.render([_QUESTION], tools=tools, generation_prompt=True, history="keep")
+        renderer.reply(REPLIES["call" if tools else "text"])
+    except RenderError as error:
+        return str(error)
+    return ""
+
+
+def _fail(what: str) -> None:
+    raise Failure(what)
 
 
 def _call(what: str) -> ToolCall:
@@ -318,7 +352,9 @@ def _injection(
     control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
     found: list[list[int]] = []
     for messages, tools in ((evil, evil_tools), (harmless, harmless_tools)):
-        tokens = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens
+        out = renderer.emission()  # `render` would read tags in an assistant's content
+        renderer.emit_history(out, messages, "keep", tools=tools, generation_prompt=True)
+        tokens, _ = out.tokens()
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
         raise Failure(f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}")
@@ -356,4 +392,4 @@ def _shown(renderer: Renderer, tokens: Any) -> str:
     return f"{renderer.tokenizer.decode(np.array(ids, dtype=np.int32))!r} {ids}"
 
 
-__all__ = ["Check", "RendererReport", "Verdict", "check_renderer"]
+__all__ = ["Check", "RendererReport", "Verdict", "check_renderer", "summary"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from envsdk.errors import EnvsdkError, TokenizerError
+from envsdk.errors import EnvsdkError, TemplateUnsupported, TokenizerError
 from envsdk.registry import get_renderer, list_renderers, renderer_factories
 from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
@@ -63,11 +63,30 @@ def auto(tokenizer: Tokenizer, **options: Any) -> Renderer:
     has_images = options.get("processor") is not None or find_processor(tokenizer) is not None
     choice = choose_renderer(tokenizer, has_images=has_images)
     renderer = get_renderer(choice.name, tokenizer, **{**choice.options, **options})
+    if isinstance(renderer, FixedBase):
+        _refuse_unusable(renderer, choice)
     reading = f"; {renderer.reading_note}" if isinstance(renderer, FixedBase) else ""
     images = f"; {renderer.images_note}" if has_images else ""
     renderer.chosen_because = choice.reason + reading + images
     _LOG.info("renderer %r for the tokenizer %r: %s", choice.name, tokenizer.name, renderer.chosen_because)
     return renderer
+
+
+def _refuse_unusable(renderer: FixedBase, choice: Choice) -> None:
+    """Refuse a template with which no environment can be made.
+
+    Raises:
+        TemplateUnsupported: It names the families whose control tokens the tokenizer has.
+    """
+    if not renderer.why_unusable:
+        return
+    made = {name: _made(name, renderer.tokenizer, {}) for name in list_renderers() if name not in _NO_FAMILIES}
+    fitting = [name for name, one in made.items() if one is not None and not isinstance(one, FixedBase)]
+    families = " or ".join(f"renderer={name!r}" for name in fitting) or "none"
+    raise TemplateUnsupported(
+        f"{choice.reason}; and with {choice.name!r} no environment can be made: {renderer.why_unusable}. The families "
+        f"of this vocabulary, which do not read the template: {families}"
+    )
 
 
 def choose_renderer(tokenizer: Tokenizer, *, has_images: bool = False) -> Choice:

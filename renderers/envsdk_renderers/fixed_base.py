@@ -24,13 +24,13 @@ from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsu
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission, Encoder
 from envsdk.rendering.reading import ReplyReader as Reader
-from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds
+from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from .grammars.proof import ReadingVerdict
 from .replies.formats import PLAIN
 from .templates.base import Tail
-from .templates.chat_template import FIXED_DATE
+from .templates.chat_template import FIXED_DATE, TemplateFailed
 from .templates.conversation import ConversationWriter
 from .templates.history_probe import HistoryProbe
 from .templates.history_proof import refutation
@@ -55,6 +55,8 @@ __all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
 _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
 _QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
 """Questions after which replies are read. The end of each may share a token with a generation prompt."""
+_TEXT = TypeAdapter(str)
+_TAGS = TypeAdapter(tuple[str, str] | None)
 _ONLY_WHOLE = "a chat template renders only whole conversations"
 
 
@@ -201,6 +203,11 @@ class FixedBase(Renderer):
         return self._generation_prompt
 
     @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """See `Renderer.reasoning_in_content`; measured when it is needed."""
+        return self._turns.measured("reasoning in content", _TAGS, self._probe.tags_in_content)
+
+    @property
     def chat_template(self) -> ChatTemplateSource:
         """The template that is measured."""
         return self._source
@@ -286,6 +293,21 @@ class FixedBase(Renderer):
             raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
             self._refuse_unread_calls()
+
+    @property
+    def why_unusable(self) -> str:
+        """Why no environment can be made with the template, as `check_tools` finds; empty if one can."""
+
+        def measure() -> str:
+            try:
+                self.check_tools(())
+            except TemplateUnsupported as error:
+                return str(error)
+            return ""
+
+        options = {name: self._options[name] for name in ("reply_format", "response_template")}
+        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
+        return self._turns.measured(name, _TEXT, measure)
 
     @property
     def reading(self) -> ReadingVerdict:
@@ -824,7 +846,10 @@ class FixedBase(Renderer):
         if not marks:
             return list(tail)
         marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
-        text = self._template.text(marked, ())
+        try:
+            text = self._template.text(marked, ())
+        except TemplateFailed:
+            text = self._template.text([*map(writable, marked)], ())
         return [
             message.with_reasoning(None) if index in marks and marks[index] not in text else message
             for index, message in enumerate(tail, start=settled)

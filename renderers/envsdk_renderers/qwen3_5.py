@@ -200,6 +200,11 @@ class Qwen38(Qwen36):
         """The instructions for the reasoning effort."""
         return _INSTRUCTIONS[self.reasoning_effort] if self.enable_thinking else ""
 
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """Return None: a think block in the content is text."""
+        return None
+
     def as_read(self, message: Message) -> Message:
         """Return the message unchanged: a think block in the content is text."""
         return message

@@ -64,6 +64,11 @@ class ThinkingChatML(ToolChatML):
             return self.opening + _EMPTY_BLOCK
         return self.opening + ("<think>\n" if self.prompt_opens_block else "")
 
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """See `Renderer.reasoning_in_content`."""
+        return "<think>", "</think>"
+
     def specification(self) -> dict[str, Any]:
         """See `Renderer.specification`."""
         return {**super().specification(), **({} if self.enable_thinking else {"enable_thinking": False})}

@@ -35,6 +35,34 @@ def test_an_unknown_renderer_suggests_near_names() -> None:
         envsdk.get_renderer("qwen")
 
 
+@pytest.mark.parametrize(
+    ("model", "families"),
+    [
+        ("gpt-oss", "Did you mean 'harmony'[?] renderer='auto' chooses"),
+        ("openai/gpt-oss-20b", "Did you mean 'harmony'[?] renderer='auto', tokenizer='openai/gpt-oss-20b' chooses"),
+        ("Qwen/Qwen3-8B", "Did you mean 'qwen3'[?]"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "Did you mean 'qwen3-instruct-2507'[?]"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "Did you mean 'llama-3'[?]"),
+        ("llama", "Did you mean 'llama-3' or 'llama-4'[?]"),
+        ("deepseek", "Did you mean 'deepseek-r1' or 'deepseek-v3' or 'deepseek-v4' or 'deepseek-v3.1'[?]"),
+        ("qwen", "Did you mean 'qwen3' or 'qwen2.5' or"),
+    ],
+)
+def test_the_name_of_a_model_names_its_renderers(model: str, families: str):
+    with pytest.raises(errors.UnknownName, match=families):
+        envsdk.get_renderer(model, "embedded")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-3"])
+def test_an_option_of_other_libraries_for_history_names_the_history_policy(name: str):
+    for make in (
+        lambda **options: envsdk.get_renderer(name, "embedded", **options),
+        lambda **options: envsdk.make("envsdk/GuessNumber-v0", **options),
+    ):
+        with pytest.raises(errors.ConfigError, match="history='strip'"):
+            make(strip_thinking_from_history=True)
+
+
 def test_an_unknown_renderer_option_is_named() -> None:
     with pytest.raises(errors.ConfigError, match="thinking"):
         envsdk.get_renderer("qwen3", thinking=False)

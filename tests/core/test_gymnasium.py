@@ -100,3 +100,13 @@ def test_spaces_hold_what_step_takes_and_nothing_else() -> None:
     assert "text" not in env.action_space
     assert env.observation_space.sample() in env.observation_space
     assert (np.array([1], dtype=np.int32), 0, True, "main", "main") not in env.observation_space
+
+
+@pytest.mark.parametrize(("mode", "options"), [("sync", {}), ("async", {"vector_kwargs": {"shared_memory": False}})])
+def test_gymnasium_make_vec_plays_several_of_them(mode: str, options: dict[str, object]) -> None:
+    envsdk.list_envs()
+    envs = gymnasium.make_vec("envsdk/GuessNumber-v0", num_envs=2, vectorization_mode=mode, **options)
+    observations, _ = envs.reset(seed=0)
+    assert all(isinstance(observation, Observation) for observation in observations)
+    assert len(envs.step(envs.action_space.sample())[0]) == 2
+    envs.close()

@@ -321,6 +321,12 @@ def test_a_part_of_another_kind_is_an_error_that_names_the_kinds_of_parts(part):
         Message(role="user", content=[part])
 
 
+@pytest.mark.parametrize("kind", ["input_audio", "video_url", "video", "file"])
+def test_audio_video_and_files_are_refused_with_what_is_supported(kind):
+    with pytest.raises(TurnError, match="a message holds texts and images, and no audio, video or files"):
+        Turn([{"role": "user", "content": [{"type": kind, kind: {}}]}])
+
+
 def test_compact_never_drops_an_image_before_the_model_sees_it():
     history = {"name": "compact", "every": 1, "keep_images": 0}
     env, seen = Gallery(renderer=vision_renderer(), history=history), []

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk import Action, Env, Message, Renderer, Sample, Trajectory, Turn, get_renderer
-from envsdk.errors import ConfigError, RenderError, UnknownName
+from envsdk.errors import ConfigError, PlainTagsWarning, RenderError, UnknownName
 from envsdk.history import Budget, History, HistoryPolicy, Rewrite
 from envsdk.rendering.tokenizers import DATA
 from envsdk.sft import sft_samples
@@ -167,6 +167,28 @@ def test_a_template_that_drops_reasoning_gives_a_sample_for_each_prompt_that_doe
     (whole,) = samples_of(qwen3, history="keep")
     assert whole.metadata["messages"] == [2, 4, 6]
     assert "The tool says so." in qwen3.tokenizer.decode(whole.tokens)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_reasoning_between_tags_in_the_content_is_trained_as_reasoning(qwen3: Renderer, history: str):
+    tagged, fields = (
+        [ASKED, {"role": "assistant", **first}, ASKED_MORE, {"role": "assistant", **second}]
+        for first, second in (
+            ({"content": "<think>R1</think>A1"}, {"content": "<think>\nR2\n</think>\n\nA2"}),
+            ({"content": "A1", "reasoning_content": "R1"}, {"content": "A2", "reasoning_content": "R2"}),
+        )
+    )
+    samples, expected = (sft_samples(qwen3, talk, history=history) for talk in (tagged, fields))
+    assert [sample.tokens.tolist() for sample in samples] == [sample.tokens.tolist() for sample in expected]
+    assert [sample.mask.tolist() for sample in samples] == [sample.mask.tolist() for sample in expected]
+    assert len(samples) == (1 if history == "keep" else 2)
+
+
+def test_calls_in_the_content_are_text_with_a_warning(qwen3: Renderer):
+    call = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
+    with pytest.warns(PlainTagsWarning, match="'<tool_call>'.*tool_calls="):
+        (sample,) = sft_samples(qwen3, [ASKED, {"role": "assistant", "content": call}], tools=[TOOL])
+    assert qwen3.tokenizer.control_tokens["<tool_call>"] not in sample.tokens[sample.mask]
 
 
 def test_keep_gives_the_rendered_conversation(qwen3: Renderer):

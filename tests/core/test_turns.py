@@ -226,6 +226,9 @@ PREFILLS = {
     "mapping": Prefill(
         {"role": "assistant", "content": "Sure:", "reasoning_content": "Hm,"}, BOTH, BOTH, "Hm,", "Sure: yes", "Hm,"
     ),
+    "text with reasoning": Prefill("<think>Hm,", OPEN, OPEN, "Hm, yes", "", "Hm, yes"),
+    "text that closes its reasoning": Prefill(CLOSED, CLOSED, CLOSED, "Hm,", " yes", "Hm,"),
+    "content with reasoning": Prefill({"role": "assistant", "content": BOTH}, BOTH, BOTH, "Hm,", "Sure: yes", "Hm,"),
     "mapping without content": Prefill(
         {"role": "assistant", "reasoning_content": "Hm,"}, OPEN, OPEN, "Hm, yes", "", "Hm, yes"
     ),
@@ -263,6 +266,28 @@ def test_a_prefill_in_a_later_turn_extends_the_context(case: Prefill, thinking: 
 def test_a_message_whose_content_is_null_has_none_and_its_reasoning_goes_on():
     prefill = {"role": "assistant", "content": None, "reasoning_content": "Hm,"}
     assert Play([Turn("Q?", prefill=prefill)], []).seen[0].text == ASKED + OPEN
+
+
+@pytest.mark.parametrize("text", ["Hm,</think>Sure:", "Sure: <think>", "<think>a</think>b</think>"])
+def test_other_tags_in_a_prefill_are_text_with_a_warning(text: str):
+    with pytest.warns(errors.PlainTagsWarning, match="begin or continue a reply with a Message"):
+        play = Play([Turn("Q?", prefill=text)], [" yes<|im_end|>"])
+    assert play.seen[0].text == ASKED + text
+    assert play.heard[0].content == f"{text} yes"
+
+
+def test_tags_in_a_text_that_continues_a_reply_are_text_with_a_warning():
+    with pytest.warns(errors.PlainTagsWarning, match="</think>"):
+        Play([Turn("Q?"), Turn("</think>So", continues=True)], ["Hm,<|im_end|>", " yes<|im_end|>"])
+
+
+def test_reasoning_in_the_content_of_an_example_is_reasoning():
+    messages = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "<think>One.</think>1"}]
+    shown = "<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\n<think>\nOne.\n</think>\n\n1<|im_end|>\n" + ASKED
+    first = Play([Turn([*messages, {"role": "user", "content": "Q?"}])], ["4<|im_end|>"])
+    assert first.seen[0].text == shown
+    later = Play([Turn("Q?"), Turn([messages[0], messages[1], {"role": "user", "content": "Q?"}])], ["4<|im_end|>"] * 2)
+    assert later.seen[1].added == "\n" + shown
 
 
 def test_a_prefill_is_for_one_reply():

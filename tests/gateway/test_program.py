@@ -303,6 +303,21 @@ def test_dropped_messages_are_a_declared_edit():
     assert len(trajectory.samples()) == 2
 
 
+def test_reasoning_in_the_content_of_an_assistant_s_message_is_reasoning():
+    """It is the program's own example, no reply; the next request repeats it, and continues the context."""
+
+    def program(ask: Callable[..., str]) -> float:
+        talk = ["1?", "<think>One.</think>1", "2?"]
+        ask(*talk, ask(*talk), "3?")
+        return 1.0
+
+    trajectory = played(program)
+    tokenizer, (_, prompt, _) = envsdk.load_tokenizer("embedded"), next(trajectory.prompts())[:3]
+    assert "<think>\nOne.\n</think>\n\n1<|im_end|>" in tokenizer.decode(prompt)
+    assert tokenizer.token_id("<think>") in prompt
+    assert len(trajectory.steps) == 2 and not trajectory.breaks
+
+
 def test_sub_agents_and_side_questions_are_contexts():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from envsdk import Env, Message, Turn, rollout
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.policies import VLLM, OpenAIChat, SGLang, policy_of
 
@@ -40,3 +41,17 @@ def test_several_urls_are_separated_by_commas():
 def test_a_text_that_is_not_a_policy_is_an_error(text, options, error, message):
     with pytest.raises(error, match=message):
         policy_of(text, **options)
+
+
+def test_the_reference_reply_of_an_environment_may_have_its_reasoning_between_tags():
+    class Sum(Env):
+        def start(self) -> Turn:
+            return Turn("2+2?")
+
+        def reference_reply(self) -> str:
+            return "<think>Two and two.</think>4"
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn(terminated=True, reward=float(reply.reasoning == "Two and two." and reply.content == "4"))
+
+    assert rollout(Sum(renderer="qwen3"), "reference").reward == 1.0

@@ -8,15 +8,18 @@ from typing import Any, ClassVar
 import pytest
 import real_models
 from envsdk_renderers.chatml import ChatML
+from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.harmony import Harmony
 from envsdk_renderers.qwen3 import Qwen3
 from typer.testing import CliRunner
 
-from envsdk import Message, Renderer, load_tokenizer
+from envsdk import Message, Renderer, get_renderer, load_tokenizer
 from envsdk.cli import app
+from envsdk.errors import TemplateUnsupported
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import ChatTemplateSource
 from envsdk.testing import check_renderer
+from envsdk.testing.renderers import summary
 
 RENDERERS = {
     "qwen3": lambda: Qwen3(load_tokenizer(real_models.qwen3_folder())),
@@ -178,3 +181,23 @@ def test_the_doctor_speaks_json():
     result = CliRunner().invoke(app, ["doctor", "--random-replies", "0", "--json"])
     checks = json.loads(result.output)["checks"]
     assert {check["verdict"] for check in checks} == {"PASS", "NOT POSSIBLE"}
+
+
+def test_the_doctor_begins_with_what_environments_can_rely_on() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--renderer", "chatml", "--random-replies", "1"])
+    lines = result.output.splitlines()
+    assert lines[0] == "an environment can be made, with turns of users: yes"
+    assert lines[1].startswith("tools: no: 'chatml' has no place for tools")
+    assert lines[2] == "a step under `strip` costs O(new)"
+    (nearest,) = [line for line in summary(FixedBase(real_models.qwen3_folder())) if line.startswith("nearest family")]
+    assert "'qwen3' agrees with the chat template" in nearest
+
+
+def test_a_template_that_every_environment_refuses_fails_the_doctor_and_auto_with_the_family_to_take() -> None:
+    tokenizer = copy.copy(real_models.gpt_oss_tokenizer())
+    final, reasoning = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
+    tokenizer.chat_template = ChatTemplateSource(real_models.template("gptoss").replace(final, reasoning))
+    report = check_renderer(FixedBase(tokenizer), random_replies=0)
+    assert [check.name for check in report.failed][:1] == ["an environment can be made"]
+    with pytest.raises(TemplateUnsupported, match=r"no environment can be made.*not read back.*renderer='harmony'"):
+        get_renderer("auto", tokenizer)

@@ -1,17 +1,22 @@
 """What `strip` shows with a measured template, and what a step of it costs."""
 
 import copy
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from envsdk_renderers.fixed_base import FixedBase
 from envsdk_renderers.templates.chat_template import ChatTemplate
 from envsdk_renderers.templates.history_rule import HistoryRule
+from numpy.typing import NDArray
 from template_conversations import TOOLS, called, every_template, fixed_base, qwen3, result, said, user
 
-from envsdk import Message, load_tokenizer
+from envsdk import Env, Message, ToolCall, Turn, load_tokenizer
 from envsdk.contexts.context import Context
+from envsdk.errors import TemplateUnsupported
 from envsdk.history import Strip
 from envsdk.testing import check_renderer
 
@@ -180,3 +185,70 @@ def test_a_report_has_the_turns_the_reading_and_the_rule_for_past_reasoning() ->
 def test_a_report_has_the_reason_why_no_rule_for_past_reasoning_is_known() -> None:
     report = renderer_of("ns.users % 2 == 1").report()
     assert f"past reasoning: not known: {report.history_problem}" in str(report)
+
+
+# Whatever was sampled, the next prompt exists: a template may refuse to write a call that could not be read.
+
+PRICE = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}, "count": {"type": "integer"}}},
+    },
+}
+HISTORIES: tuple[Any, ...] = ("keep", "strip", {"name": "compact", "every": 1})
+
+
+class Market(Env):
+    """Answers each call, or else asks for more."""
+
+    def start(self) -> Turn:
+        self.replies = 0
+        return Turn("What does it cost?", tools=[PRICE])
+
+    def respond(self, reply: Message) -> Turn:
+        self.replies += 1
+        answers = [Message(role="tool", content="7", tool_call_id=call.id) for call in reply.tool_calls]
+        return Turn(answers or "Go on.", terminated=self.replies == 4)
+
+
+def spoiled(renderer: FixedBase) -> Iterator[NDArray[np.int32]]:
+    """Yield replies with a call, each with one token left out, sampled twice, or with the end after it."""
+    call = ToolCall(name="price", arguments={"item": "pear", "count": 2})
+    whole = renderer.reply(Message(role="assistant", tool_calls=(call,)))
+    for at in Random(0).sample(range(len(whole) - 1), 3):
+        yield np.delete(whole, at)
+        yield np.insert(whole, at, whole[at])
+        yield np.concatenate([whole[: at + 1], whole[-1:]])
+
+
+@pytest.mark.parametrize("name", every_template())
+def test_a_spoiled_call_ends_no_episode(name: str) -> None:
+    renderer = fixed_base(name)
+    try:
+        renderer.check_tools([PRICE])
+        replies = list(spoiled(renderer))
+    except TemplateUnsupported as refused:
+        pytest.skip(f"no tools: {refused}")
+    text = renderer.reply(Message(role="assistant", content="x"))
+    for reply, history in product(replies, HISTORIES):
+        env = Market(renderer=renderer, history=history)
+        env.reset(seed=0)
+        for sampled in (reply, text, reply, text):
+            if env.trajectory is None:
+                env.step(sampled)
+        assert env.trajectory is not None and env.trajectory.status != "error"
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_6", "nemotron_3_nano", "diffusion_gemma"])
+def test_a_reply_that_the_template_refuses_to_write_keeps_its_own_tokens(name: str) -> None:
+    renderer = fixed_base(name)
+    for reply in spoiled(renderer):
+        env = Market(renderer=renderer, history="strip")
+        env.reset(seed=0)
+        env.step(reply)
+        read = env.messages()[1]
+        env.step(renderer.reply(Message(role="assistant", content="x")))
+        if any(isinstance(call.arguments, str) for call in read.tool_calls):
+            prompt, own = env.prompt().tolist(), reply[:-1].tolist()
+            assert any(prompt[at : at + len(own)] == own for at in range(len(prompt)))

@@ -1,14 +1,18 @@
 """Where a think block is in a reply, and which part of the reply is then content."""
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
+import real_models
 from envsdk_renderers.fixed_base import FixedBase
 from families import FAMILIES, vocabulary
+from template_conversations import fixed_base, templates
 
-from envsdk import Message, Renderer
+from envsdk import Env, Message, Renderer, Turn, get_renderer
+from envsdk.errors import PlainTagsWarning
 from envsdk.rendering.renderer import NOT_ENDED
 
 PLAIN = """{%- for m in messages %}
@@ -25,6 +29,8 @@ def renderer_of(name: str) -> Renderer:
     """The renderer of a family, or of a template whose replies have a format."""
     if name in FAMILIES:
         return FAMILIES[name].renderer()
+    if name in ("qwen3", "harmony"):
+        return get_renderer(name, real_models.gpt_oss_tokenizer() if name == "harmony" else vocabulary("qwen3"))
     return FixedBase(vocabulary("qwen3"), template=PLAIN, stop="<|im_end|>", reply_format=name)
 
 
@@ -65,3 +71,88 @@ def test_an_error_that_comes_up_often_is_reported_once(name: str) -> None:
     reply = read(renderer_of(name), ["<think>", "x", "</think>", *["<think>", "y", "</think>"] * 3])
     assert reply.content == "<think>y</think>" * 3
     assert reply.errors == ("<think> is out of place", "</think> is out of place", NOT_ENDED)
+
+
+# Reasoning between tags in the content of a message that no model sampled, as data sets and clients write it.
+
+READS = [name for name in THINKING if name != "plain" and not name.startswith("qwen3.8")]
+TAGGED = ("<think>R1</think>A1", "<think>\nR1\n</think>\n\nA1", " <think>\nR1</think>\nA1")
+
+
+def given(content: str, role: Any = "assistant", reasoning: str | None = None) -> Message:
+    return Message(role=role, content=content, reasoning=reasoning)
+
+
+@pytest.mark.parametrize("content", TAGGED)
+@pytest.mark.parametrize("name", [*READS, "fixed_base"])
+def test_reasoning_at_the_start_of_a_given_content_is_reasoning(name: str, content: str) -> None:
+    renderer, question = fixed_base("qwen3") if name == "fixed_base" else renderer_of(name), given("q", "user")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlainTagsWarning)
+        assert renderer.as_given(given(content)) == given("A1", reasoning="R1")
+        for talk in ([question, given(content)], [question, given(content), question]):
+            expected = [given("A1", reasoning="R1") if m.role == "assistant" else m for m in talk]
+            assert renderer.render(talk).tokens.tolist() == renderer.render(expected).tokens.tolist()
+
+
+@pytest.mark.parametrize("content", [*TAGGED, "R1</think>A1", "<think>x"])
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_tags_in_a_content_that_is_not_the_assistants_stay_text(role: str, content: str) -> None:
+    message = given(content, role)
+    assert renderer_of("thinking-2507").as_given(message) is message
+
+
+@pytest.mark.parametrize("name", ["thinking-2507", "qwen3.5"])
+def test_the_opening_tag_may_be_in_the_generation_prompt(name: str) -> None:
+    assert renderer_of(name).as_given(given("R1\n</think>\n\nA1")) == given("A1", reasoning="R1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("thinking-2507", c) for c in ("A <think>R</think>B", "<think>R", "<think>a</think>b</think>c")),
+        *(("qwen3", c) for c in ("R</think>A", "<think>a<think>b</think>c")),
+        *((name, TAGGED[0]) for name in ("qwen3.8", "instruct-2507", "harmony")),
+        ("thinking-2507", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("harmony", "<|channel|>analysis<|message|>R<|end|>"),
+    ],
+)
+def test_other_tags_in_a_given_content_are_text_with_a_warning_that_names_what_to_pass(name: str, content: str) -> None:
+    renderer = renderer_of(name)
+    message = given(content)
+    with pytest.warns(PlainTagsWarning, match="plain text.*reasoning_content=.*tool_calls="):
+        assert renderer.as_given(message) is message
+
+
+def test_what_a_model_sampled_is_not_read_again() -> None:
+    class Echo(Env):
+        def start(self) -> Turn:
+            return Turn("q")
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn("and?")
+
+    for name in ("qwen3", "fixed_base"):
+        renderer = fixed_base("qwen3") if name == "fixed_base" else renderer_of(name)
+        env = Echo(renderer=renderer, history="strip")
+        env.reset(seed=0)
+        spelled = [*renderer.tokenizer.encode("<think>R</think>A"), renderer.stop_token_ids[0]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PlainTagsWarning)
+            env.step(spelled)
+            env.step(spelled)
+        assert env.messages()[1].content == "<think>R</think>A"
+        assert renderer.tokenizer.decode(env.prompt()).count("<think>R</think>A") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        *((name, True) for name in ("qwen3_0_6b_2025_04", "qwq_32b", "glm4moe", "nemotron_3_nano", "deepseek_v3_1")),
+        *((name, False) for name in ("qwen3_8", "qwen2_5", "phi3", "gptoss", "deepseek_r1_distill_training")),
+    ],
+)
+def test_whether_a_template_reads_reasoning_in_the_content_is_measured(name: str, reads: bool) -> None:
+    if name not in templates():
+        pytest.skip("this template is not here")
+    assert fixed_base(name).reasoning_in_content == (("<think>", "</think>") if reads else None)

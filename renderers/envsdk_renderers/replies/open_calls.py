@@ -43,12 +43,12 @@ class OpenCalls:
                 )
             index = self._first(self._by_id[call_id])
             called = self._calls[index].name
-            if name is not None and name != called:
+            if name and name != called:  # a spoiled call has no name
                 raise RenderError(
                     f"a tool message has the name {name!r} and the tool_call_id {call_id!r}, which is a call of "
                     f"{called!r}; give only one of the two, or make them match"
                 )
-        elif name is not None and name in self._by_name:
+        elif name and name in self._by_name:
             index = self._first(self._by_name[name])
         else:
             index = self._first(self._in_order) if self._calls else None

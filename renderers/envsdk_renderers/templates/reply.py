@@ -195,6 +195,29 @@ class ReplyProbe:
         end = "\n" if prompt.endswith("\n") else ""
         return Thinking(prompt, f"{end}{closer}{end * 2}") if is_known and prompt == opened[0] else None
 
+    def tags_in_content(self) -> tuple[str, str] | None:
+        """Return the tags between which the template reads reasoning in the content, as if it were in its field."""
+        measured = [(self.thinking.opening_tag, self.thinking.closing_tag)] if self.thinking else []
+        known = self._plain.template.chat_template.text
+        found = (tags for tags in (*measured, ("<think>", "</think>")) if tags[1] in known and self._reads(*tags))
+        return next(found, None)
+
+    def _reads(self, opening: str, closing: str) -> bool:
+        """Return whether a past reply and a last one are written alike, apart from whitespace.
+
+        The tags of a last one may also stay as they are (QwQ, which reads reasoning in the content only).
+        """
+        tagged = Message(role="assistant", content=f"{opening}{REASONING}{closing}{REPLY}")
+        replies = (tagged, reply_of(reasoning=REASONING), reply_of())
+        try:
+            past, last = (
+                [_squeezed(self._plain.text([user(), m, *end], generation_prompt=False)) for m in replies]
+                for end in ([user(slot(2))], [])
+            )
+        except TemplateFailed:
+            return False
+        return past[0] == past[1] and last[0] in (last[1], last[2].replace(REPLY, tagged.content))
+
     # Calls.
 
     def _call_block(self) -> dict[str, str]:

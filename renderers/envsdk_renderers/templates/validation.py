@@ -13,7 +13,6 @@ from envsdk.messages import Message, ToolSchema
 from .base import Pair
 from .bound_template import BoundTemplate
 from .chat_template import TemplateFailed
-from .mask import PROBE_NAME
 from .sentinels import KEY, REPLY, reply_of
 from .stop import Stop
 
@@ -159,5 +158,5 @@ def _marked(reply: Message, mark: str) -> Message:
 
 def _sentinel(reply: Message, mark: str) -> Message:
     """Return a reply of the same shape whose only text is the sentinel."""
-    names = [call.name or PROBE_NAME for call in reply.tool_calls]
+    names = [call.name for call in reply.tool_calls]
     return reply_of(names, sentinel=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)
