@@ -369,11 +369,16 @@ class ProgramDriver(EnvDriver):
         if known is not None:
             return known[1]
         inner = message
-        if message.role == "tool" and message.tool_call_id in self._calls:
-            call = self._calls[message.tool_call_id]
-            inner = message.model_copy(update={"tool_call_id": call.id, "name": call.name or None})
+        if message.role == "tool":
+            inner = message.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id)})
+        elif message.tool_calls:  # a reply that the program changed, or wrote
+            calls = [call.model_copy(update={"id": self._inner_id(call.id)}) for call in message.tool_calls]
+            inner = message.model_copy(update={"tool_calls": tuple(calls)})
         self._inner[id(message)] = message, inner
         return inner
+
+    def _inner_id(self, outer: str | None) -> str | None:
+        return self._calls[outer].id if outer in self._calls else outer
 
     def _outer_reply(self, reply: Message) -> ModelReply:
         agent = self.running
