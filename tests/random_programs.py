@@ -214,13 +214,14 @@ class RandomProgram:
         reply, is_last = thread.truth[place], place == len(thread.truth) - 1
         if thread.has_twin:
             return self.grows(thread)
-        changed = self.changed_reply(reply)
+        changed = self.changed_reply(reply, is_last=is_last)
         thread.truth[place], thread.sent[place] = changed, as_sent(changed)
         kept = {call.id: call for call in changed.tool_calls}
         answered = {call.id for call in reply.tool_calls}
         for i in reversed(range(place, len(thread.truth))):
             of = thread.truth[i].tool_call_id
             if of in kept:
+                thread.sent[i] = dict(thread.sent[i])  # recorded anew if the call has another name now
                 thread.truth[i] = thread.truth[i].model_copy(update={"name": kept[of].name})
             elif of in answered:
                 thread.cut(i, i + 1)
@@ -235,11 +236,12 @@ class RandomProgram:
         self.threads.append(fork)
         return self.ask(fork, Expected(None, base=ANY, shared=place))
 
-    def changed_reply(self, reply: Message) -> Message:
+    def changed_reply(self, reply: Message, *, is_last: bool) -> Message:
         calls = list(reply.tool_calls)
         changes = ["text", "more text"]
         if calls:
-            changes += ["arguments", "name", "call"]
+            changes += ["arguments", "name"]
+            changes += ["call"] if is_last or len(calls) > 1 else []  # else two replies are one in Responses
             changes += ["no text"] if reply.content and reply.reasoning else []  # else it might be as it was
         content = reply.content
         match self.random.choice(changes):
