@@ -1,8 +1,8 @@
 """Random programs: what they send, and what each of their requests is, which is known by construction.
 
-They start conversations, go on with them, fork, edit and drop messages and replies, ask aside and compact, and send what
-they have in other forms: without reasoning, or with it in the text, with renamed ids, other white space and other
-arguments.
+They start conversations, go on with them, fork, edit and drop messages and replies, ask aside and compact, and send
+what they have in other forms: without reasoning, or with it in the text, with renamed ids, other white space and
+other arguments.
 """
 
 import copy
