@@ -1,7 +1,8 @@
 """Random programs: what they send, and what each of their requests is, which is known by construction.
 
-They start conversations, go on with them, fork, edit, drop messages, ask aside and compact, and send what they have in
-other forms: without reasoning, with renamed ids, other white space and other arguments.
+They start conversations, go on with them, fork, edit and drop messages and replies, ask aside and compact, and send
+what they have in other forms: without reasoning, or with it in the text, with renamed ids, other white space and
+other arguments.
 """
 
 import copy
@@ -75,6 +76,8 @@ class RandomProgram:
         self.random = random
         self.numbers = count(1)
         self.threads: list[Thread] = []
+        self.changed: list[Message] = []
+        """The replies that the program changed, as it means them."""
         self._said: set[int] = set()  # messages that were sent before, by identity
         self._kept: list[Any] = []  # so that identities stay unique
 
@@ -102,19 +105,26 @@ class RandomProgram:
 
     def written(self, message: dict[str, Any]) -> dict[str, Any]:
         is_known = id(message) in self._said  # what is new is recorded as it is sent first
+        is_reply = message["role"] == "assistant" and (is_known or not self.is_changed(message))  # it is recorded
         message, chance = copy.deepcopy(message), self.random.random
         if is_known and chance() < 0.3:
             message["content"] = f" {message['content'].strip()}\n"
+        if is_reply and "reasoning_content" in message and chance() < 0.2:
+            message["content"] = f"<think>\n{message.pop('reasoning_content')}\n</think>\n\n{message['content']}"
         if chance() < 0.3:
             message["content"] = [{"type": "text", "text": message["content"]}]
-        if message["role"] == "assistant":
+        if is_reply:
             if chance() < 0.5:
                 message.pop("reasoning_content", None)
             for call in message.get("tool_calls", ()):
                 arguments = json.loads(call["function"]["arguments"])
-                forms = (dict(reversed(arguments.items())), {key: float(value) for key, value in arguments.items()}, {})
+                forms = (dict(reversed(arguments.items())), {key: float(value) for key, value in arguments.items()})
                 call["function"]["arguments"] = json.dumps(self.random.choice([arguments, *forms]))
         return message
+
+    def is_changed(self, message: dict[str, Any]) -> bool:
+        """Whether a message is a reply as the program changed it: such a reply has no reasoning."""
+        return message["role"] == "assistant" and "reasoning_content" not in message
 
     def sent(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages in other forms; ids are renamed, and results of one reply shuffled, now and then."""
@@ -123,7 +133,7 @@ class RandomProgram:
         self._kept += messages
         if self.random.random() < 0.3:
             return copy.deepcopy(messages)
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.2 and not any(map(self.is_changed, messages)):  # whose ids are recorded as sent
             for message in written:
                 self._rename(message)
         start = 0
@@ -142,10 +152,6 @@ class RandomProgram:
             message["tool_call_id"] = f"own-{message['tool_call_id']}"
         for call in message.get("tool_calls", ()):
             call["id"] = f"own-{call['id']}"
-            arguments = next(
-                c.arguments for t in self.threads for m in t.truth for c in m.tool_calls if f"own-{c.id}" == call["id"]
-            )
-            call["function"]["arguments"] = json.dumps(arguments)  # without the id, they identify the call
 
     def request(self, thread: Thread, **options: Any) -> ModelRequest:
         return to_request(self.sent(thread.sent), system=thread.system, tools=thread.tools, **options)
@@ -201,6 +207,61 @@ class RandomProgram:
         thread.truth[place] = thread.truth[place].model_copy(update={"content": text})
         return self.ask(thread, Expected(thread.context, "differs"))
 
+    def changes_a_reply(self, thread: Thread) -> None:
+        """Change what a reply says; its other calls keep their ids. Without ids, another last reply is a fork."""
+        places = [i for i, message in enumerate(thread.truth) if message.role == "assistant"]
+        place = self.random.choice(places)
+        reply, is_last = thread.truth[place], place == len(thread.truth) - 1
+        if thread.has_twin:
+            return self.grows(thread)
+        changed = self.changed_reply(reply, is_last=is_last)
+        thread.truth[place], thread.sent[place] = changed, as_sent(changed)
+        kept = {call.id: call for call in changed.tool_calls}
+        answered = {call.id for call in reply.tool_calls}
+        for i in reversed(range(place, len(thread.truth))):
+            of = thread.truth[i].tool_call_id
+            if of in kept:
+                thread.sent[i] = dict(thread.sent[i])  # recorded anew if the call has another name now
+                thread.truth[i] = thread.truth[i].model_copy(update={"name": kept[of].name})
+            elif of in answered:
+                thread.cut(i, i + 1)
+        if not is_last:
+            self.answer_calls(thread)
+            return self.ask(thread, Expected(thread.context, "differs"))
+        fork = thread if kept or (reply.content and reply.content in changed.content) else thread.copy()
+        self.answer_calls(fork)
+        if fork is thread:
+            return self.ask(thread, Expected(thread.context, "differs"))
+        self.threads.remove(thread)
+        self.threads.append(fork)
+        return self.ask(fork, Expected(None, base=ANY, shared=place))
+
+    def changed_reply(self, reply: Message, *, is_last: bool) -> Message:
+        calls = list(reply.tool_calls)
+        changes = ["text", "more text"]
+        if calls:
+            changes += ["arguments", "name"]
+            changes += ["call"] if is_last or len(calls) > 1 else []  # else two replies are one in Responses
+            changes += ["no text"] if reply.content and reply.reasoning else []  # else it might be as it was
+        content = reply.content
+        match self.random.choice(changes):
+            case "text":
+                content = self.text("changed reply")
+            case "more text":
+                content = f"{content} {self.text('more')}".strip()
+            case "no text":
+                content = ""
+            case "arguments":
+                calls[0] = calls[0].model_copy(update={"arguments": {"x": next(self.numbers), "y": 1000000}})
+            case "name":
+                calls[0] = calls[0].model_copy(update={"name": f"find_{next(self.numbers)}"})
+            case _:
+                del calls[self.random.randrange(len(calls))]
+                content = content or self.text("no call")
+        changed = Message(role="assistant", content=content, tool_calls=tuple(calls))
+        self.changed.append(changed)
+        return changed
+
     def goes_back(self, thread: Thread) -> None:
         """Fork: go on from an earlier reply in another way."""
         starts = [i for i, message in enumerate(thread.truth) if message.role == "assistant"]
@@ -239,6 +300,7 @@ class RandomProgram:
             self.leaves_out_the_reply,
             self.drops_messages,
             self.changes_a_message,
+            *[self.changes_a_reply] * 2,
             self.goes_back,
             self.asks_aside,
             self.compacts,

@@ -41,6 +41,17 @@ _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
 """Takes a turn; returns None if the turn has to wait for a summary."""
 
 
+class PendingReply(NamedTuple):
+    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be foreseen."""
+
+    env: Environment
+    """The environment of the agent that acts."""
+    context: Context
+    """The context of the prompt, as it is with the turn."""
+    turn: Turn
+    """The turn that is answered."""
+
+
 class _StepOutcome(NamedTuple):
     """A turn that answers a reply, and what follows from it."""
 
@@ -68,15 +79,15 @@ class Episode:
         self.contexts: dict[str, Context] = {}
         self.root = Agent(env, MAIN, MAIN, env.limits)
         self.agent = self.root
-        """Whose action is due; while sub-agents run side by side, `owners` specifies it."""
-        self.owners: dict[str, Agent] = {}
-        """The agent of each context, by its name."""
+        """Whose action is due; while sub-agents run side by side, `pending_reply` specifies it."""
         self.side_by_side = False
         """Whether the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
         self.interrupted = False
         """Whether the driver left such sub-agents before they had ended."""
         self.abandoned = False
         """Whether its environment has begun another episode."""
+        self._owners: dict[str, Agent] = {}  # the agent of each context
+        self._foreseen: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
         self._forks = 0
         self._running_children = 0  # how many agents wait for sub-agents that the driver runs
@@ -184,6 +195,13 @@ class Episode:
         result, log = agent.emitted, agent.context.log_tokens
         tokens = log.copy(len(log) - len(result.observation.tokens))
         return result._replace(observation=result.observation._replace(tokens=tokens), info=dict(result.info))
+
+    def pending_reply(self, context: str) -> PendingReply:
+        """Return what a policy that samples a reply in a context may read of the episode."""
+        if context in self._foreseen:
+            return self._foreseen[context]
+        agent = self._owners[context]
+        return PendingReply(agent.env, agent.contexts[context], agent.turn)
 
     # Forks.
 
@@ -475,7 +493,9 @@ class Episode:
         return None if tried is None else tried[1].full
 
     def foreseen(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
-        """Return what a policy will get once a turn is taken, while another action is due. Nothing changes.
+        """Return what a policy will get once a turn is taken, while another action is due. No context changes.
+
+        Until the turn is taken, `pending_reply` returns what it will return then.
 
         Returns:
             The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if the turn leaves no
@@ -489,6 +509,7 @@ class Episode:
         if tried is None or tried[1].full is not None:
             return None
         context, delta, start = tried
+        self._foreseen[name] = PendingReply(agent.env, context, turn)
         extends = name in agent.contexts and delta.break_ is None
         observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
         return observation, for_policy(context, turn, agent.foreseen_max_tokens(turn, context)), context.prompt()
@@ -510,7 +531,7 @@ class Episode:
         roles = self.header.records_roles
         context, delta, base = opened(agent, turn, name, self.contexts, records_roles=roles, is_final=is_final)
         self.contexts[name] = agent.contexts[name] = agent.current = context
-        self.owners[name] = agent
+        self._owners[name] = agent
         return delta, base
 
     # Observations.
@@ -528,6 +549,7 @@ class Episode:
         """Emit an observation: its action is due, or the agent ends with it for a reason."""
         context = agent.context
         agent.turn = turn
+        self._foreseen.pop(context.name, None)
         switch = switch_of(agent, base, delta, is_new=is_new)
         # What a new context leaves out of its base is not dropped.
         break_ = switch if is_new else delta.break_ or switch

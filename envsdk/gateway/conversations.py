@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..messages import Message
-from .normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, without_stop
+from .normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, split_reasoning, without_stop
 from .placements import Continues, Opens, Repeats
 from .reading import Reading, Replies, is_repeated, keeps, read
 from .requests import ModelReply, ModelRequest, ReceivedMessage
@@ -73,7 +73,8 @@ class Conversations:
         else:
             placed = _continue(request, best, was_choice=sum(fit.rank == best.rank for fit in fits) > 1)
         placed.context.pending = self._placed[id(request)] = placed
-        self._asked.setdefault(_last_assistant(placed.reading), {})[placed.context] = None
+        for key in _last_assistant(placed.reading):
+            self._asked.setdefault(key, {})[placed.context] = None
         return placed.placement
 
     def branch(self, request: ModelRequest) -> Opens:
@@ -122,7 +123,8 @@ class Conversations:
         opened = [*placed.branches, *([placed.context] if isinstance(placed.placement, Opens) else [])]
         for context in opened:
             del self._contexts[context.name]
-            self._asked[_last_assistant(placed.reading)].pop(context, None)
+            for key in _last_assistant(placed.reading):
+                self._asked[key].pop(context, None)
         placed.context.pending = None
 
     def _pending(self, request: ModelRequest) -> Placed:
@@ -213,7 +215,8 @@ class Conversations:
         if reply := self._replies.named(received):
             return self._around(reply, self._owners[reply])
         entry = entry_of(received.message)
-        meanings = dict.fromkeys([*_meanings(entry), without_stop(entry.text, stop)])
+        texts = (without_stop(entry.text, stop), split_reasoning(entry.text)[1])
+        meanings = dict.fromkeys([*_meanings(entry), *texts])
         found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
         if not found and (reply := self._replies.written(received.message)):
             return self._around(reply, self._owners[reply])
@@ -263,9 +266,10 @@ class Conversations:
         if keep == len(whole):
             return replace(fit, reach=keep) if is_same or is_named or may_change_setting(context, request) else fit
         changed, head, following = difference(context, reading), whole[-1], reading.path[keep:]
-        if head in following:
-            reach = reading.path.index(head) + 1
-            is_known = head in reading.named and may_change_setting(context, request)
+        last = head if head in following else reading.changed.get(head)
+        if last in following:
+            reach = reading.path.index(last) + 1
+            is_known = (head in reading.named or last is not head) and may_change_setting(context, request)
             if is_named or is_known or (is_same and self._is_evidence(same_end(whole, reading.path[:reach]), keep)):
                 return replace(fit, reach=reach, changed=changed)
         elif is_same and following and keep == len(whole) - 2 and is_longer(following[0], whole[keep]):
@@ -356,11 +360,15 @@ def _meanings(entry: Entry) -> list[Hashable]:
     return [key for key in (entry.calls, entry.text) if key and entry.is_assistant]
 
 
-def _last_assistant(reading: Reading) -> Hashable:
-    """Return the last assistant message of a request, or without any the first line of its first message."""
-    if reading.starts:
-        return reading.path[reading.starts[-1][1]]
-    return _first_line(reading.path[0].message) if reading.path else None
+def _last_assistant(reading: Reading) -> list[Hashable]:
+    """Return the last assistant message of a request, and the reply in whose place it is, if the program changed it.
+
+    Without such a message it is the first line of its first message.
+    """
+    if not reading.starts:
+        return [_first_line(reading.path[0].message)] if reading.path else []
+    last = reading.path[reading.starts[-1][1]]
+    return [last, *(reply for reply, changed in reading.changed.items() if changed is last)]
 
 
 def _first_line(message: Message) -> tuple[str, str]:

@@ -369,11 +369,18 @@ class ProgramDriver(EnvDriver):
         if known is not None:
             return known[1]
         inner = self.renderer.as_given(message)
-        if message.role == "tool" and message.tool_call_id in self._calls:
-            call = self._calls[message.tool_call_id]
-            inner = message.model_copy(update={"tool_call_id": call.id, "name": call.name or None})
+        if message.role == "tool":
+            inner = inner.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id, message.name)})
+        elif message.tool_calls:  # a reply that the program changed, or wrote
+            calls = [call.model_copy(update={"id": self._inner_id(call.id, call.name)}) for call in message.tool_calls]
+            inner = inner.model_copy(update={"tool_calls": tuple(calls)})
         self._inner[id(message)] = message, inner
         return inner
+
+    def _inner_id(self, outer: str | None, name: str | None) -> str | None:
+        """Return the id of a call in its context; that of the program for a call that it renamed."""
+        call = self._calls.get(outer or "")
+        return outer if call is None or call.name != name else call.id
 
     def _outer_reply(self, reply: Message) -> ModelReply:
         agent = self.running

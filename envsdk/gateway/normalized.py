@@ -5,6 +5,7 @@ into the text, and characters of no width into the model's control tokens. None 
 """
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
@@ -13,6 +14,7 @@ from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from ..messages import ImagePart, Message, ToolCall, ToolSchema
+from .requests import INVALID_JSON
 
 Form: TypeAlias = tuple[Hashable, ...]
 """Equal for messages that mean the same at one place of a conversation. The text is its last part."""
@@ -23,7 +25,7 @@ Call: TypeAlias = tuple[str, str]
 _CODE_CALL = "\nCalling tools:\n"
 _ID = re.compile(r"[A-Za-z0-9_-]{6,}")
 _WORD = re.compile(r"\w{3,}")
-_ESCAPE = re.compile(r"\\.")
+_TAG = re.compile(r"<(\w*(?:think|thought|reason)\w*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
 _EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
@@ -64,7 +66,7 @@ def entry_of(message: Message, reply: str | None = None) -> Entry:
         calls = tuple(call_form(call) for call in message.tool_calls)
         return Entry(message, ("assistant", calls, text), calls, reply)
     if message.role == "tool":
-        return Entry(message, ("tool", message.tool_call_id, _images_of(message), text))
+        return Entry(message, ("tool", message.tool_call_id, message.name, _images_of(message), text))
     role = "user" if message.role == "user" else "system"
     return Entry(message, (role, message.name, _images_of(message), text))
 
@@ -101,19 +103,56 @@ def _plain(value: Any) -> Any:
 
 
 def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
-    """Return whether a message is what a program made of the assistant's message that belongs at its place.
+    """Return whether a message is what a program made of the assistant's message, and says the same.
 
-    A program may lose the text or the calls of a reply, write the calls into the text, put back the stop string at
-    which sampling stopped, and append the code of a reply once more as a call.
+    A program may drop the reasoning, or write it in its tags before the text, write the calls into the text, lose
+    arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and append the
+    code of a reply once more as a call.
     """
-    if sent.calls == recorded.calls:
-        is_lost = bool(sent.calls) and not sent.text
-        own = _without_own_code(sent.text)
-        return is_lost or recorded.text in (sent.text, own, without_stop(own, stop))
-    if sent.calls or not sent.text.startswith(recorded.text):
-        return False
-    written = sent.text.removeprefix(recorded.text)
-    return all(word in written for word in _words(recorded.calls)) if written else bool(recorded.text)
+    reasoning, rest = split_reasoning(sent.text)
+    is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
+    return any(_says_the_same(text, sent, recorded, stop) for text in (sent.text, *([rest] if is_own else [])))
+
+
+def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
+    calls = recorded.message.tool_calls
+    if calls and not sent.calls:
+        return text.startswith(recorded.text) and _are_same(_written_calls(text[len(recorded.text) :]), calls)
+    own = _without_own_code(text)
+    return recorded.text in (text, own, without_stop(own, stop)) and _are_same(sent.message.tool_calls, calls)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Return the reasoning that is written in its tags at the start of a text, and the rest."""
+    tag = _TAG.match(text)
+    end = "" if tag is None else f"</{tag[1]}>" if tag[1] else f"[/{tag[2]}]"
+    if tag is None or end not in text:
+        return "", text
+    reasoning, _, rest = text[tag.end() :].partition(end)
+    return reasoning.strip(), rest.strip()
+
+
+def _are_same(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> bool:
+    return len(sent) == len(recorded) and all(map(_is_same_call, sent, recorded))
+
+
+def _is_same_call(sent: ToolCall, recorded: ToolCall) -> bool:
+    """Return whether a call is the recorded one. Programs replace arguments that are not the JSON of an object."""
+    forms: list[Any] = [recorded.arguments]
+    if isinstance(recorded.arguments, str):
+        forms += [{}, {INVALID_JSON: recorded.arguments}]
+        with contextlib.suppress(ValueError, RecursionError):
+            forms.append(json.loads(recorded.arguments))  # a key comes twice, or a number is not JSON's
+    return call_form(sent) in [call_form(ToolCall.checked(recorded.name, arguments)) for arguments in forms]
+
+
+def _written_calls(text: str) -> Sequence[ToolCall]:
+    """Return the calls that a text is, as smolagents writes them: a list of Python."""
+    try:
+        calls = ast.literal_eval(text.strip().removeprefix(_CODE_CALL.strip()).strip())
+        return [ToolCall.from_openai(call) for call in calls]
+    except (SyntaxError, ValueError, TypeError, AttributeError, MemoryError, RecursionError):
+        return ()
 
 
 def _without_own_code(text: str) -> str:
@@ -134,11 +173,6 @@ def without_stop(text: str, stop: Collection[str]) -> str:
     """Return a text without the stop string at its end."""
     end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
     return text.removesuffix(end.strip()).strip()
-
-
-def _words(calls: Sequence[Call]) -> list[str]:
-    """Return the words that any text with these calls contains."""
-    return [word for call in calls for part in call for word in _WORD.findall(_ESCAPE.sub(" ", part))]
 
 
 def is_edited_reply(sent: Entry, recorded: Entry) -> bool:

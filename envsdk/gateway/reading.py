@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice, takewhile
 
 from ..messages import Message, ToolCall
-from .normalized import Entry, Form, entry_of, ids_in, is_same_reply
+from .normalized import Entry, Form, entry_of, ids_in, is_same_reply, split_reasoning
 from .requests import ModelRequest, ReceivedMessage
 
 
@@ -25,7 +25,8 @@ class Reading:
         starts: For each assistant message that the program sent, in order: its index in `sent` and in `path`.
         calls: The calls by the ids that the program sent instead of the gateway's.
         keep: How many messages at the start are those of the conversation that it was read against.
-        named: The replies that were identified by an id.
+        named: The replies that were identified by an id, or by it and their text.
+        changed: The messages in the place of replies that were identified by an id, but say something else.
     """
 
     path: tuple[Entry, ...] = ()
@@ -35,6 +36,7 @@ class Reading:
     calls: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     keep: int = 0
     named: frozenset[Entry] = frozenset()
+    changed: Mapping[Entry, Entry] = field(default_factory=dict[Entry, Entry])
 
     def knows(self, index: int) -> bool:
         """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
@@ -76,7 +78,7 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
     begin, known, keep = _same_json(request, recorded)
     reader = _Reader(recorded, replies, request.stop, keep)
-    for turn in _turns(request.messages[begin:]):
+    for turn in _turns(request.messages[begin:], replies):
         reader.read(turn)
     return Reading(
         path=tuple(reader.path),
@@ -86,6 +88,7 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
         calls={**recorded.calls, **reader.calls} if reader.calls else recorded.calls,
         keep=reader.keep,
         named=frozenset(reader.named),
+        changed={**recorded.changed, **reader.changed} if reader.changed else recorded.changed,
     )
 
 
@@ -96,7 +99,7 @@ def keeps(request: ModelRequest, recorded: Reading, replies: Replies, least: int
     """
     begin, _, keep = _same_json(request, recorded)
     reader = _Reader(recorded, replies, request.stop, keep)
-    for turn in _turns(request.messages[begin:]):
+    for turn in _turns(request.messages[begin:], replies):
         if reader.keep >= least or reader.is_changed:
             break
         reader.read(turn)
@@ -130,15 +133,36 @@ def _is_same_json(one: ReceivedMessage, other: ReceivedMessage) -> bool:
     return one is other or (one.raw is not None and one.raw == other.raw)
 
 
-def _turns(messages: Sequence[ReceivedMessage]) -> Iterator[list[ReceivedMessage]]:
-    """Yield messages in parts that end with an assistant message. What follows has no effect on how a part is read."""
+def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[list[ReceivedMessage]]:
+    """Yield messages in turns that end with a reply. What follows has no effect on how a turn is read.
+
+    Programs split a reply: into messages of which each names it, perhaps after one with its text, with results between.
+    """
     turn: list[ReceivedMessage] = []
+    ends: ReceivedMessage | None = None  # the last message of the turn that is a part of a reply
+    after: list[ReceivedMessage] = []  # the results that follow it
     for received in _in_call_order(messages):
-        turn.append(received)
-        if received.message.role == "assistant":
+        if ends is not None and received.message.role == "tool":
+            after.append(received)
+            continue
+        if ends is not None and not _is_split(ends, received, replies, has_results=bool(after)):
             yield turn
             turn = []
-    yield turn
+        turn += after
+        turn.append(received)
+        ends, after = received if received.message.role == "assistant" else None, []
+    if ends is not None:
+        yield turn
+        turn = []
+    yield turn + after
+
+
+def _is_split(one: ReceivedMessage, other: ReceivedMessage, replies: Replies, *, has_results: bool) -> bool:
+    """Return whether two messages may be parts of the same reply."""
+    if (reply := replies.named(other)) is None or other.message.role != "assistant":
+        return False
+    first = replies.named(one)
+    return first is reply or (first is None and not has_results and not one.message.tool_calls)
 
 
 def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:
@@ -163,6 +187,7 @@ class _Reader:
         self.starts: list[tuple[int, int]] = []
         self.calls: dict[str, ToolCall] = {}
         self.named: set[Entry] = set()
+        self.changed: dict[Entry, Entry] = {}
         self._later: _Later | None = None  # after the first change: what is left of the record
         self._read = 0
 
@@ -178,15 +203,11 @@ class _Reader:
             if merged := self._merged(messages, index):
                 index += merged
                 continue
-            message = messages[index].message
-            entry = self._assistant(messages[index]) if message.role == "assistant" else self._other(message)
-            if not (
-                entry.reply and self.starts and self.path[self.starts[-1][1]] is entry
-            ):  # else a part of that reply
-                if entry.is_assistant:
-                    self.starts.append((self._read + index, len(self.path)))
-                self._append(entry)
-            index += 1
+            if messages[index].message.role == "assistant":
+                index += self._reply(messages, index)
+            else:
+                self._append(self._other(messages[index].message))
+                index += 1
         self._read += len(messages)
 
     @property
@@ -209,21 +230,45 @@ class _Reader:
             if expected.form == sent.form:
                 return expected
             self._later = _Later(self._recorded.path, self.keep)
-        return (self._later.find(sent.form) if self._later else None) or sent
+        if self._later is None:
+            return sent
+        bare = self._later.find((*sent.form[:-1], split_reasoning(sent.text)[1])) if sent.is_assistant else None
+        return self._later.find(sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
 
-    def _assistant(self, received: ReceivedMessage) -> Entry:
-        message, expected = received.message, self._expected
-        sent, entry = entry_of(message), self._replies.named(received)
-        if entry is None and expected and expected.is_assistant and is_same_reply(sent, expected, self._stop):
+    def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
+        """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""
+        parts = [received for received in messages[index:] if received.message.role == "assistant"]
+        link = next((entry for part in parts if (entry := self._replies.named(part))), None)
+        if len(parts) > 1 and link is not None and is_same_reply(entry_of(_joined(parts)), link, self._stop):
+            self._append_reply(_joined(parts), link, index)
+            for received in messages[index:]:
+                if received.message.role == "tool":
+                    self._append(self._other(received.message))
+            return len(messages) - index
+        message = messages[index].message
+        link = self._replies.named(messages[index]) or self._replies.written(message)
+        sent, expected = entry_of(message), self._expected
+        if link is not None and is_same_reply(sent, link, self._stop):
+            entry = link
+        elif expected is not None and expected.is_assistant and is_same_reply(sent, expected, self._stop):
             entry = expected
-        elif entry := entry or self._replies.written(message):
-            self.named.add(entry)
         else:
             entry = self._known(sent)
-        for i, call in enumerate(message.tool_calls):
-            if call.id is not None and self._replies.get(call.id) is None:
-                self.calls[call.id] = entry.message.tool_calls[i] if i < len(entry.message.tool_calls) else call
-        return entry
+        if link is not None and entry is not link:
+            self.changed[link] = entry
+        self._append_reply(message, entry, index, is_named=entry is link)
+        return 1
+
+    def _append_reply(self, message: Message, entry: Entry, index: int, *, is_named: bool = True) -> None:
+        """Append the message that an assistant's message is, and note which calls its ids name."""
+        if is_named:
+            self.named.add(entry)
+        for call, known in zip(message.tool_calls, entry.message.tool_calls, strict=False):
+            is_own = known.id == call.id and self._replies.get(call.id) is entry
+            if call.id is not None and (not is_own or call.id in self._recorded.calls):
+                self.calls[call.id] = known
+        self.starts.append((self._read + index, len(self.path)))
+        self._append(entry)
 
     def _other(self, message: Message) -> Entry:
         call = self._call(message.tool_call_id) if message.role == "tool" else None
@@ -232,10 +277,11 @@ class _Reader:
         return self._known(entry_of(message))
 
     def _call(self, name: str | None) -> ToolCall | None:
-        """Return the call that a result names."""
-        if (reply := self._replies.get(name)) is not None:
-            return next((call for call in reply.message.tool_calls if call.id == name), None)
-        return self.calls.get(name or "") or self._recorded.calls.get(name or "")
+        """Return the call that a result names: as the program sent it, if it changed the call."""
+        if (call := self.calls.get(name or "") or self._recorded.calls.get(name or "")) is not None:
+            return call
+        reply = self._replies.get(name)
+        return reply and next((call for call in reply.message.tool_calls if call.id == name), None)
 
     def _merged(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read messages that have the text of as many or more or fewer recorded ones, and return how many they are."""
@@ -269,6 +315,13 @@ class _Reader:
 
 
 _UNMERGED = ("assistant", "tool")
+
+
+def _joined(parts: Sequence[ReceivedMessage]) -> Message:
+    """Return the parts of a reply as one message."""
+    messages = [part.message for part in parts]
+    text = "\n".join(filter(None, (message.content.strip() for message in messages)))
+    return Message(role="assistant", content=text, tool_calls=tuple(c for m in messages for c in m.tool_calls))
 
 
 class _Later:

@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 from ..messages import Message, ToolSchema
 from ..rendering.reading import CallEnded, ContentText, ReasoningText
 
+INVALID_JSON = "INVALID_JSON"
+"""The name under which the text is sent that a model sampled instead of an object: as the only argument of a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ..authoring.env import Env
 from ..contexts.protocol import Action
-from ..episodes.agent import Agent
+from ..episodes.turn import Turn
 from ..errors import (
     ConfigError,
     PolicyError,
@@ -292,10 +292,9 @@ class ChatEpisode:
             PolicyError: If the environment began the reply itself, which a chat API cannot continue.
             Exception: See `OpenAIChat.reply`.
         """
-        agent = self._env.episode.owners[context]
-        _check_whole(agent)
-        shown = agent.context
-        stop = tuple(agent.turn.stop)
+        pending = self._env.episode.pending_reply(context)
+        _check_whole(pending.turn)
+        shown, stop = pending.context, tuple(pending.turn.stop)
         answer = await self._policy.reply(
             list(shown.view), shown.tools, stop=stop, max_tokens=max_tokens, sampling=sampling
         )
@@ -372,8 +371,8 @@ def _tokens_of(renderer: Renderer, answer: ChatReply) -> "NDArray[Any]":
     return tokens[:-1] if answer.is_cut and is_ended else tokens
 
 
-def _check_whole(agent: Agent) -> None:
-    if agent.turn.prefill is not None or agent.turn.continuation is not None:
+def _check_whole(turn: Turn) -> None:
+    if turn.prefill is not None or turn.continuation is not None:
         raise PolicyError(
             "the environment began the reply (Turn(prefill=) or Turn(continues=True)), and a chat API cannot continue "
             "it: use a policy that exchanges tokens, such as VLLM"

@@ -34,9 +34,9 @@ class ReplyPolicy:
         self, prompt: "NDArray[np.int32]", *, context: str, max_tokens: int | None, stop: tuple[str, ...], **_: Any
     ) -> Action:
         """Return the reply as tokens, cut after the first stop string in it and after `max_tokens`."""
-        agent = self._env.episode.owners[context]
-        renderer = agent.context.renderer
-        reply = self._reply(cast("Env", agent.env))  # every environment of an episode is an Env
+        pending = self._env.episode.pending_reply(context)
+        renderer = pending.context.renderer
+        reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         tokens = renderer.reply(renderer.as_given(message))
         tokens = tokens[: _length_with_stop(renderer, tokens, stop)]

@@ -406,7 +406,7 @@ class ServedEpisode:
 
     def __call__(self, prompt: "NDArray[np.int32]", *, context: str, **request: Any) -> Awaitable[Action]:
         """Sample a reply."""
-        renderer = self._env.episode.owners[context].context.renderer
+        renderer = self._env.episode.pending_reply(context).context.renderer
         return self._policy.sample(prompt, renderer, self._env.limits, context=context, **request)
 
 

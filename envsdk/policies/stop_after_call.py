@@ -68,7 +68,7 @@ class _Stopping:
     def __call__(
         self, prompt: "NDArray[np.int32]", *, context: str, role: str, on_tokens: Any = None, **others: Any
     ) -> Any:
-        acting = self._env.episode.owners[context].context
+        acting = self._env.episode.pending_reply(context).context
         reader, events = acting.read_reply()
         watch = _Watch(acting.renderer, acting.reply_tokens(), reader, events, self._calls, on_tokens)
         given = {"on_tokens": watch} if streams(self._policy, role) else {}

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contexts.protocol import Observation
 from ..episodes.agent import Agent
 from ..episodes.episode import Episode
 from ..episodes.turn import Turn
-from ..policies.policy import request_of
 from ..rendering.renderer import TokenIds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+RequestOf = Callable[[Observation, Mapping[str, Any]], dict[str, Any]]
 CallPolicy = Callable[["NDArray[np.int32]", Mapping[str, Any]], Awaitable[Any]]
 
 
@@ -36,11 +37,13 @@ class AheadSampler:
 
     Args:
         episode: The episode.
+        request_of: Returns the arguments of the policy for an observation and its `info`.
         call_policy: Calls the policy.
     """
 
-    def __init__(self, episode: Episode, call_policy: CallPolicy) -> None:
+    def __init__(self, episode: Episode, request_of: RequestOf, call_policy: CallPolicy) -> None:
         self._episode = episode
+        self._request_of = request_of
         self._call_policy = call_policy
         self._calls: dict[str, _Call] = {}
 
@@ -100,7 +103,7 @@ class AheadSampler:
             if foreseen is None:
                 continue
             observation, info, prompt = foreseen
-            request = request_of(observation, info, self._episode.id)
+            request = self._request_of(observation, info)
             if observation.context not in self._calls:
                 task = asyncio.create_task(self._called(prompt, request))
                 self._calls[observation.context] = _Call(prompt, request, task)

@@ -41,7 +41,7 @@ class EpisodeRunner:
         self._episode = env.episode
         self._episode.side_by_side = True
         self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
-        self._ahead = AheadSampler(self._episode, self.call_policy)
+        self._ahead = AheadSampler(self._episode, self._request, self.call_policy)
 
     async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
         """Return what the policy returns."""
@@ -96,16 +96,21 @@ class EpisodeRunner:
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
-        context, driver = agent.context, driver_of(agent.env)
-        if observation.context not in self._checked:
-            check_policy(self._policy, info["role"], context.renderer)
-            self._checked.add(observation.context)
-        request = request_of(observation, info, self._episode.id)
-        if "media" in request:
-            check_takes_images(self._policy, info["role"])
+        driver, request = driver_of(agent.env), self._request(observation, info)
         ahead = driver.ahead()
         listener = driver.listener() if streams(self._policy, info["role"]) else None
-        action = await self._ahead.sample(agent, context.prompt(), request, ahead, listener)
+        action = await self._ahead.sample(agent, agent.context.prompt(), request, ahead, listener)
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action
+
+    def _request(self, observation: Observation, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for the policy, which has to be one that may answer the observation."""
+        name = observation.context
+        if name not in self._checked:
+            check_policy(self._policy, info["role"], self._episode.pending_reply(name).context.renderer)
+            self._checked.add(name)
+        request = request_of(observation, info, self._episode.id)
+        if "media" in request:
+            check_takes_images(self._policy, info["role"])
+        return request

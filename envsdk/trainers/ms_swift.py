@@ -25,7 +25,7 @@ import numpy as np
 from ..authoring.env import Env
 from ..contexts.context import Context
 from ..contexts.protocol import Action, FinishReason
-from ..episodes.agent import Agent
+from ..episodes.turn import Turn
 from ..errors import ConfigError, EpisodeError, PolicyError
 from ..images import PlacedImage, rgb_image
 from ..limits import Limits
@@ -220,17 +220,18 @@ class _Rollout:
     ) -> Action:
         """Sample a reply with the engine, and check that the engine renders this prompt."""
         self._episode = self._env.episode
-        agent = self._episode.owners[context]
-        self._take_media(agent)
+        pending = self._episode.pending_reply(context)
+        shown = pending.context
+        self._take_media(pending.turn)
         calls = self._calls.setdefault(context, [])
         openings = self._openings.setdefault(context, [])
         opening = openings[-1] if openings else None
         if opening is None or not opening.begins(prompt, with_prefix=self._on_break in ("split", "last_segment")):
-            opening = self._open(agent.context, prompt)
+            opening = self._open(shown, prompt)
             openings.append(opening)
             call = _Call(opening, opening.messages, [])
         elif media:
-            call = self._continue(calls[-1], agent.context, prompt)
+            call = self._continue(calls[-1], shown, prompt)
         else:
             reply = {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}
             call = _Call(opening, [*opening.messages, reply], [])
@@ -274,8 +275,8 @@ class _Rollout:
                 )
         return _Call(last.opening, messages, list(last.turns))
 
-    def _take_media(self, agent: Agent) -> None:
-        info = agent.turn.info
+    def _take_media(self, turn: Turn) -> None:
+        info = turn.info
         self._media |= {kind: list(info[kind]) for kind in MEDIA if kind in info}
 
     def _open(self, context: Context, prompt: "NDArray[np.int32]") -> _Opening:
@@ -299,7 +300,7 @@ class _Rollout:
             raise EpisodeError(
                 f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one"
             )
-        self._take_media(self._episode.root)  # of the last turn
+        self._take_media(self._episode.root.turn)  # of the last turn
         infos = {**_infos(trajectory), "dropped_share": 0.0, **self._media}
         if self._on_break == "split":
             samples = trajectory.samples()

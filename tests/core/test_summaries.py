@@ -40,7 +40,7 @@ def speaks(env: Env, summary: str = "All was answered.") -> Any:
 
     @in_any_vocabulary
     def policy(prompt: Any, *, context: str, max_tokens: int | None, **_: Any) -> Action:
-        renderer = env.episode.owners[context].context.renderer
+        renderer = env.episode.pending_reply(context).context.renderer
         is_summary = "/summary-" in context
         text = summary if is_summary else f"Answer {len(prompt)} {PADDING}"
         tokens = renderer.reply(Message(role="assistant", content=text, reasoning="Hm." if not is_summary else None))

@@ -95,7 +95,7 @@ def test_it_is_solved_with_every_family_and_history_policy(family: str, history:
     trajectory = envsdk.rollout(env, "reference", seed=5)
     assert (trajectory.status, trajectory.reward) == ("terminated", 1.0)
     check(trajectory)
-    renderers = {agent.context.renderer for agent in env.episode.owners.values()}
+    renderers = {agent.context.renderer for agent in env.episode.root.agents()}
     assert renderers == {env.renderer}
     rewrites = sum(broken.kind == "rewrite" for broken in trajectory.breaks)
     assert len(trajectory.samples()) == 5 + rewrites

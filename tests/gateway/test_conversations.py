@@ -72,17 +72,27 @@ def reordered(call: dict[str, Any]) -> None:
     call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1).replace("100.0", "1e2")
 
 
+def bare(reply: Message) -> dict[str, Any]:
+    return {key: value for key, value in as_sent(reply).items() if key != "reasoning_content"}
+
+
 SENT_BACK = {
     "unchanged": as_sent,
-    "without reasoning": lambda reply: {k: v for k, v in as_sent(reply).items() if k != "reasoning_content"},
+    "without reasoning": bare,
     "with empty reasoning": lambda reply: {**as_sent(reply), "reasoning_content": ""},
     "stripped": lambda reply: {**as_sent(reply), "content": reply.content.strip()},
-    "without its text": lambda reply: {**as_sent(reply), "content": None},
     "as a block": lambda reply: {**as_sent(reply), "content": [{"type": "text", "text": reply.content}]},
     "other form of arguments": recalled(reordered),
     "other ids": recalled(lambda call: call.update(id="x" + call["id"])),
-    "arguments lost": recalled(lambda call: call["function"].update(arguments="{}")),
-    "invalid arguments": recalled(lambda call: call["function"].update(arguments='{"INVALID_JSON": "{"}')),
+    "reasoning in the text": lambda reply: {
+        **bare(reply),
+        "content": f"<think>\n{reply.reasoning}\n</think>\n\n{reply.content}",
+    },
+    "reasoning in the text, with other tags": lambda reply: {
+        **bare(reply),
+        "content": f"[THINK]{reply.reasoning}[/THINK]{reply.content}",
+    },
+    "empty reasoning in the text": lambda reply: {**bare(reply), "content": f"<think>\n\n</think>\n\n{reply.content}"},
     "calls in the text": flattened,
     "calls in the text without ids": lambda reply: assistant(flattened(reply)["content"].replace("call_", "x")),
 }
@@ -98,6 +108,76 @@ def test_a_reply_is_recognized_in_every_form(session, form):
     assert (placed.context, placed.keep) == ("main", None)
     named = [(m.tool_call_id, m.name) for m in placed.messages if m.role == "tool"]
     assert named == ([(call.id, call.name) for call in reply.tool_calls] if answers else [])
+
+
+CHANGED = {
+    "other text": lambda reply: {**as_sent(reply), "content": "Let me think."},
+    "longer text": lambda reply: {**as_sent(reply), "content": f"{reply.content} And then?"},
+    "no text": lambda reply: {**as_sent(reply), "content": None},
+    "other arguments": recalled(lambda call: call["function"].update(arguments='{"city": "Bern", "days": 1}')),
+    "no arguments": recalled(lambda call: call["function"].update(arguments="{}")),
+    "invalid arguments": recalled(lambda call: call["function"].update(arguments='{"INVALID_JSON": "{"}')),
+    "other names": recalled(lambda call: call["function"].update(name="find")),
+    "a call left out": lambda reply: {**as_sent(reply), "tool_calls": as_sent(reply)["tool_calls"][1:]},
+    "the calls left out": lambda reply: assistant(reply.content),
+    "a call added": lambda reply: {**as_sent(reply), "tool_calls": [*as_sent(reply)["tool_calls"], ADDED]},
+    "calls in another order": lambda reply: {**as_sent(reply), "tool_calls": as_sent(reply)["tool_calls"][::-1]},
+    "other calls in the text": lambda reply: assistant(flattened(reply)["content"].replace("100.0", "99.0")),
+    "calls in another text": lambda reply: assistant(flattened(reply)["content"].replace("look.", "see.")),
+    "other reasoning in the text": lambda reply: {**bare(reply), "content": f"<think>no</think>{reply.content}"},
+    "reasoning in another text": lambda reply: {**bare(reply), "content": f"<think>{reply.reasoning}</think>No."},
+}
+ADDED = {"id": "own", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_reply_that_says_something_else_is_a_change_in_spite_of_its_ids(session, change, is_last):
+    sent, reply = opened(session)
+    back, after = CHANGED[change](reply), results(reply)
+    if not is_last:
+        second = session.ask([*sent, *after], "", [("look", {"city": "Bern"})])
+        after += [as_sent(second), *results(second)]
+    placed = session.place([*sent[:-1], back, *after])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
+    changed = Message.from_openai(back)
+    assert (placed.messages[0].content, placed.messages[0].tool_calls) == (changed.content, changed.tool_calls)
+    if not is_last:
+        assert placed.messages[-2] is second
+    session.answer(session.reply("All of this is done."))
+    again = [*sent[:-1], {**back, "content": f" {back['content'] or ''} "}, *after]
+    placed = session.place([*again, assistant("All of this is done."), user("More")])
+    assert (placed.context, placed.keep) == ("main", None)
+
+
+@pytest.mark.parametrize("arguments", ["{", '{"days": 1, "days": 2}', "12", ""])
+@pytest.mark.parametrize("lost", ["{}", "", '{"INVALID_JSON": "TEXT"}', '{"days": 2}'])
+def test_arguments_that_are_no_object_may_be_lost(session, arguments, lost):
+    message = session.reply("Let me look.", [("look", {})])
+    call = message.tool_calls[0].model_copy(update={"arguments": arguments})
+    session.place([user("Go")])
+    session.answer(message.model_copy(update={"tool_calls": (call,)}))
+    given = lost.replace("TEXT", arguments.replace('"', '\\"'))
+    function = {"name": "look", "arguments": given}
+    back = assistant("Let me look.", {"id": call.id, "type": "function", "function": function})
+    placed = session.place([user("Go"), back, result(call.id or "", "none")])
+    is_other = given == '{"days": 2}' and "days" not in arguments
+    assert (placed.context, placed.keep) == ("main", 2 if is_other else None)
+
+
+def test_a_result_of_a_changed_call_is_named_as_the_program_named_the_call(session):
+    sent, reply = opened(session)
+    back = recalled(lambda call: call["function"].update(name="find"))(reply)
+    placed = session.place([*sent[:-1], back, *results(reply)])
+    assert [message.name for message in placed.messages[1:]] == ["find", "find"]
+
+
+def test_a_reply_that_is_sent_twice_is_a_change(session):
+    sent, reply = opened(session)
+    placed = session.place([*sent, as_sent(reply), *results(reply)])
+    assert isinstance(placed, Continues)
+    assert [message.role for message in placed.messages] == ["assistant", "tool", "tool"]
 
 
 @pytest.mark.parametrize("form", SENT_BACK)

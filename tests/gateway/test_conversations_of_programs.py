@@ -62,10 +62,17 @@ class PlacedProgram(RandomProgram):
         same = 0
         for a, b in zip(one, other, strict=False):
             fields = [(m.role, m.content.strip(), m.tool_call_id, m.name) for m in (a, b)]
-            if fields[0] != fields[1] or (a.role == "assistant" and a is not b):
+            if fields[0] != fields[1] or (a.role == "assistant" and not self.is_same_reply(a, b)):
                 break
             same += 1
         return same
+
+    def is_same_reply(self, one: Message, other: Message) -> bool:
+        """Whether both are the same reply, or the message in its place that the program wrote."""
+        is_changed = any(other is changed for changed in self.changed)
+        return one is other or (
+            is_changed and (one.content.strip(), one.tool_calls) == (other.content, other.tool_calls)
+        )
 
     def ask_again(self, thread: Thread) -> None:
         first, second = self.request(thread), self.request(thread)

@@ -318,6 +318,56 @@ def test_reasoning_in_the_content_of_an_assistant_s_message_is_reasoning():
     assert len(trajectory.steps) == 2 and not trajectory.breaks
 
 
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("look", "find")
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        ({"content": "I will not look."}, "I will not look."),
+        ({"function": {"name": "look", "arguments": '{"place": "Bern"}'}}, "Bern"),
+        ({"function": {"name": "find", "arguments": '{"place": "Zug"}'}}, "find"),
+    ],
+)
+def test_a_reply_that_the_program_changes_is_a_declared_edit_and_the_model_sees_the_change(change, written):
+    class Changes(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+                said: list[Any] = [{"role": "user", "content": "Where is it?"}]
+                ask = {"model": "m", "tools": TOOLS}
+                reply = client.chat.completions.create(messages=said, **ask).choices[0].message
+                sent = reply.model_dump(exclude_none=True)
+                sent["content"] = change.get("content", sent["content"])
+                sent["tool_calls"][0]["function"] = change.get("function", sent["tool_calls"][0]["function"])
+                said += [sent, {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "here"}]
+                last = client.chat.completions.create(messages=said, **ask).choices[0].message
+                client.chat.completions.create(messages=[*said, last, {"role": "user", "content": "Go on"}], **ask)
+            return 1.0
+
+    family = envsdk.get_renderer("qwen3", "embedded")
+    calling = Message(
+        role="assistant", content="I look.", tool_calls=(envsdk.ToolCall(name="look", arguments={"place": "Zug"}),)
+    )
+    replies = [family.reply(message) for message in (calling, *[Message(role="assistant", content="It is here.")] * 2)]
+
+    def policy(prompt: Any, **_: Any) -> Action:
+        prompts.append(family.tokenizer.decode(prompt))
+        return Action(replies[len(prompts) - 1], np.full(len(replies[len(prompts) - 1]), -1.0))
+
+    prompts: list[str] = []
+    policy.tokenizer = "any"  # type: ignore[attr-defined]
+    with contextlib.closing(Changes(renderer="qwen3", tokenizer="embedded", history="keep")) as env:
+        trajectory = rollout(env, policy, seed=0)
+    soundness.check(trajectory)
+    (break_,) = [one for one in trajectory.breaks if one.reason == "edit"]
+    assert "(assistant) differs" in break_.detail
+    old, new = prompts[0], prompts[1].removeprefix(prompts[0])
+    assert written not in old.partition("Where is it?")[2] and written in new and prompts[2].startswith(prompts[1])
+
+
 def test_sub_agents_and_side_questions_are_contexts():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -33,8 +33,8 @@ from pydantic import BaseModel
 
 from ...errors import RequestError
 from ...messages import Message, ToolSchema
-from ..requests import ModelReply, ModelRequest, ReceivedMessage
-from .anthropic_blocks import INVALID_JSON, blocks_of, received_of, text_of
+from ..requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
+from .anthropic_blocks import blocks_of, received_of, text_of
 from .fields import Fields, refused, tool_schema
 from .live import Kind, ReplyStream, pieces
 from .memory import SessionMemory, StoredConversation

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...messages import ImagePart, Message, ToolCall
-from ..requests import ReceivedMessage
+from ..requests import INVALID_JSON, ReceivedMessage
 from .contents import content_of, image_of_source
 from .fields import Fields, check_unique, not_of_kind, refused, valid
 from .wire import signed
-
-INVALID_JSON = "INVALID_JSON"
-"""The name under which the text is sent that a model sampled instead of an object."""
 
 
 def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
