@@ -10,6 +10,7 @@ from envsdk.errors import ConfigError, EpisodeError, RequestError
 from envsdk.gateway.management import Gateway
 from envsdk.gateway.requests import ModelReply, ModelRequest
 from envsdk.gateway.serving import Server, listen
+from envsdk.images import Image
 from envsdk.messages import Message
 
 SECRET = "swordfish"
@@ -78,6 +79,9 @@ class ScriptedSession:
 
     async def count_tokens(self, request: ModelRequest) -> int:
         return 7
+
+    def check_image(self, image: Image | None) -> None:
+        pass
 
 
 class ScriptedFactory:

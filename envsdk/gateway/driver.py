@@ -119,7 +119,7 @@ class ProgramDriver(EnvDriver):
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
-        return ProgramSession(self.count_tokens)
+        return ProgramSession(self.count_tokens, self.renderer.check_image)
 
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""

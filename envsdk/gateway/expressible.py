@@ -56,8 +56,7 @@ def _check_images(renderer: Renderer, messages: Sequence[Message], first: int) -
     """Check that a renderer can write the images of messages. The processor's results are cached."""
     renderer.refuse_images(messages, first)
     for image in (image for message in messages for image in message.images):
-        if renderer.vision is not None:
-            renderer.vision.process(image)
+        renderer.check_image(image)
 
 
 def _whole(

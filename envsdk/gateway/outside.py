@@ -167,7 +167,8 @@ class PlayedSessions:
         episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
-        session = ProgramSession(self._counting.count_tokens, role=options.get("role"))
+        counting = self._counting
+        session = ProgramSession(counting.count_tokens, counting.renderer.check_image, options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import RequestError, message_of
+from ..images import Image
 from .requests import ModelReply, ModelRequest
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class ProgramSession:
 
     Args:
         count_tokens: Returns how many tokens the prompt of a request has.
+        check_image: See `Session.check_image`.
         role: The role of contexts whose requests name none.
 
     Attributes:
@@ -65,12 +67,17 @@ class ProgramSession:
         refusal: Why the last of these was refused.
     """
 
-    def __init__(self, count_tokens: Callable[[ModelRequest], int], role: str | None = None) -> None:
+    def __init__(
+        self,
+        count_tokens: Callable[[ModelRequest], int],
+        check_image: Callable[[Image | None], None],
+        role: str | None = None,
+    ) -> None:
         self.id = secrets.token_urlsafe(24)
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
         self.was_asked = False
         self.refused, self.refusal = 0, ""
-        self.role, self._count_tokens = role, count_tokens
+        self.role, self.check_image, self._count_tokens = role, check_image, count_tokens
         self._lock = threading.Lock()
         self._events: deque[Asked | Ended] = deque()
         self._waiting: Future[Asked | Ended] | None = None

@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from envsdk.gateway.app import ServerLimits, model_app
 from envsdk.gateway.background import BackgroundServer
 from envsdk.gateway.protocols import load_protocol
 from envsdk.gateway.sessions import Sessions, TokenBucket
+from envsdk.images import Image
 
 PROTOCOLS = ("chat", "responses", "anthropic")
 ROUTES = {"chat": "chat/completions", "responses": "responses", "anthropic": "messages"}
@@ -477,6 +480,27 @@ def test_anthropic_works_with_either_base_url(server: BackgroundServer, session:
 
 
 # What others notice.
+
+
+def test_while_an_image_is_read_other_requests_of_the_server_are_answered(
+    http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def check_image(image: object) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(session, "check_image", check_image)
+    image = {"type": "image_url", "image_url": {"url": Image.read(np.zeros((8, 8, 3), np.uint8)).url}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [image]}]}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.post, f"{url}/chat/completions", json=body, timeout=60)
+        assert has_begun.wait(60)
+        assert http.get(f"{url}/models").status_code == 200
+        assert not asking.done()
+        may_end.set()
+        assert asking.result().status_code == 200
 
 
 def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
