@@ -80,6 +80,14 @@ class Driver(Machinery):
     def started(self, turn: Turn | Handoff) -> None:
         """Learn what `start` returned."""
 
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        """Learn what the policy of the next episode honors.
+
+        Args:
+            why_not_sampled: Returns why the policy of a role does not honor a sampling parameter with a value, or None.
+                None after the episode.
+        """
+
     # Driving.
 
     def drive(self, episode: EpisodeGenerator) -> StepResult:

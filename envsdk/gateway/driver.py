@@ -62,9 +62,14 @@ class ProgramDriver(EnvDriver):
         self._program: Program | None = None
         self._asked: Asked | None = None  # the request that is being answered
         self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
+        self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
         return super()._read_config(config)
 
     # Episodes.
+
+    @override
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        self._why_not_sampled = why_not_sampled
 
     async def first(self) -> Turn:
         """Start the program, and return the turn of its first request.
@@ -272,6 +277,7 @@ class ProgramDriver(EnvDriver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
+            self._check_sampling(placed, turn.sampling)
             check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
             self._check_room(placed, turn)
         except RequestError as error:
@@ -296,6 +302,19 @@ class ProgramDriver(EnvDriver):
         self._full = None
         if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.running.cut = None
+
+    def _check_sampling(self, placed: Continues | Opens, sampling: Mapping[str, Any]) -> None:
+        """Check that the policy honors the parameters of a request; those of the environment are the author's.
+
+        Raises:
+            RequestError: If it does not. The error names the field.
+        """
+        role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
+        if self._why_not_sampled is None or self.env.sampling is not None:
+            return
+        for name, value in sampling.items():
+            if (why := self._why_not_sampled(role, name, value)) is not None:
+                raise RequestError(f"{name}: {why}", field=name)
 
     def _check_room(self, placed: Continues | Opens, turn: Turn) -> None:
         """Check that a request leaves room for a reply in its context.

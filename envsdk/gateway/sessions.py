@@ -50,7 +50,7 @@ class Session(Protocol):
         """
         ...
 
-    def check_image(self, image: Image | None) -> None:
+    def check_image(self, image: Image | None, /) -> None:
         """Check that the model takes an image, or images at all (None). It is called in a thread.
 
         Raises:

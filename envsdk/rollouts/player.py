@@ -38,7 +38,7 @@ from ..errors import (
     WorkerLost,
 )
 from ..limits import StopReason
-from ..policies.find import find_policy
+from ..policies.find import find_policy, why_not_sampled
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import MethodThread, Watchdog
@@ -604,6 +604,7 @@ class _Play:
         driver = driver_of(env)
         assert isinstance(driver, EnvDriver)
         policy = find_policy(self._policy, env, job.seed)
+        driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()
         driver.begin(job.seed, job.options)
         try:
@@ -611,6 +612,7 @@ class _Play:
             assert isinstance(first, StepResult)
             return await _Runner(env, policy, player, self).run(first.observation, first.info)
         finally:
+            driver.use_policy(None)
             await driver.aend_tasks(self._deadline or sys.exception())
 
 

@@ -36,7 +36,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling
+from .checks import check_sampling, refusal_of
 from .conversations import to_conversations
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
@@ -154,6 +154,7 @@ class _Rollout:
         self._scheduler, self._request, self._kwargs, self._on_break = scheduler, request, kwargs, on_break
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
+        self.refuses_sampling = refusal_of(self._temperature)
 
     def for_episode(self, env: Env, seed: int | None) -> Self:
         """Begin the episode, or begin it again."""
