@@ -192,9 +192,27 @@ class Driver(Machinery):
         """
         return None
 
-    def listener(self) -> Callable[[TokenIds], None] | None:
-        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is."""
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
+        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is.
+
+        If it returns True, no one wants the rest of the reply.
+        """
         return None
+
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        """Return what waits until no one wants the reply to a turn anymore, so that its sampling is canceled.
+
+        Args:
+            turn: A turn of `ahead`; None for the one that is due.
+
+        Returns:
+            None if the reply is wanted in any case.
+        """
+        return None
+
+    async def is_wanted_again(self) -> bool:
+        """Wait, and return whether the reply that is due is wanted again after its sampling was canceled."""
+        return False
 
     def what_runs(self, method: str) -> str:
         """Return what a method of the environment is called in the error of a deadline."""

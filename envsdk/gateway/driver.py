@@ -6,8 +6,8 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
@@ -28,7 +28,7 @@ from .fitting import most_tokens
 from .live import LiveReply
 from .programs import CommandProgram, Endpoint, Program, ThreadProgram
 from .requests import ModelReply, ModelRequest
-from .session import Asked, Ended, ProgramSession
+from .session import Asked, Ended, ProgramSession, until_done
 
 _REMEMBERED = 64
 """How many answers are kept for a program that did not get them, and asks again."""
@@ -110,12 +110,13 @@ class ProgramDriver(EnvDriver):
         asked = self._asked
         assert asked is not None
         self._replies.append(self._outer_reply(reply))
-        if len(self._replies) < asked.request.n and self._limit() is None:
+        if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
             self._go_on()
             return self._branch(asked.request)
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
-        self._answers[id(asked.request)] = asked.request, replies
+        if not self._is_given_up:
+            self._answers[id(asked.request)] = asked.request, replies
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
         asked.answer(replies)
@@ -182,7 +183,7 @@ class ProgramDriver(EnvDriver):
         return _at_limit(f"the episode is over: {reason}", reason) if reason in _CONTEXT_IS_FULL else _OVER
 
     @override
-    def listener(self) -> Callable[[TokenIds], None] | None:
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
         if asked is None or on_piece is None or asked.request.n > 1:
@@ -193,7 +194,35 @@ class ProgramDriver(EnvDriver):
             message = Message(role="assistant")
             on_piece(ModelReply(self._reply_id(), message, "stop", prompt_tokens=len(context), tokens=()))
             self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._call_id)
-        return self._live.feed
+        live = self._live
+
+        def hear(tokens: TokenIds) -> bool:
+            live.feed(tokens)
+            self._is_given_up = asked.is_abandoned
+            return self._is_given_up
+
+        return hear
+
+    @override
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
+        # What a program has of a streamed reply stays in the conversation: the listener ends that reply.
+        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+    @override
+    async def is_wanted_again(self) -> bool:
+        session, asked = self._session, self._asked
+        assert asked is not None
+        while session is not None and not self._placed:
+            event = await session.next()
+            if isinstance(event, Asked) and event.request.repeats(asked.request):
+                self._asked = replace(event, request=asked.request)
+                return True
+            if not isinstance(event, Asked) or not event.is_abandoned:
+                session.put_back(event)
+                break
+        self._is_given_up = True
+        return False
 
     @override
     def what_runs(self, method: str) -> str:
@@ -430,6 +459,7 @@ class ProgramDriver(EnvDriver):
 
     def _forget_reply(self) -> None:
         """Forget what was issued for a reply: the next one begins."""
+        self._is_given_up = False
         self._live: LiveReply | None = None
         self._id_of_reply: str | None = None
         self._ids_of_calls: list[str] = []

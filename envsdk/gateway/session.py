@@ -175,6 +175,16 @@ async def result_of(future: "Future[T]") -> T:
 
     `asyncio.wrap_future` does the same, but wakes the event loop through its socket, even from the loop's own thread.
     """
+    try:
+        await until_done(future)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    return future.result()
+
+
+async def until_done(future: "Future[Any]") -> None:
+    """Wait until a future has a result, or is canceled."""
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
     waiting: asyncio.Future[None] = loop.create_future()
 
@@ -190,9 +200,4 @@ async def result_of(future: "Future[T]") -> T:
                 loop.call_soon_threadsafe(settle)
 
     future.add_done_callback(wake)
-    try:
-        await waiting
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    return future.result()
+    await waiting

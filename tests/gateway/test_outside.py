@@ -1,6 +1,7 @@
 """A standalone gateway in front of a policy: its sessions are episodes, and what fails is answered and recorded."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -82,8 +83,9 @@ class Program:
         self.said = [*asked, {"role": "assistant", "content": text_of(protocol, reply)}]
         return text_of(protocol, reply)
 
-    def leave(self, text: str, *, stream: bool, read: int = 0) -> None:
-        """Ask, and close the connection when some bytes of the answer have come; none for while it waits."""
+    @contextlib.contextmanager
+    def asking(self, text: str, *, stream: bool = False) -> Iterator[socket.socket]:
+        """Ask, and close the connection at the end of the block, whether there is an answer or not."""
         url = httpx.URL(self.base + ROUTES["chat"])
         body = json.dumps(body_of("chat", [*self.said, {"role": "user", "content": text}], stream=stream)).encode()
         with socket.socket() as connection:
@@ -91,6 +93,11 @@ class Program:
             connection.connect((url.host, url.port or 80))
             head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            yield connection
+
+    def leave(self, text: str, *, stream: bool, read: int = 0) -> None:
+        """Ask, and close the connection when some bytes of the answer have come; none for while it waits."""
+        with self.asking(text, stream=stream) as connection:
             if read:
                 assert connection.recv(read).startswith(b"HTTP/1.1 200")
             else:
@@ -333,10 +340,11 @@ def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs(
     for thread in threads:
         thread.join()
     assert (statuses, gateway.policy.hanging, gateway.policy.canceled) == ({"closed": 504, "left": 503}, 0, 2)
-    for name in ("closed", "left"):
-        ended = gateway.trajectories[name]
-        assert (ended.status, ended.error_kind, len(ended.steps)) == ("error", "infrastructure", 1)
-        assert "after the session closed" in (ended.error or "")
+    closed, left = gateway.trajectories["closed"], gateway.trajectories["left"]
+    assert (closed.status, closed.error_kind, len(closed.steps)) == ("error", "infrastructure", 1)
+    assert "after the session closed" in (closed.error or "")
+    # The end of the gateway refused the request, so that no one wanted its reply anymore.
+    assert (left.status, left.stop_reason, left.sampled_tokens) == ("truncated", "shutdown", closed.sampled_tokens)
     soundness.check(*gateway.trajectories.values())
 
 
@@ -379,6 +387,44 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {})
     soundness.check(gateway.trajectories["e"])
     assert len(gateway.trajectories["e"].samples()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_reply_to_a_client_that_went_away_is_not_sampled_to_its_end(gateway: Standalone, stream: bool) -> None:
+    program = gateway.open(episode_id="e")
+    program.ask("a")
+    with program.asking("hang", stream=stream):
+        until(lambda: gateway.policy.hanging == 1)
+    assert program.ask("b") == "answer to b"
+    assert (gateway.policy.hanging, gateway.policy.canceled) == (0, 1)
+    summary = program.close()
+    assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {"handoff": 1})
+    soundness.check(gateway.trajectories["e"])
+
+
+def test_a_canceled_reply_is_sampled_for_the_client_that_asks_again(gateway: Standalone) -> None:
+    program = gateway.open(episode_id="e")
+    program.ask("a")
+    with program.asking("hang once"):
+        until(lambda: gateway.policy.hanging == 1)
+    assert program.ask("hang once") == "answer to hang once"
+    summary = program.close()
+    assert (gateway.policy.canceled, summary["steps"], summary["breaks"]) == (1, 2, {})
+
+
+def test_replies_that_are_sampled_side_by_side_are_canceled_each_for_its_own_client(gateway: Standalone) -> None:
+    program, policy = gateway.open(episode_id="e"), gateway.policy
+    with contextlib.ExitStack() as clients:
+        for number in range(3):
+            program.said = [{"role": "user", "content": f"agent {number}"}, {"role": "assistant", "content": "?"}]
+            clients.enter_context(program.asking("hang"))
+            until(lambda number=number: policy.hanging == number + 1)
+    until(lambda: policy.hanging == 0)
+    program.said = []
+    assert program.ask("b") == "answer to b"
+    assert policy.canceled == 3
+    assert program.close()["status"] == "terminated"
+    soundness.check(gateway.trajectories["e"])
 
 
 def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered() -> None:

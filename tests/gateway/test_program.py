@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import pickle
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import gymnasium
@@ -18,7 +20,7 @@ import numpy as np
 import openai
 import pytest
 import soundness
-from model_servers import ModelServer
+from model_servers import Fault, ModelServer
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
@@ -595,7 +597,7 @@ class AsksFor(ProgramEnv):
         return 1.0
 
 
-def played_by_server(kind: str, env: ProgramEnv, **server_options: Any) -> tuple[Trajectory, ModelServer]:
+def played_by_server(kind: str, env: ProgramEnv, *faults: Fault) -> tuple[Trajectory, ModelServer]:
     async def play(url: str) -> Trajectory:
         if kind == "OpenAIChat":
             policy: Any = OpenAIChat(f"{url}/v1", "toy", api_key="any")
@@ -607,7 +609,9 @@ def played_by_server(kind: str, env: ProgramEnv, **server_options: Any) -> tuple
             await policy.aclose()
 
     kinds = {"VLLM": "vllm", "SGLang": "sglang", "OpenAIChat": "openai"}
-    with contextlib.closing(env), ModelServer(kinds[kind], **server_options) as server:
+    with contextlib.closing(env), ModelServer(kinds[kind]) as server:
+        server.faults.extend(faults)
+        env.server = server  # type: ignore[attr-defined]
         return asyncio.run(play(server.url)), server
 
 
@@ -738,6 +742,72 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
     with contextlib.closing(Impatient()) as env:
         trajectory = rollout(env, slow, seed=0)
     assert (len(trajectory.steps), trajectory.reward) == (1, 1.0)
+    soundness.check(trajectory)
+
+
+class LeavesItsReplies(ProgramEnv):
+    """Closes the connection of its first request when that is sampled, and then asks something else."""
+
+    def __init__(self, *, stream: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.stream, self.server = stream, cast("ModelServer", None)
+
+    def run(self, model: Endpoint) -> float:
+        said: list[Any] = [{"role": "user", "content": "Count."}]
+        url = httpx.URL(f"{model.base_url}/chat/completions")
+        with httpx.Client(timeout=60) as client:
+            if self.stream:
+                begun = ""
+                with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:
+                    for line in response.iter_lines():
+                        delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"] if line else {}
+                        begun += delta.get("content") or ""
+                        if len(begun) > 20:
+                            break
+                said += [{"role": "assistant", "content": begun}]
+            else:
+                with socket.create_connection((url.host, url.port or 80)) as connection:
+                    body = json.dumps({"model": "m", "messages": said})
+                    head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+                    wait_until(lambda: not self.server.faults)
+            said += [{"role": "user", "content": "Stop."}]
+            assert client.post(url, json={"model": "m", "messages": said}).status_code == 200
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", ["VLLM", "SGLang", "OpenAIChat"])
+def test_a_model_server_stops_sampling_for_a_client_that_went_away(kind: str):
+    env = LeavesItsReplies(tokenizer="embedded")
+    trajectory, server = played_by_server(kind, env, Fault(how="hang"))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert len(server.closed_by_client) == 1
+
+
+def test_what_a_client_has_of_a_streamed_reply_stays_when_it_goes_away():
+    renderer = envsdk.get_renderer("qwen3", "embedded")
+    counted = renderer.reply(Message(role="assistant", content=" ".join(map(str, range(5000))), reasoning=""))
+    sampled: list[int] = []
+
+    class Counts:
+        tokenizer, streams = "any", True
+
+        async def __call__(self, prompt: Any, *, on_tokens: Any = None, **_: Any) -> Action:
+            if sampled:
+                return saying("x")(prompt)
+            for token in counted:
+                sampled.append(int(token))
+                if on_tokens([int(token)]):
+                    break
+                await asyncio.sleep(0.0005)
+            return Action(sampled, np.full(len(sampled), -0.5))
+
+    with contextlib.closing(LeavesItsReplies(stream=True)) as env:
+        trajectory = rollout(env, Counts(), seed=0)
+    assert (trajectory.error, trajectory.reward, len(trajectory.steps)) == (None, 1.0, 2)
+    assert len(sampled) < len(counted)
+    log, first = trajectory.contexts["main"], trajectory.steps[0]
+    assert log.tokens[first.action_start : first.stop].tolist() == sampled
     soundness.check(trajectory)
 
 
