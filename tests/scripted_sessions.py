@@ -126,7 +126,8 @@ class RunningGateway:
 
     def __init__(self, factory: ScriptedFactory, **options: Any) -> None:
         self._socket = listen("127.0.0.1", 0)
-        self._server = Server(Gateway(factory, **options).app, grace_s=0.2, lifespan="on")
+        gateway = Gateway(factory, **options)
+        self._server = Server(gateway.app, grace_s=0.2, lifespan="on", limits=gateway.limits)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def __enter__(self) -> str:

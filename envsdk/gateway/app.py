@@ -59,6 +59,11 @@ class ServerLimits:
         max_waiting: How many requests of one session may be answered at the same time.
         max_pixels: How many pixels all new images of a body may have together; each counts for at least 131,072.
         max_image_pixels: How many pixels one image may have.
+        max_connections: How many connections may be open; at most three quarters of the process's file descriptors are
+            used for them. Beyond that, the one that has had no request for the longest time is closed.
+        header_timeout_s: How long a client may take to send the headers of a request, in seconds.
+        keep_alive_s: How long a connection stays open between two requests, in seconds. It is longer than clients keep
+            idle connections, so that none is closed just when it is used again.
     """
 
     max_body_bytes: int = 64 * 2**20
@@ -66,11 +71,24 @@ class ServerLimits:
     max_waiting: int = 256
     max_pixels: int = 2**26
     max_image_pixels: int = 2**24
+    max_connections: int = 10_000
+    header_timeout_s: float = 20.0
+    keep_alive_s: float = 75.0
 
     def __post_init__(self) -> None:
         for limit in fields(self):
             if not getattr(self, limit.name) > 0:
                 raise ConfigError(f"{limit.name} is {getattr(self, limit.name)}; expected a number above 0")
+
+    @property
+    def possible_connections(self) -> int:
+        """How many connections may be open in this process."""
+        try:
+            import resource  # not on Windows
+        except ImportError:
+            return self.max_connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self.max_connections if descriptors < 0 else max(1, min(self.max_connections, descriptors * 3 // 4))
 
 
 def model_app(
