@@ -16,7 +16,7 @@ from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.recording import task_as_json
 from ..episodes.turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.renderer import TokenIds
@@ -490,7 +490,7 @@ class ProgramDriver(EnvDriver):
         messages = [*system, *(received.message for received in request.messages)]
         try:
             rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
-        except RenderError as error:
+        except (RenderError, TokenizerError) as error:
             raise inexpressible(error) from error
         return len(rendered.tokens)
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from ..contexts.context import Context
-from ..errors import RenderError, RequestError, message_of
+from ..errors import RenderError, RequestError, TokenizerError, message_of
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from .placements import Continues, Opens
 
 
-def inexpressible(error: RenderError) -> RequestError:
+def inexpressible(error: RenderError | TokenizerError) -> RequestError:
     """Return the error of a request that a model family cannot express."""
     return RequestError(f"the model family cannot express the request: {message_of(error)}")
 

@@ -370,6 +370,14 @@ def test_a_message_that_the_model_family_cannot_express_is_refused(protocol: str
     soundness.check(gateway.trajectories["e"])
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone, protocol: str) -> None:
+    program = gateway.open()
+    assert program.ask(f"a{' ' * 1_000_000}b", protocol).endswith("b")
+    assert program.ask("c", protocol) == "answer to c"
+    assert program.close()["status"] == "terminated"
+
+
 # Clients that are slow, or go away.
 
 
