@@ -73,6 +73,10 @@ class Driver(Machinery):
         """Take part in an episode."""
         self.episode, self.agent, self._is_closed = episode, agent, False
 
+    def forget(self) -> None:
+        """Let go of the last episode, which is large; the environment is kept for the next one."""
+        self.episode = self.agent = None
+
     def join(self, episode: Episode, agent: Agent, seed: int | None, task: Any) -> None:
         """Take part in an episode as a sub-agent."""
         raise NotImplementedError

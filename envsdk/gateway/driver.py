@@ -81,11 +81,7 @@ class ProgramDriver(EnvDriver):
             EpisodeError: If it ends without a request that can be answered.
         """
         self.end_program()
-        self._conversations = Conversations(self._role_of)
-        self._inner: dict[int, tuple[Message, Message]] = {}
-        self._calls: dict[str, ToolCall] = {}
-        self._replies: list[ModelReply] = []
-        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
+        self._remember_nothing()
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
@@ -104,6 +100,19 @@ class ProgramDriver(EnvDriver):
                 f"the last one because: {self._session.refusal:.500}"
             )
         raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._remember_nothing()
+
+    def _remember_nothing(self) -> None:
+        """Begin without requests and replies."""
+        self._conversations = Conversations(self._role_of)
+        self._inner: dict[int, tuple[Message, Message]] = {}
+        self._calls: dict[str, ToolCall] = {}
+        self._replies: list[ModelReply] = []
+        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
     async def following(self, reply: Message) -> Turn:
         """Give the program its reply, and return the turn of its next request, or of its end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import soundness
 from commanded_policies import SECRET, Commanded
 from scripted_sessions import RunningGateway
 
-from envsdk import Trajectory
+from envsdk import Message, Trajectory
 from envsdk.errors import RunFolderError
 from envsdk.gateway.app import ServerLimits
 from envsdk.gateway.outside import PlayedSessions
@@ -376,6 +377,21 @@ def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone, proto
     assert program.ask(f"a{' ' * 1_000_000}b", protocol).endswith("b")
     assert program.ask("c", protocol) == "answer to c"
     assert program.close()["status"] == "terminated"
+
+
+def test_nothing_of_a_closed_session_stays_in_memory(gateway: Standalone) -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(one, Message) and "Find me." in one.content for one in gc.get_objects())
+
+    programs = [gateway.open() for _ in range(3)]
+    for program in programs:
+        program.ask("Find me.")
+    assert held() >= 3
+    for program in programs:
+        program.close()
+    gateway.trajectories.clear()
+    assert held() == 0
 
 
 # Clients that are slow, or go away.
