@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -471,15 +471,42 @@ def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered
 # The command.
 
 
-def run_command(*arguments: str) -> "subprocess.Popen[str]":
+def run_command(*arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
     command = [sys.executable, "-X", "dev", "-m", "envsdk", "gateway", "--policy", "random", "--port", "0", *arguments]
     return subprocess.Popen(
         command,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONUNBUFFERED": "1"},
     )
+
+
+def test_the_roles_of_conversations_are_those_of_a_function() -> None:
+    def role_of(messages: Sequence[Message]) -> str | None:
+        return "judge" if messages[0].content == "Judge." else None
+
+    with Standalone(role_of=role_of) as gateway:
+        program = gateway.open(episode_id="e")
+        program.ask("a")
+        program.said = []
+        program.ask("Judge.")
+        assert program.close()["contexts"] == {"main": "main", "main/judge-1": "judge"}
+
+
+def test_the_command_takes_the_function_of_roles_from_a_module(tmp_path: Path) -> None:
+    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
+    with run_command("--record", "off", "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        session = httpx.post(url, json={}, timeout=60).json()
+        body = body_of("chat", [{"role": "user", "content": "a"}])
+        httpx.post(session["anthropic_base_url"] + ROUTES["chat"], json=body, timeout=60).raise_for_status()
+        closed = httpx.post(f"{url}/{session['id']}/close", timeout=60).json()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert closed["summary"]["contexts"] == {"main": "judge"}
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
