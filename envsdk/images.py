@@ -2,6 +2,7 @@
 
 An image is stored as PNG or JPEG. What Pillow reads but those formats or models do not (CMYK, 16 bits, a rotation that
 the file only describes) is converted to eight bits and stored as PNG, so the pixels of an image are those of its bytes.
+A file is decoded only after its header has shown that it is within the limits.
 """
 
 import base64
@@ -10,11 +11,12 @@ import hashlib
 import io
 import math
 import struct
+import threading
 import zlib
-from collections.abc import Mapping
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
 import numpy as np
 
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**25
 """The size of the largest image file that is read: 32 MiB."""
 MAX_PIXELS = 2**26
-"""The number of pixels of the largest image that is read: 67 million, which are 200 MB of memory."""
+"""The number of pixels of the largest PNG or JPEG that is read: 67 million, which are 270 MB of memory."""
+MAX_CONVERTED_PIXELS = 2**24
+"""The same for what is converted to PNG: other formats, CMYK, 16 bits. A pixel takes about 20 bytes of memory."""
+MAX_METADATA_BYTES = 2**16
+"""The size of the largest EXIF block that is read, which is the largest one of a JPEG."""
 
 ImageSource: TypeAlias = Union["Image", bytes, bytearray, memoryview, Path, str, "PILImage", "NDArray[np.uint8]"]
 """What an image is read from: the bytes of a file, a path, an image of Pillow, or uint8 of shape (height, width, 3)."""
@@ -37,10 +43,78 @@ _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
 """The formats and modes of files whose bytes are kept."""
 _PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
+_RECEIVED = ("PNG", "JPEG", "WEBP")  # the formats of images that programs send
+_METADATA = ("exif", "Raw profile type exif")  # where Pillow finds the rotation
+_MAX_SCANS = 32  # of a progressive JPEG: each goes through all pixels, and encoders write about ten
+_LEAST_COUNTED = 2**17  # pixels that the smallest image counts for in a budget: decoding costs more than its pixels
 _BAND, _BAND_BYTES = 16, 2048  # how many rows and bytes, at least, are tried to find out whether pixels compress
-_MAX_REMEMBERED = 8
-_decoded: "dict[str, PILImage]" = {}  # the pixels of the images that were read last, by hash
 _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begin
+T = TypeVar("T")
+
+
+class RecentValues(Generic[T]):
+    """A cache of the values that were used last, which is bounded in bytes. It may be used in any thread.
+
+    Args:
+        max_bytes: How many bytes the values may have together. A larger value is not kept.
+        size: Returns the size of a value in bytes.
+    """
+
+    def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
+        self._max_bytes, self._size = max_bytes, size
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._lock = threading.Lock()
+        self.nbytes = 0
+        """The size of the values that are kept."""
+
+    def get(self, key: str, make: Callable[[], T]) -> T:
+        """Return the value of a key, and make it if it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        self.put(key, value)
+        return value
+
+    def put(self, key: str, value: T) -> None:
+        """Keep a value, in place of those that were used the longest time ago."""
+        with self._lock:
+            if key in self._values:
+                return
+            self._values[key] = value
+            self.nbytes += self._size(value)
+            while self.nbytes > self._max_bytes:
+                self.nbytes -= self._size(self._values.popitem(last=False)[1])
+
+
+class PixelBudget:
+    """How many pixels the images of one request may have, all together; each counts for at least 131,072.
+
+    Args:
+        pixels: The pixels of all images.
+        each: The pixels of one.
+    """
+
+    def __init__(self, pixels: int = 2**26, each: int = 2**24) -> None:
+        self._pixels, self._each, self._left = pixels, each, pixels
+
+    def spend(self, width: int, height: int, what: str) -> None:
+        """Count an image.
+
+        Raises:
+            ImageError: If it, or all of them together, have too many pixels.
+        """
+        if width * height > self._each:
+            raise ImageError(
+                f"{what} has {width} x {height} pixels; at most {self._each:,} are read. Resize it before you send it"
+            )
+        self._left -= max(width * height, _LEAST_COUNTED)
+        if self._left < 0:
+            raise ImageError(
+                f"the images of the request have more than {self._pixels:,} pixels together, where each counts for at "
+                f"least {_LEAST_COUNTED:,}; send fewer or smaller ones"
+            )
 
 
 def pillow_module(name: str) -> Any:
@@ -99,8 +173,12 @@ class Image:
         )
 
     @classmethod
-    def from_url(cls, url: str) -> "Image":
+    def from_url(cls, url: str, budget: PixelBudget | None = None) -> "Image":
         """Read an image from a `data:` URL with base64.
+
+        Args:
+            url: The URL.
+            budget: See `from_base64`.
 
         Raises:
             ImageError: If it is another URL, which is never fetched, or does not contain an image.
@@ -113,14 +191,18 @@ class Image:
             )
         if not comma or not head.endswith(";base64"):
             raise ImageError(f"the data: URL begins with {head!r:.80}; expected 'data:image/png;base64,' and the bytes")
-        return cls.from_base64(text)
+        return cls.from_base64(text, budget)
 
     @classmethod
-    def from_base64(cls, text: str) -> "Image":
+    def from_base64(cls, text: str, budget: PixelBudget | None = None) -> "Image":
         """Read an image from its bytes in base64.
 
+        Args:
+            text: The bytes in base64.
+            budget: What it may cost, if it comes from another program. Then it has to be PNG, JPEG or WebP.
+
         Raises:
-            ImageError: If that is not base64, or the bytes are not an image.
+            ImageError: If that is not base64, the bytes are not an image, or the image exceeds the budget.
         """
         if len(text) > MAX_BYTES * 4 // 3 + 4:
             raise ImageError(f"the image has more than {MAX_BYTES:,} bytes, the most that are read")
@@ -128,21 +210,21 @@ class Image:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ImageError(f"the image is not base64: {error}") from error
-        return cls._of_bytes(data, "the image")
+        return cls._of_bytes(data, "the image", budget)
 
     @classmethod
-    def _of_bytes(cls, data: bytes, what: str) -> "Image":
+    def _of_bytes(cls, data: bytes, what: str, budget: PixelBudget | None = None) -> "Image":
         """Read the bytes of a file; keep them if they are stored as they are."""
         if len(data) > MAX_BYTES:
             raise ImageError(f"{what} has {len(data):,} bytes; at most {MAX_BYTES:,} are read")
-        opened = _opened(data, what)
-        image_format, mode = opened.format, opened.mode
+        opened = _opened(data, what, budget)
         pixels = _still(opened, what)
-        if (image_format, mode) not in _AS_IS or pixels is not opened:
+        if not _is_kept(opened) or pixels is not opened:
             return cls._of_pixels(pixels)
-        media_type = f"image/{image_format.lower()}"
+        media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
-        _remember(image.sha256, pixels.convert("RGB"))
+        if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES:
+            _decoded.put(image.sha256, _rgb(pixels))
         return image
 
     @classmethod
@@ -156,7 +238,7 @@ class Image:
         """Store an image in RGB, which also is an array, as PNG."""
         data = _png(values)
         image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
-        _remember(image.sha256, shown)
+        _decoded.put(image.sha256, shown)
         return image
 
     def __eq__(self, other: object) -> bool:
@@ -206,10 +288,8 @@ class Image:
         Raises:
             ImageError: See `data`.
         """
-        pixels = _decoded.get(self.sha256)
-        if pixels is None:
-            pixels = _remember(self.sha256, _opened(self.data, repr(self)).convert("RGB"))
-        return pixels.copy()
+        pixels = _decoded.get(self.sha256, lambda: _rgb(_opened(self.data, repr(self))))
+        return pixels.copy() if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES else pixels
 
     @property
     def url(self) -> str:
@@ -257,20 +337,18 @@ def rgb_image(image: Image) -> Image:
     """
     with pillow_module("Image").open(io.BytesIO(image.data)) as opened:
         is_plain = opened.mode == "RGB" and "transparency" not in opened.info
-    return image if is_plain else _rgb_file(image)
+    return image if is_plain else _rgb_files.get(image.sha256, lambda: Image.read(image.pixels))
 
 
-@lru_cache(maxsize=_MAX_REMEMBERED)
-def _rgb_file(image: Image) -> Image:
-    return Image.read(image.pixels)
+def _pixel_bytes(pixels: "PILImage") -> int:
+    return 4 * pixels.width * pixels.height  # Pillow has four bytes for each pixel in RGB
 
 
-def _remember(sha256: str, pixels: "PILImage") -> "PILImage":
-    """Cache the pixels of the images that were read last: an environment's image is rendered right after it is read."""
-    if len(_decoded) >= _MAX_REMEMBERED:
-        _decoded.pop(next(iter(tuple(_decoded))), None)  # other threads may do the same
-    _decoded[sha256] = pixels
-    return pixels
+_MAX_DECODED_BYTES = 2**26
+_decoded: "RecentValues[PILImage]" = RecentValues(_MAX_DECODED_BYTES, _pixel_bytes)
+"""The pixels of the images that were read last, by hash: an environment's image is rendered right after it is read."""
+_rgb_files: RecentValues[Image] = RecentValues(_MAX_DECODED_BYTES, lambda image: len(image.data))
+"""The files in RGB that were made last of others, by the hash of those."""
 
 
 class PlacedImage(NamedTuple):
@@ -301,22 +379,36 @@ def _file(source: str | Path) -> bytes:
         raise ImageError(f"the image {str(source)!r:.200} cannot be read: {why}") from error
 
 
-def _opened(data: bytes, what: str) -> Any:
-    """Open the bytes of a file and decode all of it."""
+def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
+    """Open the bytes of a file, check its header, and decode all of it."""
     pillow = pillow_module("Image")
     try:
-        opened = pillow.open(io.BytesIO(data))
+        opened = pillow.open(io.BytesIO(data), formats=None if budget is None else _RECEIVED)
         if opened.format in _PROGRAMS:
             raise ImageError(f"{what} is {opened.format}, which is a program: convert it to PNG before you give it")
-        _check_size(opened.width, opened.height, what)
+        if budget is not None:
+            budget.spend(opened.width, opened.height, what)
+        _check_size(opened.width, opened.height, what, MAX_PIXELS if _is_kept(opened) else MAX_CONVERTED_PIXELS)
+        if opened.format == "JPEG" and (scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+            raise ImageError(f"{what} has {scans} scans; at most {_MAX_SCANS} are read. Save it again")
         opened.load()
     except ImageError:
         raise
     except pillow.UnidentifiedImageError as error:
-        raise ImageError(f"{what} cannot be read as an image: its format is not one that Pillow reads") from error
+        known = "PNG, JPEG or WebP" if budget is not None else "one that Pillow reads"
+        raise ImageError(f"{what} cannot be read as an image: its format is not {known}") from error
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened
+
+
+def _is_kept(opened: Any) -> bool:
+    """Return whether the bytes of a file are stored as they are, unless it is rotated."""
+    return (opened.format, opened.mode) in _AS_IS
+
+
+def _rgb(pixels: Any) -> "PILImage":
+    return pixels if pixels.mode == "RGB" else pixels.convert("RGB")
 
 
 def _still(image: Any, what: str) -> Any:
@@ -325,21 +417,27 @@ def _still(image: Any, what: str) -> Any:
     if frames > 1:
         raise ImageError(f"{what} has {frames} frames; give one of them, such as a frame that Pillow converted to RGB")
     _check_size(image.width, image.height, what)
+    metadata = max(len(image.info.get(name) or b"") for name in _METADATA)
+    if metadata > MAX_METADATA_BYTES:  # each of its entries may refer to all of it
+        raise ImageError(f"{what} has {metadata:,} bytes of EXIF; at most {MAX_METADATA_BYTES:,} are read. Remove them")
     try:
+        if image.getexif().get(0x0112, 1) in (0, 1):
+            image.load()
+            return image
         rotated = pillow_module("ImageOps").exif_transpose(image)
-        orientation = image.getexif().get(0x0112, 1)
         rotated.load()
     except Exception as error:  # see _opened
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
-    return image if orientation in (0, 1) else rotated
+    return rotated
 
 
-def _check_size(width: int, height: int, what: str) -> None:
+def _check_size(width: int, height: int, what: str, most: int = MAX_PIXELS) -> None:
     if width < 1 or height < 1:
         raise ImageError(f"{what} has no pixels: it is {width} x {height}")
-    if width * height > MAX_PIXELS:
+    if width * height > most:
+        kind = " of its format" if most < MAX_PIXELS else ""
         raise ImageError(
-            f"{what} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Resize it before you give it"
+            f"{what} has {width} x {height} pixels; at most {most:,}{kind} are read. Resize it before you give it"
         )
 
 
@@ -347,14 +445,14 @@ def _eight_bits(image: Any) -> Any:
     """Return an image in RGB with eight bits. Sixteen bits are scaled: Pillow's own conversion would clip them."""
     if not image.mode.startswith(_DEEP):
         return image.convert("RGB")
-    values = np.asarray(image).astype(np.float64)
+    values = np.asarray(image)
     if image.mode == "F" and not np.isfinite(values).all():
         raise ImageError("the image has values that are not finite")
-    largest = float(values.max(initial=0.0))
-    if float(values.min(initial=0.0)) < 0 or largest > 65535:
+    largest = float(values.max(initial=0))
+    if float(values.min(initial=0)) < 0 or largest > 65535:
         raise ImageError(f"the image has values from {values.min()} to {largest}; expected 0 to 65535")
     is_deep = image.mode != "F" or largest > 255
-    scaled = np.floor(values / 257 + 0.5) if is_deep else np.round(values)
+    scaled = np.floor(values / np.float32(257) + np.float32(0.5)) if is_deep else np.round(values)
     pillow = pillow_module("Image")
     return pillow.fromarray(scaled.astype(np.uint8)).convert("RGB")
 

@@ -16,7 +16,7 @@ _SAID = re.compile(r"<\|im_start\|>user\n(?:<tool_response>\n)?(.*?)(?:\n</tool_
 class Commanded:
     """Replies with what was said last.
 
-    `fail` raises an error, `hang` never ends, `sleep` takes half a second, `long` has a reply that no socket buffers as
+    `fail` raises an error, `hang` never ends, `hang once` does not when it is said first, `sleep` takes half a second, `long` has a reply that no socket buffers as
     a whole, and `tasks` is answered with the number of tasks in the event loop.
 
     Args:
@@ -39,7 +39,7 @@ class Commanded:
         said = "".join(_SAID.findall(self._renderer.tokenizer.decode(prompt))[-1:])
         if said == "fail":
             raise RuntimeError(f"no GPU: {SECRET}")
-        if said == "hang":
+        if said == "hang" or (said == "hang once" and not self.canceled):
             await self._hang()
         await asyncio.sleep(0.5 if said == "sleep" else 0)
         texts = {"tasks": f"{len(asyncio.all_tasks())} tasks", "long": ("=" * 63 + " ") * 50_000}

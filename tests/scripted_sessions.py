@@ -10,6 +10,7 @@ from envsdk.errors import ConfigError, EpisodeError, RequestError
 from envsdk.gateway.management import Gateway
 from envsdk.gateway.requests import ModelReply, ModelRequest
 from envsdk.gateway.serving import Server, listen
+from envsdk.images import Image
 from envsdk.messages import Message
 
 SECRET = "swordfish"
@@ -79,6 +80,9 @@ class ScriptedSession:
     async def count_tokens(self, request: ModelRequest) -> int:
         return 7
 
+    def check_image(self, image: Image | None) -> None:
+        pass
+
 
 class ScriptedFactory:
     """Opens scripted sessions. The task `broken` is refused, `unexpected` fails, and `slow` takes 0.2 s to close."""
@@ -122,7 +126,8 @@ class RunningGateway:
 
     def __init__(self, factory: ScriptedFactory, **options: Any) -> None:
         self._socket = listen("127.0.0.1", 0)
-        self._server = Server(Gateway(factory, **options).app, grace_s=0.2, lifespan="on")
+        gateway = Gateway(factory, **options)
+        self._server = Server(gateway.app, grace_s=0.2, lifespan="on", limits=gateway.limits)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def __enter__(self) -> str:

@@ -1,16 +1,13 @@
 """`envsdk eval`: score models in environments, compare runs, and score stored runs again."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..authoring.making import imported
-from ..errors import ConfigError, PluginError
+from ..errors import ConfigError
 from ..rollouts import Rollouts
 from ..rollouts.evaluation import Environment, Evaluation, Model, Suite, compared, evaluate, runs_of, scored
-from ..trajectories.trajectory import Trajectory
 from .options import (
     ENVIRONMENT,
     OPTION,
@@ -18,6 +15,7 @@ from .options import (
     POLICY_OPTION,
     RENDERER,
     TOKENIZER,
+    function_from,
     import_from_here,
     options_of,
     policy_options,
@@ -57,7 +55,7 @@ def eval_(
     import_from_here()
     stored = Path(what)
     if stored.is_dir():
-        function = None if reward is None else _function(reward)
+        function = None if reward is None else function_from(reward)
         evaluation = scored(stored, function, success=success, not_scored=not_scored)
         if compare is not None:
             runs = dict(runs_of(stored))
@@ -113,15 +111,3 @@ def _print(evaluation: Evaluation, as_json: bool) -> None:
     print_table(evaluation.table())
     for line in evaluation.details():
         print_text(line)
-
-
-def _function(path: str) -> Callable[[Trajectory], Any]:
-    """Return the function that is given as `module:function`.
-
-    Raises:
-        PluginError: If it cannot be imported.
-    """
-    found = imported(path, "a function as module:function")
-    if not callable(found):
-        raise PluginError(f"{path!r} is {found!r:.80}; expected a function of a trajectory")
-    return found

@@ -12,6 +12,8 @@ from .options import (
     POLICY_OPTION,
     SPECIFICATION,
     TOKENIZER,
+    function_from,
+    import_from_here,
     options_of,
     policy_from,
     specification,
@@ -28,6 +30,9 @@ def gateway(
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
     limit: Annotated[list[str] | None, typer.Option(help="A limit of each session: max_steps=50.")] = None,
     trainable_role: Annotated[list[str] | None, typer.Option(help="A role that gives samples; by default all.")] = None,
+    role_of: Annotated[
+        str | None, typer.Option(help="module:function from the messages of a new conversation to its role, or None.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, if sessions are recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
@@ -64,6 +69,7 @@ def gateway(
     from ..gateway.serving import serve
     from ..gateway.standalone import SessionLimits
 
+    import_from_here()
     found: Any = policy_from(policy, model, policy_option or ())
     sessions = PlayedSessions(
         found,
@@ -74,6 +80,7 @@ def gateway(
             "limits": options_of(limit or ()),
         },
         trainable_roles=None if trainable_role is None else frozenset(trainable_role),
+        role_of=None if role_of is None else function_from(role_of, "a list of messages"),
         out=out,
         resume=resume,
         compress=compress,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..authoring.env import Env
-from ..authoring.making import find_class, make
-from ..errors import ConfigError
+from ..authoring.making import find_class, imported, make
+from ..errors import ConfigError, PluginError
 from ..policies.named import policy_of
 from ..policies.policy import PolicyLike
 from ..registry import get_renderer
@@ -109,6 +109,18 @@ def policy_options(model: str | None, pairs: Sequence[str]) -> dict[str, Any]:
         ConfigError: If a string is not a pair, or a key appears twice.
     """
     return options_of(pairs, ("model",)) | ({} if model is None else {"model": model})
+
+
+def function_from(path: str, argument: str = "a trajectory") -> Callable[[Any], Any]:
+    """Return the function that is given as `module:function`.
+
+    Raises:
+        PluginError: If it cannot be imported.
+    """
+    found = imported(path, "a function as module:function")
+    if not callable(found):
+        raise PluginError(f"{path!r} is {found!r:.80}; expected a function of {argument}")
+    return found
 
 
 def import_from_here() -> None:

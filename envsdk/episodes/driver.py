@@ -73,12 +73,24 @@ class Driver(Machinery):
         """Take part in an episode."""
         self.episode, self.agent, self._is_closed = episode, agent, False
 
+    def forget(self) -> None:
+        """Let go of the last episode, which is large; the environment is kept for the next one."""
+        self.episode = self.agent = None
+
     def join(self, episode: Episode, agent: Agent, seed: int | None, task: Any) -> None:
         """Take part in an episode as a sub-agent."""
         raise NotImplementedError
 
     def started(self, turn: Turn | Handoff) -> None:
         """Learn what `start` returned."""
+
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        """Learn what the policy of the next episode honors.
+
+        Args:
+            why_not_sampled: Returns why the policy of a role does not honor a sampling parameter with a value, or None.
+                None after the episode.
+        """
 
     # Driving.
 
@@ -184,9 +196,27 @@ class Driver(Machinery):
         """
         return None
 
-    def listener(self) -> Callable[[TokenIds], None] | None:
-        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is."""
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
+        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is.
+
+        If it returns True, no one wants the rest of the reply.
+        """
         return None
+
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        """Return what waits until no one wants the reply to a turn anymore, so that its sampling is canceled.
+
+        Args:
+            turn: A turn of `ahead`; None for the one that is due.
+
+        Returns:
+            None if the reply is wanted in any case.
+        """
+        return None
+
+    async def is_wanted_again(self) -> bool:
+        """Wait, and return whether the reply that is due is wanted again after its sampling was canceled."""
+        return False
 
     def what_runs(self, method: str) -> str:
         """Return what a method of the environment is called in the error of a deadline."""

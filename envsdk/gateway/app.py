@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from ..errors import ConfigError, RequestError
+from ..images import PixelBudget
 from .bodies import read_json
 from .client import Client, send_events
 from .exchange import (
@@ -35,6 +36,7 @@ from .exchange import (
 )
 from .metrics import Metrics
 from .protocols import WireFormat
+from .protocols.contents import RequestImages
 from .requests import ModelRequest
 from .sessions import OpenSession, Sessions
 from .streaming import LiveResponse, Pieces
@@ -42,8 +44,8 @@ from .streaming import LiveResponse, Pieces
 if TYPE_CHECKING:
     from .protocols.responses import Responses
 
-_LARGE_BYTES = 262_144
-"""A body is read in a thread if more of it is new: meanwhile, other requests are answered."""
+_READERS = 4
+"""How many bodies are read at the same time, each in a thread: meanwhile, other requests are answered."""
 _PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
 
 
@@ -55,16 +57,38 @@ class ServerLimits:
         max_body_bytes: The largest body of a request, in bytes.
         body_timeout_s: How long a client may take to send a body, in seconds.
         max_waiting: How many requests of one session may be answered at the same time.
+        max_pixels: How many pixels all new images of a body may have together; each counts for at least 131,072.
+        max_image_pixels: How many pixels one image may have.
+        max_connections: How many connections may be open; at most three quarters of the process's file descriptors are
+            used for them. Beyond that, the one that has had no request for the longest time is closed.
+        header_timeout_s: How long a client may take to send the headers of a request, in seconds.
+        keep_alive_s: How long a connection stays open between two requests, in seconds. It is longer than clients keep
+            idle connections, so that none is closed just when it is used again.
     """
 
     max_body_bytes: int = 64 * 2**20
     body_timeout_s: float = 60.0
     max_waiting: int = 256
+    max_pixels: int = 2**26
+    max_image_pixels: int = 2**24
+    max_connections: int = 10_000
+    header_timeout_s: float = 20.0
+    keep_alive_s: float = 75.0
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "body_timeout_s", "max_waiting"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number above 0")
+        for limit in fields(self):
+            if not getattr(self, limit.name) > 0:
+                raise ConfigError(f"{limit.name} is {getattr(self, limit.name)}; expected a number above 0")
+
+    @property
+    def possible_connections(self) -> int:
+        """How many connections may be open in this process."""
+        try:
+            import resource  # not on Windows
+        except ImportError:
+            return self.max_connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self.max_connections if descriptors < 0 else max(1, min(self.max_connections, descriptors * 3 // 4))
 
 
 def model_app(
@@ -138,6 +162,7 @@ class ModelRoutes:
         self._limits = limits
         self._model = model
         self._metrics = metrics
+        self._readers = asyncio.Semaphore(_READERS)
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -298,11 +323,14 @@ class ModelRoutes:
         """Return what a request asks for, and its body."""
         limits = self._limits
         body = await read_json(request, limits.max_body_bytes, limits.body_timeout_s, lambda: opened.last_body)
-        async with opened.reading:
-            if body.new_bytes <= _LARGE_BYTES:
-                asked = read(body.value, request.headers, opened.memory)
-            else:
-                asked = await asyncio.to_thread(read, body.value, request.headers, opened.memory)
+        images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
+
+        def read_it() -> ModelRequest:
+            with images.reading():
+                return read(body.value, request.headers, opened.memory)
+
+        async with opened.reading, self._readers:
+            asked = await asyncio.to_thread(read_it)
         opened.last_body = body
         return asked, body.value
 

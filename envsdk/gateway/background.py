@@ -25,8 +25,8 @@ class BackgroundServer:
         self._sessions = Sessions()
         self._socket = listen("127.0.0.1", 0)
         self._address = "http://{}:{}".format(*self._socket.getsockname())
-        app = model_app(self._sessions, limits=limits or ServerLimits())
-        self._server = Server(app, grace_s=_GRACE_S)
+        limits = limits or ServerLimits()
+        self._server = Server(model_app(self._sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
         self._thread = threading.Thread(target=self._serve, name="envsdk-gateway", daemon=True)
         self._thread.start()
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
@@ -16,7 +16,7 @@ from ..authoring.machinery import EnvConfig, EnvDriver
 from ..contexts.edits import Edit
 from ..episodes.recording import task_as_json
 from ..episodes.turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.renderer import TokenIds
@@ -28,7 +28,7 @@ from .fitting import most_tokens
 from .live import LiveReply
 from .programs import CommandProgram, Endpoint, Program, ThreadProgram
 from .requests import ModelReply, ModelRequest
-from .session import Asked, Ended, ProgramSession
+from .session import Asked, Ended, ProgramSession, until_done
 
 _REMEMBERED = 64
 """How many answers are kept for a program that did not get them, and asks again."""
@@ -62,9 +62,14 @@ class ProgramDriver(EnvDriver):
         self._program: Program | None = None
         self._asked: Asked | None = None  # the request that is being answered
         self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
+        self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
         return super()._read_config(config)
 
     # Episodes.
+
+    @override
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        self._why_not_sampled = why_not_sampled
 
     async def first(self) -> Turn:
         """Start the program, and return the turn of its first request.
@@ -76,11 +81,7 @@ class ProgramDriver(EnvDriver):
             EpisodeError: If it ends without a request that can be answered.
         """
         self.end_program()
-        self._conversations = Conversations(self._role_of)
-        self._inner: dict[int, tuple[Message, Message]] = {}
-        self._calls: dict[str, ToolCall] = {}
-        self._replies: list[ModelReply] = []
-        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
+        self._remember_nothing()
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
@@ -100,17 +101,31 @@ class ProgramDriver(EnvDriver):
             )
         raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
 
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._remember_nothing()
+
+    def _remember_nothing(self) -> None:
+        """Begin without requests and replies."""
+        self._conversations = Conversations(self._role_of)
+        self._inner: dict[int, tuple[Message, Message]] = {}
+        self._calls: dict[str, ToolCall] = {}
+        self._replies: list[ModelReply] = []
+        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
+
     async def following(self, reply: Message) -> Turn:
         """Give the program its reply, and return the turn of its next request, or of its end."""
         asked = self._asked
         assert asked is not None
         self._replies.append(self._outer_reply(reply))
-        if len(self._replies) < asked.request.n and self._limit() is None:
+        if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
             self._go_on()
             return self._branch(asked.request)
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
-        self._answers[id(asked.request)] = asked.request, replies
+        if not self._is_given_up:
+            self._answers[id(asked.request)] = asked.request, replies
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
         asked.answer(replies)
@@ -119,7 +134,7 @@ class ProgramDriver(EnvDriver):
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
-        return ProgramSession(self.count_tokens)
+        return ProgramSession(self.count_tokens, self.renderer.check_image)
 
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""
@@ -177,7 +192,7 @@ class ProgramDriver(EnvDriver):
         return _at_limit(f"the episode is over: {reason}", reason) if reason in _CONTEXT_IS_FULL else _OVER
 
     @override
-    def listener(self) -> Callable[[TokenIds], None] | None:
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
         if asked is None or on_piece is None or asked.request.n > 1:
@@ -188,7 +203,35 @@ class ProgramDriver(EnvDriver):
             message = Message(role="assistant")
             on_piece(ModelReply(self._reply_id(), message, "stop", prompt_tokens=len(context), tokens=()))
             self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._call_id)
-        return self._live.feed
+        live = self._live
+
+        def hear(tokens: TokenIds) -> bool:
+            live.feed(tokens)
+            self._is_given_up = asked.is_abandoned
+            return self._is_given_up
+
+        return hear
+
+    @override
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
+        # What a program has of a streamed reply stays in the conversation: the listener ends that reply.
+        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+    @override
+    async def is_wanted_again(self) -> bool:
+        session, asked = self._session, self._asked
+        assert asked is not None
+        while session is not None and not self._placed:
+            event = await session.next()
+            if isinstance(event, Asked) and event.request.repeats(asked.request):
+                self._asked = replace(event, request=asked.request)
+                return True
+            if not isinstance(event, Asked) or not event.is_abandoned:
+                session.put_back(event)
+                break
+        self._is_given_up = True
+        return False
 
     @override
     def what_runs(self, method: str) -> str:
@@ -272,6 +315,7 @@ class ProgramDriver(EnvDriver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
+            self._check_sampling(placed, turn.sampling)
             check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
             self._check_room(placed, turn)
         except RequestError as error:
@@ -296,6 +340,19 @@ class ProgramDriver(EnvDriver):
         self._full = None
         if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.running.cut = None
+
+    def _check_sampling(self, placed: Continues | Opens, sampling: Mapping[str, Any]) -> None:
+        """Check that the policy honors the parameters of a request; those of the environment are the author's.
+
+        Raises:
+            RequestError: If it does not. The error names the field.
+        """
+        role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
+        if self._why_not_sampled is None or self.env.sampling is not None:
+            return
+        for name, value in sampling.items():
+            if (why := self._why_not_sampled(role, name, value)) is not None:
+                raise RequestError(f"{name}: {why}", field=name)
 
     def _check_room(self, placed: Continues | Opens, turn: Turn) -> None:
         """Check that a request leaves room for a reply in its context.
@@ -418,6 +475,7 @@ class ProgramDriver(EnvDriver):
 
     def _forget_reply(self) -> None:
         """Forget what was issued for a reply: the next one begins."""
+        self._is_given_up = False
         self._live: LiveReply | None = None
         self._id_of_reply: str | None = None
         self._ids_of_calls: list[str] = []
@@ -448,7 +506,7 @@ class ProgramDriver(EnvDriver):
         messages = [*system, *(received.message for received in request.messages)]
         try:
             rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
-        except RenderError as error:
+        except (RenderError, TokenizerError) as error:
             raise inexpressible(error) from error
         return len(rendered.tokens)
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from ..contexts.context import Context
-from ..errors import RenderError, RequestError, message_of
+from ..errors import RenderError, RequestError, TokenizerError, message_of
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from .placements import Continues, Opens
 
 
-def inexpressible(error: RenderError) -> RequestError:
+def inexpressible(error: RenderError | TokenizerError) -> RequestError:
     """Return the error of a request that a model family cannot express."""
     return RequestError(f"the model family cannot express the request: {message_of(error)}")
 
@@ -56,8 +56,7 @@ def _check_images(renderer: Renderer, messages: Sequence[Message], first: int) -
     """Check that a renderer can write the images of messages. The processor's results are cached."""
     renderer.refuse_images(messages, first)
     for image in (image for message in messages for image in message.images):
-        if renderer.vision is not None:
-            renderer.vision.process(image)
+        renderer.check_image(image)
 
 
 def _whole(

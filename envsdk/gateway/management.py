@@ -86,11 +86,11 @@ class Gateway:
         if token is not None and len(token) < _MIN_TOKEN:
             raise ConfigError(f"the token has {len(token)} characters; expected at least {_MIN_TOKEN} random ones")
         self._token = token
-        self._limits = limits or ServerLimits()
+        self.limits = limits or ServerLimits()
         self._sessions = ManagedSessions(factory, session_limits or SessionLimits())
         self.app: Starlette = model_app(
             self._sessions.open_sessions,
-            limits=self._limits,
+            limits=self.limits,
             model=model,
             metrics=self._sessions.metrics,
             routes=self._routes(),
@@ -170,7 +170,7 @@ class Gateway:
 
     async def _read(self, request: Request, body: type[Body]) -> Body:
         """Return a checked body."""
-        read = await read_json(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        read = await read_json(request, self.limits.max_body_bytes, self.limits.body_timeout_s)
         try:
             return body.model_validate(read.value)
         except ValidationError as error:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -16,6 +16,7 @@ from ..episodes.driver import driver_of
 from ..episodes.turn import Turn
 from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
+from ..messages import Message
 from ..policies.policy import PolicyLike
 from ..rollouts.jobs import Job
 from ..rollouts.player import Player, PlaySettings
@@ -102,6 +103,7 @@ class PlayedSessions:
         policy: The policy that replies.
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
         trainable_roles: The roles that give samples; None for all.
+        role_of: See `ProgramEnv.role_of`; None for the built-in rule.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
@@ -121,6 +123,7 @@ class PlayedSessions:
         env_options: Mapping[str, Any],
         *,
         trainable_roles: frozenset[str] | None = None,
+        role_of: Callable[[Sequence[Message]], str | None] | None = None,
         out: Path | None = None,
         resume: bool = False,
         compress: bool = False,
@@ -134,7 +137,10 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         self._close_timeout_s = close_timeout_s
-        cls = type(OutsideEnv.__name__, (OutsideEnv,), {"trainable_roles": trainable_roles})
+        own: dict[str, Any] = {"trainable_roles": trainable_roles}
+        if role_of is not None:
+            own["role_of"] = staticmethod(role_of)
+        cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
@@ -167,7 +173,8 @@ class PlayedSessions:
         episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
-        session = ProgramSession(self._counting.count_tokens, role=options.get("role"))
+        counting = self._counting
+        session = ProgramSession(counting.count_tokens, counting.renderer.check_image, options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}

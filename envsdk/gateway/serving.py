@@ -1,23 +1,31 @@
-"""uvicorn, as the gateway uses it: nothing but HTTP, no log of its own, and an end that answers those who wait."""
+"""uvicorn, as the gateway uses it: nothing but HTTP, bounded connections, and an end that answers those who wait."""
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import logging
+import math
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import uvicorn
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ConfigError
+from .app import ServerLimits
 
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed just when it is used again
+_ACCEPTED = 64  # connections that are accepted in one iteration of the event loop; those that are too many end after it
 _CLOSING_S = 5  # for connections whose clients do not read
+_LINE_EACH_S = 60.0
 
 
 class Servable(Protocol):
@@ -29,20 +37,103 @@ class Servable(Protocol):
         ...
 
     @property
+    def limits(self) -> ServerLimits:
+        """The limits of the server."""
+        ...
+
+    @property
     def has_token(self) -> bool:
         """Whether managing its sessions requires a token."""
         ...
 
 
-class _QuietProtocol(H11Protocol):
-    """HTTP without uvicorn's access log, which would have paths, and so the ids of sessions.
+class _SeldomRepeated(logging.Filter):
+    """Lets a message pass once a minute, with how often it came meanwhile, since clients can cause it at any rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, tuple[float, int]] = {}
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        at_s, left_out = self._last.get(record.msg, (-math.inf, 0))
+        if time.monotonic() - at_s < _LINE_EACH_S:
+            self._last[record.msg] = at_s, left_out + 1
+            return False
+        self._last[record.msg] = time.monotonic(), 0
+        record.msg += f" ({left_out} more times before)" if left_out else ""
+        return True
+
+
+_log_of_connections = logging.getLogger(f"{__name__}.connections")
+_log_of_connections.addFilter(_SeldomRepeated())
+
+
+class _BoundedProtocol(H11Protocol):
+    """HTTP with limits of connections, and without uvicorn's access log, which would have the ids of sessions.
 
     The option `access_log` would change the log of every server in the process.
+
+    Args:
+        limits: The limits of the server.
+        idle: The connections without a request, those that have been so for the longest time first.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, limits: ServerLimits, idle: "OrderedDict[_BoundedProtocol, None]", *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self.access_log = False
+        self.logger = _log_of_connections
+        self._limits, self._idle = limits, idle
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        """Close the connection without a request that waits for the longest time if there are too many."""
+        super().connection_made(transport)
+        self._idle[self] = None
+        self._expect_request()
+        if len(self.connections) > self._limits.possible_connections:
+            closed, _ = self._idle.popitem(last=False)
+            self.connections.discard(closed)
+            closed.transport.abort()
+            self.logger.warning("there were too many connections: one without a request was closed")
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and self._has_no_request:
+            self._expect_request()
+        super().data_received(data)
+        if not self._has_no_request:
+            self._idle.pop(self, None)
+            self._expect_nothing()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_no_request and not self.transport.is_closing():
+            self._idle[self] = None
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    @property
+    def _has_no_request(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is None or cycle.response_complete
+
+    def _expect_request(self) -> None:
+        """Give the client some time to send the headers of its next request."""
+        self._deadline = self.loop.call_later(self._limits.header_timeout_s, self.transport.abort)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -52,24 +143,33 @@ class Server(uvicorn.Server):
         app: The application.
         grace_s: How long requests that are being answered have to end when the server ends. Then they are canceled.
         lifespan: `"on"` if the application has a lifespan.
+        limits: The limits of its connections.
     """
 
-    def __init__(self, app: Any, *, grace_s: float, lifespan: str = "off") -> None:
+    def __init__(self, app: Any, *, grace_s: float, lifespan: str = "off", limits: ServerLimits | None = None) -> None:
+        limits = limits or ServerLimits()
         config = uvicorn.Config(
             app,
             log_config=None,
-            http=_QuietProtocol,
+            http=partial(_BoundedProtocol, limits, OrderedDict()),  # pyright: ignore[reportArgumentType]
             ws="none",
             loop="asyncio",
             lifespan=lifespan,  # pyright: ignore[reportArgumentType]
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_ACCEPTED,
+            timeout_keep_alive=limits.keep_alive_s,  # pyright: ignore[reportArgumentType]
             timeout_graceful_shutdown=_CLOSING_S,
         )
         super().__init__(config)
         self._grace_s = grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, with more connections that wait to be accepted than are accepted at once."""
+        asyncio.get_running_loop().set_exception_handler(_handle_exception)
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, wait for the requests that are being answered, and cancel those that last."""
@@ -94,6 +194,15 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Log what failed in an event loop. Without descriptors, asyncio would report each connection that waits."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        _log_of_connections.error("no file descriptor is left, so connections wait; raise the limit (ulimit -n)")
+    else:
+        loop.default_exception_handler(dict(context))
 
 
 def serve(
@@ -121,7 +230,7 @@ def serve(
     with contextlib.closing(listen(host, port)) as listening:
         named = f"[{host}]" if ":" in host else host
         on_start(f"http://{named}:{listening.getsockname()[1]}")
-        Server(gateway.app, grace_s=grace_s, lifespan="on").run([listening])
+        Server(gateway.app, grace_s=grace_s, lifespan="on", limits=gateway.limits).run([listening])
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import RequestError, message_of
+from ..images import Image
 from .requests import ModelReply, ModelRequest
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class ProgramSession:
 
     Args:
         count_tokens: Returns how many tokens the prompt of a request has.
+        check_image: See `Session.check_image`.
         role: The role of contexts whose requests name none.
 
     Attributes:
@@ -65,12 +67,17 @@ class ProgramSession:
         refusal: Why the last of these was refused.
     """
 
-    def __init__(self, count_tokens: Callable[[ModelRequest], int], role: str | None = None) -> None:
+    def __init__(
+        self,
+        count_tokens: Callable[[ModelRequest], int],
+        check_image: Callable[[Image | None], None],
+        role: str | None = None,
+    ) -> None:
         self.id = secrets.token_urlsafe(24)
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
         self.was_asked = False
         self.refused, self.refusal = 0, ""
-        self.role, self._count_tokens = role, count_tokens
+        self.role, self.check_image, self._count_tokens = role, check_image, count_tokens
         self._lock = threading.Lock()
         self._events: deque[Asked | Ended] = deque()
         self._waiting: Future[Asked | Ended] | None = None
@@ -168,6 +175,16 @@ async def result_of(future: "Future[T]") -> T:
 
     `asyncio.wrap_future` does the same, but wakes the event loop through its socket, even from the loop's own thread.
     """
+    try:
+        await until_done(future)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    return future.result()
+
+
+async def until_done(future: "Future[Any]") -> None:
+    """Wait until a future has a result, or is canceled."""
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
     waiting: asyncio.Future[None] = loop.create_future()
 
@@ -183,9 +200,4 @@ async def result_of(future: "Future[T]") -> T:
                 loop.call_soon_threadsafe(settle)
 
     future.add_done_callback(wake)
-    try:
-        await waiting
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    return future.result()
+    await waiting

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import ConfigError, RequestError
+from ..images import Image
 from .growing_json import ParsedBody
 from .protocols import SessionMemory
 from .requests import ModelReply, ModelRequest
@@ -46,6 +47,15 @@ class Session(Protocol):
 
         Raises:
             RequestError: If the request cannot be rendered.
+        """
+        ...
+
+    def check_image(self, image: Image | None, /) -> None:
+        """Check that the model takes an image, or images at all (None). It is called in a thread.
+
+        Raises:
+            RenderError: If it does not.
+            ConfigError: If its processor of images cannot be loaded.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import math
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from .sessions import OpenSession, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
+_LARGE_BYTES = 2**20  # of the last request of a session, whose memory is given back when it is closed
 
 
 class SessionFactory(Protocol):
@@ -149,15 +151,20 @@ class ManagedSessions:
         if session_id in self._closed:
             return self._closed[session_id]
         if session_id not in self._closing:
-            if self.open_sessions.remove(session_id) is None:
+            removed = self.open_sessions.remove(session_id)
+            if removed is None:
                 raise not_found()
-            closing = self._closing[session_id] = asyncio.create_task(self._close(session_id, reason))
+            is_large = removed.last_body is not None and len(removed.last_body.body) > _LARGE_BYTES
+            closing = self._closing[session_id] = asyncio.create_task(self._close(session_id, reason, is_large))
+            del removed  # with what it holds
             closing.add_done_callback(retrieve)
         return await asyncio.shield(self._closing[session_id])
 
-    async def _close(self, session_id: str, reason: str) -> ClosedSession:
+    async def _close(self, session_id: str, reason: str, is_large: bool) -> ClosedSession:
         try:
             closed = ClosedSession(reason, await self._factory.close(session_id, reason))
+            if is_large:
+                await asyncio.to_thread(_give_back_memory)
         finally:
             del self._closing[session_id]
         self._closed[session_id] = closed
@@ -202,6 +209,12 @@ class ManagedSessions:
         for result in results:
             if isinstance(result, Exception):
                 _log.error("closing a session (%s) failed with %s", reason, type(result).__qualname__)
+
+
+def _give_back_memory() -> None:
+    """Give the memory that is free back to the system. The C library (glibc) would keep much of it."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def not_found() -> RequestError:

@@ -53,6 +53,12 @@ def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> N
     check_tokenizer(_of_role(policy, role), renderer)
 
 
+def why_not_sampled(policy: Callable[..., Any], role: str, name: str, value: Any) -> str | None:
+    """Return why a policy (or the policy of that role) does not honor a sampling parameter; None if it may."""
+    refuses: Any = getattr(_of_role(policy, role), "refuses_sampling", None)
+    return None if refuses is None else refuses(name, value)
+
+
 def check_takes_images(policy: Callable[..., Any], role: str) -> None:
     """Check that a policy (or the policy of that role) accepts the images of a prompt; see `Policy`.
 

@@ -24,6 +24,7 @@ from ..messages import Message, ToolSchema
 from ..packages import load
 from ..rendering.renderer import Renderer
 from .per_loop import PerLoop
+from .sampling import is_neutral, why_refused
 from .usage import Usage
 from .vocabularies import ANY_TOKENIZER
 
@@ -188,11 +189,9 @@ class OpenAIChat:
         max_tokens: int | None,
         sampling: Mapping[str, Any],
     ) -> dict[str, Any]:
-        for name in sampling:
-            if name not in _PARAMETERS:
-                raise unknown_name("sampling parameter of OpenAIChat", name, _PARAMETERS)
         limits = [count for count in (max_tokens, self._max_tokens) if count is not None]
-        body = {name: value for name, value in {**self._sampling, **sampling}.items() if value is not None}
+        wanted = {**self._sampling, **_honored(sampling)}
+        body = {name: value for name, value in wanted.items() if value is not None}
         if limits:
             body[self._max_tokens_name] = min(limits)
         if stop:
@@ -277,6 +276,10 @@ class ChatEpisode:
         self._policy = policy
         self._env = env
 
+    def refuses_sampling(self, name: str, value: Any) -> str | None:
+        """Return why a sampling parameter is not sent; see `Policy`."""
+        return why_refused(_honored, name, value)
+
     async def __call__(
         self,
         prompt: "NDArray[Any]",
@@ -327,6 +330,18 @@ def chat_messages(messages: Sequence[Message], *, with_reasoning: bool = False) 
             unanswered = [name for name in unanswered if name != answered]
         sent.append(data)
     return sent
+
+
+def _honored(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that are sent: those that are known, and no others that change nothing.
+
+    Raises:
+        UnknownName: If one is unknown.
+    """
+    for name, value in sampling.items():
+        if name not in _PARAMETERS and not is_neutral(name, value):
+            raise unknown_name("sampling parameter of OpenAIChat", name, _PARAMETERS)
+    return {name: value for name, value in sampling.items() if name in _PARAMETERS}
 
 
 def _call(call: Mapping[str, Any], name: str) -> dict[str, Any]:

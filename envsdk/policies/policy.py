@@ -28,6 +28,8 @@ class Policy(Protocol):
       while it samples them. They are one or many at a time, and in all exactly those of the action that it returns. If
       the function returns True, the policy ends the reply after these tokens, with the finish reason `stop`. The
       argument is given only where the reply is read meanwhile.
+    - `refuses_sampling(name, value)`: returns why the policy does not honor a sampling parameter, or None if it does. A
+      request of an agent program with such a parameter is then answered with an error, and the episode goes on.
     - `media`, a keyword that it accepts: the images of the prompt (`PlacedImage`, in order), each with the range of its
       placeholder tokens in the prompt. The argument is given only where the prompt has images.
     - `abort()`: ends the replies that are being sampled, each with what was sampled so far and the finish reason

@@ -6,8 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, UnknownName, unknown_name
 
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0, None),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+}
+"""The values of sampling parameters by which nothing changes, as the APIs of model servers define them."""
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: 0 <= value < math.inf, "a finite number of at least 0"),
     "top_k": (lambda value: value is None or operator.index(value) >= 1, "None or an integer of at least 1"),
@@ -44,14 +52,37 @@ class Sampling:
             policy: The name of the policy, for the error.
 
         Raises:
-            UnknownName: If a name is not a sampling parameter.
+            UnknownName: If a name is not a sampling parameter, and its value is not neutral.
             ConfigError: If a value is not valid.
         """
         known = [field.name for field in fields(self)]
-        for name in changes:
-            if name not in known:
+        wanted: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in known:
+                wanted[name] = None if is_neutral(name, value) else value
+            elif not is_neutral(name, value):
                 raise unknown_name(f"sampling parameter of {policy}", name, known)
-        return replace(self, **changes)
+        return replace(self, **wanted)
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Return whether a sampling parameter with this value changes nothing, so that a policy may ignore it."""
+    return not isinstance(value, bool) and value in _NEUTRAL.get(name, ())
+
+
+def why_refused(check: Callable[[Mapping[str, Any]], object], name: str, value: Any) -> str | None:
+    """Return why a policy does not honor a sampling parameter; None if it does.
+
+    Args:
+        check: Raises `UnknownName` or `ConfigError` for parameters that the policy does not honor.
+        name: The parameter.
+        value: Its value.
+    """
+    try:
+        check({name: value})
+    except (ConfigError, UnknownName) as error:
+        return str(error)
+    return None
 
 
 def draw(logits: Any, sampling: Sampling, uniform: float) -> tuple[int, float]:

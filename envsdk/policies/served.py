@@ -25,7 +25,7 @@ from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from .client import Client
-from .sampling import Sampling
+from .sampling import Sampling, why_refused
 from .server_checks import check_length, check_server, check_vocabulary
 from .server_replies import OnTokens, ServerReply, ServerRequest, actions_of, checked_tokens
 from .servers import Server, Servers, base_urls
@@ -205,6 +205,13 @@ class ServedPolicy(ABC):
         """Return the policy that plays one episode; it compares the environment's limits with the server's."""
         return ServedEpisode(self, env)
 
+    def refuses_sampling(self, name: str, value: Any) -> str | None:
+        """Return why a sampling parameter is not honored; see `Policy`."""
+        return why_refused(self._chosen, name, value)
+
+    def _chosen(self, sampling: Mapping[str, Any]) -> Sampling:
+        return self._checked(self._sampling.updated(sampling, self.name))
+
     async def __call__(self, prompt: "NDArray[np.int32]", **request: Any) -> Action:
         """Sample a reply; see `Policy`.
 
@@ -236,7 +243,7 @@ class ServedPolicy(ABC):
         """Sample a reply for an environment with that renderer and those limits; see `__call__`."""
         if media:
             self.check_images()
-        chosen = self._checked(self._sampling.updated(sampling, self.name))
+        chosen = self._chosen(sampling)
         waiting = self._take_remainder((episode_id, context), prompt)
         if waiting:
             return self._with_remainder((episode_id, context), prompt, waiting)
@@ -401,6 +408,7 @@ class ServedEpisode:
         self.tokenizer: Any = policy.tokenizer
         self.trainable = policy.trainable
         self.streams = policy.streams
+        self.refuses_sampling = policy.refuses_sampling
         self._policy = policy
         self._env = env
 

@@ -21,7 +21,7 @@ from ..rendering.tokenizers import Tokenizer, load_tokenizer, local_tokenizer
 from ..rendering.vision import Vision
 from .kv_cache import CacheKind, Computed, KVCache
 from .model_sequence import ModelSequence
-from .sampling import Sampling, draw
+from .sampling import Sampling, draw, why_refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -170,6 +170,10 @@ class TransformersPolicy:
     def cache_bytes(self) -> int:
         """The current size of the KV cache, in bytes."""
         return self._cache.nbytes
+
+    def refuses_sampling(self, name: str, value: Any) -> str | None:
+        """Return why a sampling parameter is not honored; see `Policy`."""
+        return why_refused(lambda given: self._sampling.updated(given, "TransformersPolicy"), name, value)
 
     async def __call__(
         self,

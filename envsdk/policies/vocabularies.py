@@ -5,6 +5,7 @@ attribute as well.
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import TokenizerError, TokenizerMismatch
@@ -25,10 +26,17 @@ class PolicyWrapper:
         function: The function. It is called with the wrapped policy, the prompt and the request.
         policy: The wrapped policy.
         tokenizer: The tokenizer to declare if the policy declares none.
+        refuses_sampling: See `Policy`: what the function refuses, besides what the policy refuses.
     """
 
-    def __init__(self, function: Any, policy: Any, tokenizer: Any = None) -> None:
-        self._function, self._policy = function, policy
+    def __init__(
+        self,
+        function: Any,
+        policy: Any,
+        tokenizer: Any = None,
+        refuses_sampling: Callable[[str, Any], str | None] = lambda name, value: None,
+    ) -> None:
+        self._function, self._policy, self._refuses = function, policy, refuses_sampling
         declared = getattr(policy, "tokenizer", None)
         self.tokenizer = tokenizer if declared is None else declared
         self.trainable = getattr(policy, "trainable", True)
@@ -42,7 +50,12 @@ class PolicyWrapper:
         return self._function(self._policy, prompt, **request)
 
     def _for_episode(self, env: Any, seed: int | None) -> "PolicyWrapper":
-        return PolicyWrapper(self._function, self._policy.for_episode(env, seed), self.tokenizer)
+        return PolicyWrapper(self._function, self._policy.for_episode(env, seed), self.tokenizer, self._refuses)
+
+    def refuses_sampling(self, name: str, value: Any) -> str | None:
+        """Return why the function, or else the policy, does not honor a sampling parameter."""
+        of_policy: Any = getattr(self._policy, "refuses_sampling", None)
+        return self._refuses(name, value) or (None if of_policy is None else of_policy(name, value))
 
 
 def check_tokenizer(policy: object, renderer: Renderer) -> None:

@@ -23,6 +23,7 @@ from .tokenizers import Tokenizer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..images import Image
     from .reading import Reading, ReplyReader
     from .tokenizers import ChatTemplateSource
     from .vision import Vision
@@ -190,11 +191,24 @@ class Renderer(ABC):
             RenderError: If one of them has an image; the message has its index.
         """
         for index, message in enumerate(messages, start=first):
-            if message.parts is not None and message.images and self.vision is None:
-                raise RenderError(
-                    f"message {index} ({message.role}) has an image, which {self.name!r} cannot write: "
-                    f"{self.images_advice}"
-                )
+            if message.parts is not None and message.images:
+                self._check_vision(f"message {index} ({message.role}) has an image, which {self.name!r} cannot write")
+
+    def check_image(self, image: "Image | None") -> None:
+        """Check that the renderer can write an image, or images at all (None). The processor's results are cached.
+
+        Raises:
+            RenderError: If it cannot.
+            ConfigError: If the processor of images cannot be loaded.
+        """
+        vision = self._check_vision(f"{self.name!r} cannot write images")
+        if image is not None:
+            vision.process(image)
+
+    def _check_vision(self, problem: str) -> "Vision":
+        if self.vision is None:
+            raise RenderError(f"{problem}: {self.images_advice}")
+        return self.vision
 
     def __repr__(self) -> str:
         options = {name: value for name, value in self.specification().items() if name != "name"}

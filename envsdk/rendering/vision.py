@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError, RenderError
-from ..images import Image, PlacedImage
+from ..images import Image, PlacedImage, RecentValues
 from ..packages import load
 from .tokenizers import Tokenizer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _GRID_TOKEN = "<|image_pad|>"
 """What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
-_MAX_REMEMBERED = 64  # images whose arrays are kept
+_MAX_ARRAY_BYTES = 2**28  # of the images whose arrays are kept
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 """The files of a repository on the hub that a processor needs."""
@@ -90,7 +90,7 @@ class Vision:
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
         _check_crops(self.processor, own)
-        self._arrays: dict[str, ProcessedImage] = {}
+        self._arrays: RecentValues[ProcessedImage] = RecentValues(_MAX_ARRAY_BYTES, _array_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, without the arrays of images."""
@@ -114,13 +114,7 @@ class Vision:
             RenderError: If the processor refuses the image, such as one that is too narrow.
             ImageError: If the bytes of the image are missing.
         """
-        processed = self._arrays.get(image.sha256)
-        if processed is None:
-            processed = self._process(image)
-            if len(self._arrays) >= _MAX_REMEMBERED:
-                self._arrays.pop(next(iter(tuple(self._arrays))), None)  # other threads may share it
-            self._arrays[image.sha256] = processed
-        return processed
+        return self._arrays.get(image.sha256, lambda: self._process(image))
 
     def count(self, image: Image) -> int:
         """Return how many placeholder tokens an image has."""
@@ -170,6 +164,10 @@ class Vision:
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}
+
+
+def _array_bytes(processed: ProcessedImage) -> int:
+    return sum(array.nbytes for array in processed.arrays.values())
 
 
 def _check_crops(processor: Any, images: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..contexts.protocol import Observation
 from ..episodes.agent import Agent
+from ..episodes.driver import Driver
 from ..episodes.episode import Episode
 from ..episodes.turn import Turn
 from ..rendering.renderer import TokenIds
@@ -16,6 +17,8 @@ from ..rendering.renderer import TokenIds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+UNWANTED = object()
+"""What takes the place of a reply that no one wants anymore."""
 RequestOf = Callable[[Observation, Mapping[str, Any]], dict[str, Any]]
 CallPolicy = Callable[["NDArray[np.int32]", Mapping[str, Any]], Awaitable[Any]]
 
@@ -52,24 +55,27 @@ class AheadSampler:
         agent: Agent,
         prompt: "NDArray[np.int32]",
         request: Mapping[str, Any],
-        ahead: AsyncIterator[Turn] | None,
-        listener: Callable[[TokenIds], None] | None = None,
+        driver: Driver,
+        listener: Callable[[TokenIds], bool | None] | None = None,
     ) -> Any:
-        """Return what the policy returns, and begin the calls for the turns that `ahead` yields meanwhile.
+        """Return what the policy returns, and begin the calls for the turns that are known meanwhile.
 
         Args:
             agent: The agent that acts.
             prompt: Its prompt.
             request: The other arguments of the policy.
-            ahead: The turns that follow.
+            driver: The driver of its environment.
             listener: Called with tokens while they are sampled, unless the call was begun before.
+
+        Returns:
+            What the policy returns; `UNWANTED` if its call was canceled because no one wants the reply anymore.
         """
         asked = request if listener is None else {**request, "on_tokens": listener}
-        call = self._begun(prompt, request) if self._calls else None
-        awaited = self._call_policy(prompt, asked) if call is None else call
+        call, ahead = self._begun(prompt, request) if self._calls else None, driver.ahead()
+        awaited = self._called(prompt, asked, driver.until_unwanted()) if call is None else call
         if ahead is None:
             return await awaited
-        watch = asyncio.create_task(self._watch(agent, ahead))
+        watch = asyncio.create_task(self._watch(agent, ahead, driver))
         try:
             return await awaited
         finally:
@@ -97,7 +103,7 @@ class AheadSampler:
         call.task.add_done_callback(_take_error)
         return None
 
-    async def _watch(self, agent: Agent, ahead: AsyncIterator[Turn]) -> None:
+    async def _watch(self, agent: Agent, ahead: AsyncIterator[Turn], driver: Driver) -> None:
         async for turn in ahead:
             foreseen = self._episode.foreseen(agent, turn)
             if foreseen is None:
@@ -105,14 +111,29 @@ class AheadSampler:
             observation, info, prompt = foreseen
             request = self._request_of(observation, info)
             if observation.context not in self._calls:
-                task = asyncio.create_task(self._called(prompt, request))
+                task = asyncio.create_task(self._called(prompt, request, driver.until_unwanted(turn)))
                 self._calls[observation.context] = _Call(prompt, request, task)
 
-    async def _called(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
-        return await self._call_policy(prompt, request)
+    async def _called(
+        self, prompt: "NDArray[np.int32]", request: Mapping[str, Any], unwanted: Awaitable[None] | None
+    ) -> Any:
+        """Return what the policy returns; `UNWANTED` if the reply was unwanted before, and the call is canceled."""
+        if unwanted is None:
+            return await self._call_policy(prompt, request)
+        call = asyncio.ensure_future(self._call_policy(prompt, request))
+        waiting = asyncio.ensure_future(unwanted)
+        try:
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else UNWANTED
+        finally:
+            waiting.cancel()
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
+                _take_error(call)
 
 
-def _take_error(task: "asyncio.Task[Any]") -> None:
+def _take_error(task: "asyncio.Future[Any]") -> None:
     """Take the exception of a task that nobody waits for, which asyncio would log."""
     if not task.cancelled():
         task.exception()

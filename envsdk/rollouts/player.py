@@ -38,7 +38,7 @@ from ..errors import (
     WorkerLost,
 )
 from ..limits import StopReason
-from ..policies.find import find_policy
+from ..policies.find import find_policy, why_not_sampled
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import MethodThread, Watchdog
@@ -253,15 +253,19 @@ class Player:
         try:
             play = _Play(self, await self._take_seat(), job, policy)
             try:
-                return Played(await play.result())
+                played = Played(await play.result())
             finally:
                 self._leave(play.seat)
+            _forget(play.seat)
+            return played
         except Exception as error:  # the code of users may raise anything
             kind = self._kind_of(error, play)
             if kind is None:
                 raise
             self._log_failure(job, error, kind)
             trajectory = _failed(None if play is None else play.seat.env, job, error, kind)
+            if play is not None:
+                _forget(play.seat)
             return Played(trajectory, "".join(traceback.format_exception(error)), error)
 
     def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
@@ -604,6 +608,7 @@ class _Play:
         driver = driver_of(env)
         assert isinstance(driver, EnvDriver)
         policy = find_policy(self._policy, env, job.seed)
+        driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()
         driver.begin(job.seed, job.options)
         try:
@@ -611,6 +616,7 @@ class _Play:
             assert isinstance(first, StepResult)
             return await _Runner(env, policy, player, self).run(first.observation, first.info)
         finally:
+            driver.use_policy(None)
             await driver.aend_tasks(self._deadline or sys.exception())
 
 
@@ -637,6 +643,12 @@ def _drop_result(task: "asyncio.Task[Trajectory]") -> None:
     """Take the exception of a task that nobody waits for, which asyncio would log."""
     if not task.cancelled():
         task.exception()
+
+
+def _forget(seat: _Seat) -> None:
+    """Let an environment that waits for its next episode let go of the last one."""
+    if not seat.is_stuck:
+        driver_of(seat.env).forget()
 
 
 def _failed(env: Env | None, job: Job, error: Exception, kind: ErrorKind) -> Trajectory:

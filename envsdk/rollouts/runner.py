@@ -17,7 +17,7 @@ from ..errors import PolicyError
 from ..policies.find import check_policy, check_takes_images, mark_untrainable, streams
 from ..policies.policy import request_of
 from ..trajectories.trajectory import Trajectory
-from .ahead import AheadSampler
+from .ahead import UNWANTED, AheadSampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,9 +97,15 @@ class EpisodeRunner:
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
         driver, request = driver_of(agent.env), self._request(observation, info)
-        ahead = driver.ahead()
-        listener = driver.listener() if streams(self._policy, info["role"]) else None
-        action = await self._ahead.sample(agent, agent.context.prompt(), request, ahead, listener)
+        is_streamed = streams(self._policy, info["role"])
+        while True:
+            listener = driver.listener() if is_streamed else None
+            action = await self._ahead.sample(agent, agent.context.prompt(), request, driver, listener)
+            if action is not UNWANTED:
+                break
+            if not await driver.is_wanted_again():
+                action = Action((), (), "stop")  # of which no token was sampled
+                break
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action

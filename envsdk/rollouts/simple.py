@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from functools import partial
 from typing import Any
 
 from ..authoring.env import Env
@@ -9,7 +10,7 @@ from ..authoring.making import make
 from ..episodes.driver import driver_of
 from ..episodes.event_loops import run
 from ..errors import ConfigError
-from ..policies.find import find_policy
+from ..policies.find import find_policy, why_not_sampled
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
 from .runner import EpisodeRunner
@@ -74,16 +75,23 @@ async def arollout(
             return await arollout(made, policy, seed=seed, options=options, reset=reset)
     check_is_env(env, "rollout() got")
     found = find_policy(policy, env, seed)
-    if reset:
-        observation, info = await env.areset(seed=seed, options=options)
-    else:
-        if options is not None:
-            raise ConfigError("options apply to a new episode; with reset=False, expected None")
-        observation, info = env.pending()
+    driver = driver_of(env)
+    driver.use_policy(partial(why_not_sampled, found))
+    try:
+        if reset:
+            observation, info = await env.areset(seed=seed, options=options)
+        else:
+            if options is not None:
+                raise ConfigError("options apply to a new episode; with reset=False, expected None")
+            observation, info = env.pending()
+    except BaseException:
+        driver.use_policy(None)
+        raise
     try:
         return await EpisodeRunner(env, found).run(observation, info)
     finally:
-        await driver_of(env).aend_tasks(sys.exception())
+        driver.use_policy(None)
+        await driver.aend_tasks(sys.exception())
 
 
 def rollout(

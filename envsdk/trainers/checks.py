@@ -1,6 +1,7 @@
 """The checks of every adapter: are the samples valid, and does the trainer compute the probabilities of the sampler?"""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from ..diagnostics.inputs import valid_samples
 from ..errors import ConfigError, InvalidSample, PolicyError
 from ..images import PlacedImage
+from ..policies.sampling import is_neutral, why_refused
 from ..policies.vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories.samples import Sample
@@ -95,13 +97,19 @@ def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> No
         ConfigError: If an option would make every importance ratio wrong. The error names it.
     """
     for name, value in sampling.items():
-        if name not in _HARMLESS and not (name == "temperature" and value == temperature):
+        is_harmless = name in _HARMLESS or is_neutral(name, value)
+        if not is_harmless and not (name == "temperature" and value == temperature):
             raise ConfigError(
                 f"the environment requests {name}={value!r} with Turn(sampling=), but the trainer computes "
                 f"log-probabilities at temperature {temperature} without it, so every importance ratio would be wrong: "
                 "remove the option from the environment, or set it in the trainer; if an agent program requests it, "
                 "set `sampling = {}` in its ProgramEnv"
             )
+
+
+def refusal_of(temperature: float | None) -> "Callable[[str, Any], str | None]":
+    """Return the `refuses_sampling` of a policy (see `Policy`) by the rule of `check_sampling`."""
+    return partial(why_refused, partial(check_sampling, temperature=temperature))
 
 
 def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "Tokenizer | None" = None) -> "PolicyLike":
@@ -127,7 +135,7 @@ def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "To
             raise PolicyError(str(error)) from error
         return inner(prompt, sampling=sampling, **request)
 
-    return PolicyWrapper(sample, policy, tokenizer)
+    return PolicyWrapper(sample, policy, tokenizer, refusal_of(temperature))
 
 
 def _check_temperature(sample: Sample, temperature: float) -> None:

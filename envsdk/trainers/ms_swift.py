@@ -38,7 +38,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_sampling
+from .checks import check_sampling, refusal_of
 from .conversations import to_conversations
 from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from .ms_swift_records import Response as Response
@@ -178,6 +178,7 @@ class _Rollout:
         self._scheduler, self._request, self._kwargs, self._on_break = scheduler, request, kwargs, on_break
         self._config = dataclasses.replace(config, logprobs=True, return_details=True)
         self._temperature = 1.0 if config.temperature is None else float(config.temperature)
+        self.refuses_sampling = refusal_of(self._temperature)
         self._row: dict[str, Any] = request.data_dict or {}
         self._chosen: dict[str, Any] = {}  # the option of `reset` that chooses the task
 

@@ -20,7 +20,7 @@ from ..rendering.vision import token_types
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_samples, check_sampling
+from .checks import check_samples, check_sampling, refusal_of
 from .packages import load, load_if_installed
 from .rows import advantages, logprobs
 
@@ -180,6 +180,7 @@ class CompleterPolicy:
         self.tokenizer = load_tokenizer(tokenizer)
         self._completer = completer
         self._temperature = float(getattr(completer, "temperature", 1.0) if temperature is None else temperature)
+        self.refuses_sampling = refusal_of(self._temperature)
 
     async def __call__(
         self,

@@ -23,7 +23,7 @@ from ..rollouts.shared import play_one
 from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from .capability import Capability
-from .checks import check_samples, check_sampling
+from .checks import check_samples, check_sampling, refusal_of
 from .packages import load, load_if_installed
 from .rows import check_one_reward, response_start
 from .rows import routed_experts as experts_of
@@ -236,6 +236,7 @@ class _Server:
         self.tokenizer = tokenizer
         self.metrics = {"generate_sequences": 0.0}
         self.temperature = float(sampling_params["temperature"])
+        self.refuses_sampling = refusal_of(self.temperature)
         self._manager, self._params, self._config = manager, sampling_params, config
 
     def for_episode(self, env: Env, seed: int | None) -> Self:

@@ -1,6 +1,10 @@
 """A server on this machine for the page: the page itself, its data as JSON, and images. It only reads."""
 
+import contextlib
 import re
+import socket
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,15 +44,40 @@ class ViewerServer(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    max_connections = 64
+    """How many connections may be open, each with a thread. Of more, the one that was unused the longest is closed."""
 
     def __init__(self, resources: Resources, port: int = 0) -> None:
         self.resources = resources
+        self._open: OrderedDict[Any, None] = OrderedDict()  # the one that was used the longest time ago first
+        self._lock = threading.Lock()
         try:
             super().__init__((_HOST, port), _Handler)
         except OSError as error:
             raise ConfigError(
                 f"port {port} cannot be used: {error.strerror}. Expected a free one; --port 0 finds one"
             ) from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > self.max_connections:
+                with contextlib.suppress(OSError):  # its thread ends then
+                    self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def note_use(self, request: Any) -> None:
+        """Note that a connection is used."""
+        with self._lock:
+            if request in self._open:
+                self._open.move_to_end(request)
 
     @property
     def url(self) -> str:
@@ -66,10 +95,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "envsdk"
     sys_version = ""
+    timeout = 75.0
+    """How long a connection may be silent, in seconds."""
 
     def do_GET(self) -> None:
         """Answer a request."""
         server = cast("ViewerServer", self.server)
+        server.note_use(self.connection)
         if self.headers.get("Host", "") not in server.hosts:
             self._refuse(
                 HTTPStatus.FORBIDDEN, "HostRefused", f"the Host is not one of {', '.join(sorted(server.hosts))}"

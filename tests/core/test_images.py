@@ -1,16 +1,18 @@
 """Reading images: the right pixels, or a typed error."""
 
 import io
-import struct
-import zlib
+import subprocess
+import sys
 from pathlib import Path
 
+import image_attacks
 import numpy as np
 import pytest
+from image_attacks import ATTACKS, png_header
 from PIL import Image as Pillow
 
 from envsdk.errors import ImageError
-from envsdk.images import MAX_BYTES, Image, rgb_image
+from envsdk.images import MAX_BYTES, Image, RecentValues, rgb_image
 from envsdk.messages import ImagePart, Message
 
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -20,16 +22,6 @@ def file_of(image: Pillow.Image, file_format: str, **options) -> bytes:
     file = io.BytesIO()
     image.save(file, file_format, **options)
     return file.getvalue()
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A file that promises a huge image, and has nearly no data."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def test_the_same_pixels_come_from_an_array_an_image_a_path_and_bytes(tmp_path):
@@ -232,3 +224,31 @@ def test_an_image_in_rgb_is_sent_as_it_is_unless_one_of_its_colors_is_transparen
     assert "transparency" in Pillow.open(io.BytesIO(keyed.data)).info
     assert "transparency" not in Pillow.open(io.BytesIO(rgb_image(keyed).data)).info
     assert rgb_image(keyed).pixels.tobytes() == keyed.pixels.tobytes()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_image_that_costs_too_much_is_refused_with_its_limit(attack: str):
+    make, why = ATTACKS[attack]
+    with pytest.raises(ImageError, match=why):
+        Image.read(make())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_image_takes_more_than_500_mib():
+    ran = subprocess.run([sys.executable, image_attacks.__file__], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+def test_a_cache_keeps_the_last_values_within_its_bytes():
+    cache = RecentValues(10, len)
+    for key, value in {"a": b"aaaa", "b": b"bbbb", "c": b"ccc"}.items():
+        cache.put(key, value)
+    assert cache.get("b", lambda: b"") == b"bbbb"
+    cache.put("d", b"ddd")
+    assert (cache.nbytes, cache.get("b", lambda: b""), cache.get("a", lambda: b"")) == (10, b"bbbb", b"")
+
+
+def test_a_value_that_is_larger_than_a_cache_is_not_kept():
+    cache = RecentValues(10, len)
+    assert cache.get("a", lambda: bytes(11)) == bytes(11)
+    assert cache.nbytes == 0

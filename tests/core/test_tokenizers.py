@@ -57,6 +57,22 @@ def test_both_kinds_of_tokenizer_give_the_same_ids(fast: Tokenizer, slow: Tokeni
     assert fast.encode(text).dtype == np.int32
 
 
+BLANKS = st.text(st.sampled_from(" \n\t\r\x1c\xa0\u2003"), max_size=4)
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", " \n", "\t "])
+def test_long_runs_of_white_space_have_the_same_ids(fast: Tokenizer, slow: Tokenizer, blank: str) -> None:
+    text = f"It's 12 (é).{blank * 140_000}\nx\x1c{' ' * 9} y.{blank * 140_000}"
+    assert fast.encode(text).tolist() == slow.encode(text).tolist()
+
+
+@given(texts=st.lists(st.text() | BLANKS | st.sampled_from(["'s", "'LL", "ſ", "a1", "?!\n"]), max_size=12))
+def test_a_text_that_is_cut_into_words_without_tiktoken_has_the_same_ids(fast: Tokenizer, texts: list[str]) -> None:
+    assert isinstance(fast, TiktokenTokenizer)
+    normal = fast.normalize("".join(texts))
+    assert fast._encode_by_words(normal).tolist() == fast._encode(normal).tolist()
+
+
 @given(text=st.text())
 def test_decoding_gives_the_normalised_text_back(fast: Tokenizer, slow: Tokenizer, text: str) -> None:
     assert fast.decode(fast.encode(text)) == slow.decode(slow.encode(text)) == fast.normalize(text)

@@ -1,6 +1,8 @@
 """Images that agent programs send: read in each protocol, recognized by their bytes, and written as placeholders."""
 
 import base64
+import contextlib
+import io
 from typing import Any
 
 import anthropic
@@ -9,6 +11,8 @@ import numpy as np
 import openai
 import pytest
 import real_models
+from image_attacks import png_header
+from PIL import Image as Pillow
 from program_requests import Session, as_sent, result, user
 from scripted_sessions import RunningGateway
 from vision_models import picture, vision_renderer
@@ -21,6 +25,8 @@ from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway.conversations import Continues
 from envsdk.gateway.outside import PlayedSessions
 from envsdk.gateway.protocols import load_protocol
+from envsdk.gateway.protocols.contents import RequestImages
+from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun
 
@@ -121,7 +127,7 @@ FIRST = "messages[0].content[0]"
             "anthropic",
             of_anthropic({**SOURCE, "data": "aGVsbG8="}),
             f"{FIRST}.source.data",
-            "not one that Pillow reads$",
+            "not PNG, JPEG or WebP$",
         ),
         ("anthropic", of_anthropic({**SOURCE, "data": TRUNCATED}), f"{FIRST}.source.data", "cannot be read"),
     ],
@@ -132,6 +138,44 @@ def test_an_image_that_cannot_be_read_is_refused_and_named(
     with pytest.raises(RequestError, match=reason) as found:
         load_protocol(protocol).read({"model": "m", **body}, {})
     assert (found.value.status, found.value.field) == (400, field)
+
+
+def huge(width: int, height: int) -> dict[str, Any]:
+    """A part whose file promises many pixels and has none: to decode it would be another error."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(png_header(width, height))}"}}
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def read_with(content: list[Any], **limits: int) -> None:
+    with RequestImages(budget=PixelBudget(**limits)).reading():
+        load_protocol("chat").read({"model": "m", "messages": [user(content)]}, {})
+
+
+def test_the_pixels_of_all_images_of_a_body_are_counted_before_one_too_many_is_decoded():
+    with pytest.raises(RequestError, match="more than 700,000 pixels together") as found:
+        read_with([shown(picture(1, 512, 512)), shown(picture(2, 512, 512)), huge(1024, 512)], pixels=700_000)
+    assert found.value.field == "messages[0].content[2].image_url.url"
+    with pytest.raises(RequestError, match="1024 x 512 pixels; at most 400,000"):
+        read_with([huge(1024, 512)], each=400_000)
+
+
+def test_many_small_images_count_for_more_than_their_pixels():
+    with pytest.raises(RequestError, match="together") as found:
+        read_with([shown()] * 9, pixels=8 * 2**17)
+    assert found.value.field == "messages[0].content[8].image_url.url"
+
+
+def test_a_webp_image_is_read_and_an_animation_format_is_not():
+    webp, gif = io.BytesIO(), io.BytesIO()
+    Pillow.new("RGB", (8, 8)).save(webp, "WEBP")
+    Pillow.new("RGB", (8, 8)).save(gif, "GIF")
+    for file, is_read in ((webp, True), (gif, False)):
+        part = {"type": "image_url", "image_url": {"url": f"data:;base64,{encoded(file.getvalue())}"}}
+        with contextlib.nullcontext() if is_read else pytest.raises(RequestError, match="not PNG, JPEG or WebP"):
+            read_with([part])
 
 
 # What requests with images mean.
@@ -248,13 +292,27 @@ def test_a_renderer_of_texts_refuses_the_request_and_the_program_goes_on(rendere
     class Tries(ProgramEnv):
         def run(self, model: Any) -> float:
             with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
-                with pytest.raises(openai.BadRequestError, match=r"message 0 \(user\) has an image"):
+                with pytest.raises(openai.BadRequestError, match=r"content\[0\].*cannot write images"):
                     client.chat.completions.create(model="m", messages=[user([shown()])])
                 client.chat.completions.create(model="m", messages=[user("Then in words.")])
             return 1.0
 
     with_folder = {"renderer": renderer, "tokenizer": real_models.qwen3_folder()}
     env = Tries(**with_folder)
+    trajectory = envsdk.rollout(env, saying(env.renderer), seed=0)
+    assert (trajectory.status, trajectory.reward) == ("terminated", 1.0), trajectory.error
+
+
+def test_an_image_is_refused_before_it_is_decoded_where_the_model_takes_none():
+    class Tries(ProgramEnv):
+        def run(self, model: Any) -> float:
+            with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+                with pytest.raises(openai.BadRequestError, match="cannot write images: use the renderer of a vision"):
+                    client.chat.completions.create(model="m", messages=[user([huge(8000, 8000)])])  # type: ignore
+                client.chat.completions.create(model="m", messages=[user("Then in words.")])
+            return 1.0
+
+    env = Tries(renderer="qwen3")
     trajectory = envsdk.rollout(env, saying(env.renderer), seed=0)
     assert (trajectory.status, trajectory.reward) == ("terminated", 1.0), trajectory.error
 

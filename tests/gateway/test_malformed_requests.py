@@ -1,6 +1,7 @@
 """Malformed requests, many of them: only they are refused, nothing of the inside is shown, and other sessions go on."""
 
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
@@ -160,3 +161,35 @@ def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessi
         print(f"{many // 2} malformed requests, by status: {dict(sorted(attacked.statuses.items()))}")
     server.stop()
     assert len(witness.asked) == len(range(0, many // 2, BATCH)) + 1
+
+
+BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "size": (b'{"a": "' + bytes(64 * 2**20) + b'"}', {}, 413, "larger than 67108864 bytes"),
+    "depth": (b"[" * 100_000, {}, 400, "not JSON"),
+    "depth of closed lists": (b"[" * 100_000 + b"]" * 100_000, {}, 400, "not JSON"),
+    "count of lists": (b'{"a": [' + b"[]," * 20_000_000 + b"1]}", {}, 413, "more than 300,000 values"),
+    "count of messages": (b'{"messages": [' + b"{}," * 20_000_000 + b"{}]}", {}, 413, "more than 300,000 values"),
+    "expansion": (zlib.compress(bytes(2**26)), {"content-encoding": "deflate"}, 415, "content encoding"),
+}
+
+
+@pytest.mark.parametrize("attack", BODIES)
+def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> None:
+    content, headers, status, why = BODIES[attack]
+    server, session = BackgroundServer(), ScriptedSession()
+    server.add(session)
+    headers = {"content-type": "application/json", **headers}
+    answer = httpx.post(
+        f"{server.openai_base_url(session)}/chat/completions", content=content, headers=headers, timeout=60
+    )
+    server.stop()
+    assert (answer.status_code, session.asked) == (status, [])
+    assert why in answer.json()["error"]["message"]
+
+
+def test_text_with_many_commas_and_braces_counts_as_one_value() -> None:
+    server, session = BackgroundServer(), ScriptedSession()
+    server.add(session)
+    body = {"model": "m", "messages": [{"role": "user", "content": '{"a": [1, 2]}, \\' * 100_000}]}
+    assert httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=60).status_code == 200
+    server.stop()

@@ -1,6 +1,8 @@
 """A standalone gateway in front of a policy: its sessions are episodes, and what fails is answered and recorded."""
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import soundness
 from commanded_policies import SECRET, Commanded
 from scripted_sessions import RunningGateway
 
-from envsdk import Trajectory
+from envsdk import Message, Trajectory
 from envsdk.errors import RunFolderError
 from envsdk.gateway.app import ServerLimits
 from envsdk.gateway.outside import PlayedSessions
@@ -82,8 +84,9 @@ class Program:
         self.said = [*asked, {"role": "assistant", "content": text_of(protocol, reply)}]
         return text_of(protocol, reply)
 
-    def leave(self, text: str, *, stream: bool, read: int = 0) -> None:
-        """Ask, and close the connection when some bytes of the answer have come; none for while it waits."""
+    @contextlib.contextmanager
+    def asking(self, text: str, *, stream: bool = False) -> Iterator[socket.socket]:
+        """Ask, and close the connection at the end of the block, whether there is an answer or not."""
         url = httpx.URL(self.base + ROUTES["chat"])
         body = json.dumps(body_of("chat", [*self.said, {"role": "user", "content": text}], stream=stream)).encode()
         with socket.socket() as connection:
@@ -91,6 +94,11 @@ class Program:
             connection.connect((url.host, url.port or 80))
             head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            yield connection
+
+    def leave(self, text: str, *, stream: bool, read: int = 0) -> None:
+        """Ask, and close the connection when some bytes of the answer have come; none for while it waits."""
+        with self.asking(text, stream=stream) as connection:
             if read:
                 assert connection.recv(read).startswith(b"HTTP/1.1 200")
             else:
@@ -333,10 +341,11 @@ def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs(
     for thread in threads:
         thread.join()
     assert (statuses, gateway.policy.hanging, gateway.policy.canceled) == ({"closed": 504, "left": 503}, 0, 2)
-    for name in ("closed", "left"):
-        ended = gateway.trajectories[name]
-        assert (ended.status, ended.error_kind, len(ended.steps)) == ("error", "infrastructure", 1)
-        assert "after the session closed" in (ended.error or "")
+    closed, left = gateway.trajectories["closed"], gateway.trajectories["left"]
+    assert (closed.status, closed.error_kind, len(closed.steps)) == ("error", "infrastructure", 1)
+    assert "after the session closed" in (closed.error or "")
+    # The end of the gateway refused the request, so that no one wanted its reply anymore.
+    assert (left.status, left.stop_reason, left.sampled_tokens) == ("truncated", "shutdown", closed.sampled_tokens)
     soundness.check(*gateway.trajectories.values())
 
 
@@ -362,6 +371,29 @@ def test_a_message_that_the_model_family_cannot_express_is_refused(protocol: str
     soundness.check(gateway.trajectories["e"])
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone, protocol: str) -> None:
+    program = gateway.open()
+    assert program.ask(f"a{' ' * 1_000_000}b", protocol).endswith("b")
+    assert program.ask("c", protocol) == "answer to c"
+    assert program.close()["status"] == "terminated"
+
+
+def test_nothing_of_a_closed_session_stays_in_memory(gateway: Standalone) -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(one, Message) and "Find me." in one.content for one in gc.get_objects())
+
+    programs = [gateway.open() for _ in range(3)]
+    for program in programs:
+        program.ask("Find me.")
+    assert held() >= 3
+    for program in programs:
+        program.close()
+    gateway.trajectories.clear()
+    assert held() == 0
+
+
 # Clients that are slow, or go away.
 
 
@@ -379,6 +411,44 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {})
     soundness.check(gateway.trajectories["e"])
     assert len(gateway.trajectories["e"].samples()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_reply_to_a_client_that_went_away_is_not_sampled_to_its_end(gateway: Standalone, stream: bool) -> None:
+    program = gateway.open(episode_id="e")
+    program.ask("a")
+    with program.asking("hang", stream=stream):
+        until(lambda: gateway.policy.hanging == 1)
+    assert program.ask("b") == "answer to b"
+    assert (gateway.policy.hanging, gateway.policy.canceled) == (0, 1)
+    summary = program.close()
+    assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {"handoff": 1})
+    soundness.check(gateway.trajectories["e"])
+
+
+def test_a_canceled_reply_is_sampled_for_the_client_that_asks_again(gateway: Standalone) -> None:
+    program = gateway.open(episode_id="e")
+    program.ask("a")
+    with program.asking("hang once"):
+        until(lambda: gateway.policy.hanging == 1)
+    assert program.ask("hang once") == "answer to hang once"
+    summary = program.close()
+    assert (gateway.policy.canceled, summary["steps"], summary["breaks"]) == (1, 2, {})
+
+
+def test_replies_that_are_sampled_side_by_side_are_canceled_each_for_its_own_client(gateway: Standalone) -> None:
+    program, policy = gateway.open(episode_id="e"), gateway.policy
+    with contextlib.ExitStack() as clients:
+        for number in range(3):
+            program.said = [{"role": "user", "content": f"agent {number}"}, {"role": "assistant", "content": "?"}]
+            clients.enter_context(program.asking("hang"))
+            until(lambda number=number: policy.hanging == number + 1)
+    until(lambda: policy.hanging == 0)
+    program.said = []
+    assert program.ask("b") == "answer to b"
+    assert policy.canceled == 3
+    assert program.close()["status"] == "terminated"
+    soundness.check(gateway.trajectories["e"])
 
 
 def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered() -> None:
@@ -401,15 +471,42 @@ def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered
 # The command.
 
 
-def run_command(*arguments: str) -> "subprocess.Popen[str]":
+def run_command(*arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
     command = [sys.executable, "-X", "dev", "-m", "envsdk", "gateway", "--policy", "random", "--port", "0", *arguments]
     return subprocess.Popen(
         command,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONUNBUFFERED": "1"},
     )
+
+
+def test_the_roles_of_conversations_are_those_of_a_function() -> None:
+    def role_of(messages: Sequence[Message]) -> str | None:
+        return "judge" if messages[0].content == "Judge." else None
+
+    with Standalone(role_of=role_of) as gateway:
+        program = gateway.open(episode_id="e")
+        program.ask("a")
+        program.said = []
+        program.ask("Judge.")
+        assert program.close()["contexts"] == {"main": "main", "main/judge-1": "judge"}
+
+
+def test_the_command_takes_the_function_of_roles_from_a_module(tmp_path: Path) -> None:
+    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
+    with run_command("--record", "off", "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        session = httpx.post(url, json={}, timeout=60).json()
+        body = body_of("chat", [{"role": "user", "content": "a"}])
+        httpx.post(session["anthropic_base_url"] + ROUTES["chat"], json=body, timeout=60).raise_for_status()
+        closed = httpx.post(f"{url}/{session['id']}/close", timeout=60).json()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert closed["summary"]["contexts"] == {"main": "judge"}
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import pickle
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import gymnasium
@@ -18,12 +20,14 @@ import numpy as np
 import openai
 import pytest
 import soundness
+from model_servers import Fault, ModelServer
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
 from envsdk.errors import ConfigError, EpisodeError, PolicyUnavailable
 from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
 from envsdk.history import History, Keep
+from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.rollouts import Rollouts
 from envsdk.testing import check_env, environments
 
@@ -625,6 +629,111 @@ def test_sampling_is_the_programs_unless_the_environment_sets_it(sampling: Any, 
     assert seen == [told]
 
 
+ROUTES = {"chat": "v1/chat/completions", "responses": "v1/responses", "anthropic": "v1/messages"}
+NEUTRAL = {
+    "chat": {
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "repetition_penalty": 1.0,
+        "min_p": 0,
+        "top_k": -1,
+        "top_p": 1,
+    },
+    "responses": {"frequency_penalty": 0, "top_k": -1, "temperature": 1},
+    "anthropic": {"top_k": 0, "top_p": 1.0, "temperature": 1},
+}
+
+
+class AsksFor(ProgramEnv):
+    """Asks with each of the given parameters, and notes the status and the field of each error; then asks without."""
+
+    def __init__(self, protocol: str, wanted: Sequence[dict[str, Any]], **options: Any) -> None:
+        super().__init__(**options)
+        self.protocol, self.wanted, self.answers = protocol, wanted, list[tuple[int, str]]()
+
+    def run(self, model: Endpoint) -> float:
+        with httpx.Client(base_url=model.anthropic_base_url, timeout=60) as client:
+            for sampling in (*self.wanted, {}):
+                asked = {"input" if self.protocol == "responses" else "messages": [{"role": "user", "content": "a"}]}
+                body = {"model": "m", "max_tokens": 20, **asked, **sampling}
+                response = client.post(ROUTES[self.protocol], json=body, headers={"x-api-key": model.api_key})
+                error = response.json().get("error") or {}
+                self.answers.append((response.status_code, str(error.get("message", "")).partition(":")[0]))
+        return 1.0
+
+
+def played_by_server(kind: str, env: ProgramEnv, *faults: Fault) -> tuple[Trajectory, ModelServer]:
+    async def play(url: str) -> Trajectory:
+        if kind == "OpenAIChat":
+            policy: Any = OpenAIChat(f"{url}/v1", "toy", api_key="any")
+        else:
+            policy = {"VLLM": VLLM, "SGLang": SGLang}[kind](url)
+        try:
+            return await arollout(env, policy, seed=0)
+        finally:
+            await policy.aclose()
+
+    kinds = {"VLLM": "vllm", "SGLang": "sglang", "OpenAIChat": "openai"}
+    with contextlib.closing(env), ModelServer(kinds[kind]) as server:
+        server.faults.extend(faults)
+        env.server = server  # type: ignore[attr-defined]
+        return asyncio.run(play(server.url)), server
+
+
+@pytest.mark.parametrize("protocol", ROUTES)
+@pytest.mark.parametrize("kind", ["VLLM", "SGLang", "OpenAIChat"])
+def test_sampling_parameters_that_change_nothing_are_ignored(kind: str, protocol: str):
+    env = AsksFor(protocol, [NEUTRAL[protocol]], tokenizer="embedded")
+    trajectory, _ = played_by_server(kind, env)
+    assert trajectory.error is None
+    assert [status for status, _ in env.answers] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol", "sampling"),
+    [
+        ("VLLM", "chat", {"seed": 3}),
+        ("VLLM", "chat", {"min_p": 0.1}),
+        ("VLLM", "chat", {"repetition_penalty": 1.1}),
+        ("VLLM", "chat", {"temperature": 0.005}),
+        ("VLLM", "responses", {"frequency_penalty": 0.5}),
+        ("VLLM", "anthropic", {"temperature": 0.005}),
+        ("SGLang", "chat", {"top_p": 0.9}),
+        ("SGLang", "anthropic", {"top_k": 5}),
+        ("OpenAIChat", "chat", {"min_p": 0.1}),
+        ("OpenAIChat", "anthropic", {"top_k": 5}),
+    ],
+)
+def test_a_sampling_parameter_that_the_policy_cannot_honor_is_refused_by_name_and_the_session_goes_on(
+    kind: str, protocol: str, sampling: dict[str, Any]
+):
+    env = AsksFor(protocol, [sampling], tokenizer="embedded")
+    trajectory, _ = played_by_server(kind, env)
+    assert (trajectory.error, len(trajectory.steps)) == (None, 1)
+    assert env.answers == [(400, next(iter(sampling))), (200, "")]
+
+
+def test_each_role_has_the_sampling_parameters_of_its_policy():
+    class Refuses:
+        tokenizer = "any"
+
+        def refuses_sampling(self, name: str, value: Any) -> str | None:
+            return f"{value} is too much"
+
+        def __call__(self, prompt: Any, **request: Any) -> Action:
+            return saying("x")(prompt)
+
+    def program(ask: Any) -> float:
+        with pytest.raises(openai.BadRequestError, match=r"top_p: 0\.5 is too much"):
+            ask("a", top_p=0.5)
+        assert ask("a", top_p=0.5, extra_headers={"x-envsdk-role": "helper"}) == "x"
+        return 1.0
+
+    with contextlib.closing(env_of(program)) as env:
+        trajectory = rollout(env, {"main": Refuses(), "helper": saying("x")}, seed=0)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+
+
 def test_a_program_that_ignores_a_limit_is_left_alone():
     def program(ask: Any) -> float:
         said = ["a"]
@@ -696,6 +805,72 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
     with contextlib.closing(Impatient()) as env:
         trajectory = rollout(env, slow, seed=0)
     assert (len(trajectory.steps), trajectory.reward) == (1, 1.0)
+    soundness.check(trajectory)
+
+
+class LeavesItsReplies(ProgramEnv):
+    """Closes the connection of its first request when that is sampled, and then asks something else."""
+
+    def __init__(self, *, stream: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.stream, self.server = stream, cast("ModelServer", None)
+
+    def run(self, model: Endpoint) -> float:
+        said: list[Any] = [{"role": "user", "content": "Count."}]
+        url = httpx.URL(f"{model.base_url}/chat/completions")
+        with httpx.Client(timeout=60) as client:
+            if self.stream:
+                begun = ""
+                with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:
+                    for line in response.iter_lines():
+                        delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"] if line else {}
+                        begun += delta.get("content") or ""
+                        if len(begun) > 20:
+                            break
+                said += [{"role": "assistant", "content": begun}]
+            else:
+                with socket.create_connection((url.host, url.port or 80)) as connection:
+                    body = json.dumps({"model": "m", "messages": said})
+                    head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+                    wait_until(lambda: not self.server.faults)
+            said += [{"role": "user", "content": "Stop."}]
+            assert client.post(url, json={"model": "m", "messages": said}).status_code == 200
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", ["VLLM", "SGLang", "OpenAIChat"])
+def test_a_model_server_stops_sampling_for_a_client_that_went_away(kind: str):
+    env = LeavesItsReplies(tokenizer="embedded")
+    trajectory, server = played_by_server(kind, env, Fault(how="hang"))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert len(server.closed_by_client) == 1
+
+
+def test_what_a_client_has_of_a_streamed_reply_stays_when_it_goes_away():
+    renderer = envsdk.get_renderer("qwen3", "embedded")
+    counted = renderer.reply(Message(role="assistant", content=" ".join(map(str, range(5000))), reasoning=""))
+    sampled: list[int] = []
+
+    class Counts:
+        tokenizer, streams = "any", True
+
+        async def __call__(self, prompt: Any, *, on_tokens: Any = None, **_: Any) -> Action:
+            if sampled:
+                return saying("x")(prompt)
+            for token in counted:
+                sampled.append(int(token))
+                if on_tokens([int(token)]):
+                    break
+                await asyncio.sleep(0.0005)
+            return Action(sampled, np.full(len(sampled), -0.5))
+
+    with contextlib.closing(LeavesItsReplies(stream=True)) as env:
+        trajectory = rollout(env, Counts(), seed=0)
+    assert (trajectory.error, trajectory.reward, len(trajectory.steps)) == (None, 1.0, 2)
+    assert len(sampled) < len(counted)
+    log, first = trajectory.contexts["main"], trajectory.steps[0]
+    assert log.tokens[first.action_start : first.stop].tolist() == sampled
     soundness.check(trajectory)
 
 

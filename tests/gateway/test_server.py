@@ -1,15 +1,20 @@
 """Programs ask the model over real HTTP: who they are, what is refused and how, and what others notice of it."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from hypothesis import given
@@ -21,6 +26,7 @@ from envsdk.gateway.app import ServerLimits, model_app
 from envsdk.gateway.background import BackgroundServer
 from envsdk.gateway.protocols import load_protocol
 from envsdk.gateway.sessions import Sessions, TokenBucket
+from envsdk.images import Image
 
 PROTOCOLS = ("chat", "responses", "anthropic")
 ROUTES = {"chat": "chat/completions", "responses": "responses", "anthropic": "messages"}
@@ -479,6 +485,27 @@ def test_anthropic_works_with_either_base_url(server: BackgroundServer, session:
 # What others notice.
 
 
+def test_while_an_image_is_read_other_requests_of_the_server_are_answered(
+    http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def check_image(image: object) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(session, "check_image", check_image)
+    image = {"type": "image_url", "image_url": {"url": Image.read(np.zeros((8, 8, 3), np.uint8)).url}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [image]}]}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.post, f"{url}/chat/completions", json=body, timeout=60)
+        assert has_begun.wait(60)
+        assert http.get(f"{url}/models").status_code == 200
+        assert not asking.done()
+        may_end.set()
+        assert asking.result().status_code == 200
+
+
 def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     server: BackgroundServer, is_full: bool
 ) -> None:
@@ -590,3 +617,123 @@ def test_bytes_that_are_not_http_are_refused(server: BackgroundServer, http: htt
     url = f"{server.openai_base_url(session)}/chat/completions"
     assert http.post(url, json=body_of("chat", "hi")).status_code == 200
     server.remove(session)
+
+
+# Connections.
+
+
+class Bounded:
+    """A server with small limits of connections."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.server, self.session = BackgroundServer(ServerLimits(**limits)), ScriptedSession()
+        self.server.add(self.session)
+        self.url = httpx.URL(self.server.openai_base_url(self.session))
+
+    def __enter__(self) -> "Bounded":
+        self._stack = contextlib.ExitStack()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.server.stop()
+
+    def connect(self) -> socket.socket:
+        connection = self._stack.enter_context(socket.create_connection((self.url.host, self.url.port or 80)))
+        connection.settimeout(60)
+        return connection
+
+    def is_alive(self) -> bool:
+        return httpx.get(f"{self.url}/models", timeout=60).status_code == 200
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait for the end of a connection."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(65_536):
+            pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["silent", "slow", "again"]
+)
+def test_a_client_has_limited_time_for_the_headers_of_a_request(sent: bytes) -> None:
+    with Bounded(header_timeout_s=0.1) as bounded:
+        connection = bounded.connect()
+        connection.sendall(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+            connection.sendall(b"G")
+        assert is_closed(connection)
+        assert bounded.is_alive()
+
+
+def test_bytes_after_a_request_do_not_keep_a_connection_open() -> None:
+    with Bounded(header_timeout_s=0.1) as bounded:
+        connection = bounded.connect()
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(600):
+                connection.sendall(b"a")
+                time.sleep(0.1)
+        assert is_closed(connection)
+
+
+def test_a_request_may_take_longer_than_its_headers() -> None:
+    with Bounded(header_timeout_s=0.1) as bounded:
+        response = httpx.post(f"{bounded.url}/chat/completions", json=body_of("chat", "sleep"), timeout=60)
+        assert response.status_code == 200
+
+
+def test_of_too_many_connections_the_one_that_was_idle_for_the_longest_time_is_closed() -> None:
+    with Bounded(max_connections=8) as bounded:
+        asking = bounded.connect()
+        asking.sendall(request_of(bounded.url.join(f"{bounded.url.path}/chat/completions"), body_of("chat", "wait")))
+        until(lambda: bounded.session.asked)
+        idle = [bounded.connect() for _ in range(40)]
+        assert all(is_closed(connection) for connection in idle[:30])
+        assert bounded.is_alive()
+        assert not bounded.session.canceled  # the connection with a request stays
+
+
+def test_a_server_that_clients_fill_with_connections_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with Bounded(max_connections=8) as bounded:
+        idle = [bounded.connect() for _ in range(60)]
+        assert is_closed(idle[0])
+        for _ in range(20):
+            connection = bounded.connect()
+            connection.sendall(b"\0\r\n\r\n")
+            is_closed(connection)
+        assert bounded.is_alive()
+    assert len(caplog.records) <= 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the descriptors of a process")
+def test_with_few_file_descriptors_idle_connections_stop_nothing_and_the_log_stays_short() -> None:
+    program = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
+from envsdk.gateway.background import BackgroundServer
+server = BackgroundServer()
+print(server._address, flush=True)
+input()
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        assert process.stdout is not None
+        url = httpx.URL(process.stdout.readline().strip())
+        for _ in range(400):
+            stack.enter_context(socket.create_connection((url.host, url.port or 80)))
+        assert httpx.get(url, timeout=60).status_code == 200
+        _, logged = process.communicate("\n", timeout=60)
+    assert len(logged) < 2000

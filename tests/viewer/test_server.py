@@ -1,8 +1,10 @@
 """The server of the page: loopback only, and JSON for everything, errors included."""
 
+import contextlib
 import http.client
 import json
 import re
+import socket
 import threading
 from hashlib import sha256
 from pathlib import Path
@@ -124,3 +126,19 @@ def test_the_committed_page_was_built_from_its_sources():
         digest.update(f"{name} {len(data)}\n".encode() + data)
     assert f'<meta name="sources" content="{digest.hexdigest()}">' in PAGE.read_text()
     assert PAGE.stat().st_size < 150_000
+
+
+def test_idle_connections_hold_a_bounded_number_of_threads(run):
+    with ViewerServer(Resources([Source(run)])) as server, contextlib.ExitStack() as stack:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        before = threading.active_count()
+        address = ("127.0.0.1", server.server_port)
+        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(100)]
+        for connection in idle[: len(idle) - server.max_connections]:
+            assert connection.recv(1) == b""
+        connection = http.client.HTTPConnection(*address, timeout=60)
+        connection.request("GET", "/api/runs", headers={"Host": f"127.0.0.1:{server.server_port}"})
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert threading.active_count() <= before + server.max_connections + 1
+        server.shutdown()

@@ -1,15 +1,44 @@
 """The parts of a message's content: texts and images, in the form of a protocol."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ...errors import ImageError, MissingPackage
-from ...images import Image
+from ...errors import ConfigError, ImageError, MissingPackage, RenderError
+from ...images import Image, PixelBudget
 from ...messages import ImagePart
 from .fields import Fields, not_of_kind, refused
 
 Content: TypeAlias = "str | list[dict[str, str] | ImagePart]"
 """The content of a message, as `Message` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestImages:
+    """How the images of one request are read: `with RequestImages(...).reading():`.
+
+    Attributes:
+        check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or
+            `ConfigError` if the model does not take it.
+        budget: What the images may cost together.
+    """
+
+    check: Callable[[Image | None], object] = lambda image: None
+    budget: PixelBudget = field(default_factory=PixelBudget)
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Read the images of messages in this way, in this thread."""
+        token = _images.set(self)
+        try:
+            yield
+        finally:
+            _images.reset(token)
+
+
+_images: ContextVar[RequestImages | None] = ContextVar("_images", default=None)
 
 
 def content_of(parts: "Sequence[str | ImagePart]") -> Content:
@@ -62,11 +91,18 @@ def _image_at_url(part: Fields) -> ImagePart:
     is_object = isinstance(part.get("image_url"), dict)
     holder, key = (Fields(part.get("image_url"), part.name("image_url")), "url") if is_object else (part, "image_url")
     holder.text("detail")
-    url = holder.required_text(key)
+    return _read_image(holder, key, Image.from_url)
+
+
+def _read_image(fields: Fields, key: str, read: Callable[[str, PixelBudget], Image]) -> ImagePart:
+    images, text = _images.get() or RequestImages(), fields.required_text(key)
     try:
-        return ImagePart(Image.from_url(url))
-    except (ImageError, MissingPackage) as error:
-        raise refused(holder.name(key), str(error)) from error
+        images.check(None)
+        image = read(text, images.budget)
+        images.check(image)
+    except (ConfigError, ImageError, MissingPackage, RenderError) as error:
+        raise refused(fields.name(key), str(error)) from error
+    return ImagePart(image)
 
 
 def image_of_source(block: Fields) -> ImagePart:
@@ -83,7 +119,4 @@ def image_of_source(block: Fields) -> ImagePart:
         reason = f"got {kind!r:.40}; only 'base64' is supported: nothing is fetched, and no files are stored here"
         raise refused(source.name("type"), reason)
     source.text("media_type")
-    try:
-        return ImagePart(Image.from_base64(source.required_text("data")))
-    except (ImageError, MissingPackage) as error:
-        raise refused(source.name("data"), str(error)) from error
+    return _read_image(source, "data", Image.from_base64)

@@ -35,6 +35,9 @@ def is_failure(error: BaseException) -> bool:
 
 # Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
 _PADDING = 1024
+_BLANK = 2**16
+"""A run of at least twice as many blanks is not left to tiktoken, whose regular expressions have a stack."""
+_BLANKS = {r"\s": r"\p{White_Space}", r"\S": r"\P{White_Space}"}
 _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
@@ -156,15 +159,51 @@ class TiktokenTokenizer(NamedTokenizer):
         return unicodedata.normalize("NFC", text) if self._nfc and not text.isascii() else text
 
     def encode(self, text: str) -> "NDArray[np.int32]":
+        normal = self.normalize(text)
+        blocks = range(0, len(normal) - _BLANK + 1, _BLANK)
+        if any(normal[i : i + _BLANK].isspace() for i in blocks):
+            return self._encode_blanks(normal)
+        return self._encode(normal)
+
+    def _encode(self, normal: str) -> "NDArray[np.int32]":
         try:
-            return np.array(self._encoding.encode_ordinary(self.normalize(text)), dtype=np.int32)
+            return np.array(self._encoding.encode_ordinary(normal), dtype=np.int32)
         except BaseException as error:
             if not is_failure(error):
                 raise
             raise TokenizerError(
-                f"{self.name}: a text of {len(text):,} characters cannot be encoded: {error}. A run of a million "
-                "spaces is too much for its regular expression (cut such texts), and the encoding may lack a byte"
+                f"{self.name}: a text of {len(normal):,} characters cannot be encoded: {error}. The encoding may lack "
+                "a byte"
             ) from None
+
+    def _encode_blanks(self, normal: str) -> "NDArray[np.int32]":
+        """Encode a text with a run of white space that is too long for tiktoken's regular expressions.
+
+        The package `regex`, which tiktoken itself requires, finds the same words. That is checked on the same text with
+        shorter runs.
+        """
+        shortened = re.sub(
+            r"\s{2,}", lambda run: run[0] if len(run[0]) < 1000 else run[0][:500] + run[0][-500:], normal
+        )
+        if not np.array_equal(self._encode_by_words(shortened), self._encode(shortened)):
+            raise TokenizerError(
+                f"{self.name}: a text with a run of more than {_BLANK:,} blanks cannot be encoded: its other words are "
+                "not found in the same way without tiktoken. Cut the run"
+            )
+        return self._encode_by_words(normal)
+
+    def _encode_by_words(self, normal: str) -> "NDArray[np.int32]":
+        words = (found[0] for found in self._words.finditer(normal))
+        ids = [token for word in words for token in self._encoding._encode_single_piece(word)]  # pyright: ignore[reportPrivateUsage]
+        return np.array(ids, dtype=np.int32)
+
+    @cached_property
+    def _words(self) -> Any:
+        """The regular expression of words, in which white space is what it is in Rust."""
+        import regex
+
+        pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
+        return regex.compile(re.sub(r"\\.", lambda escape: _BLANKS.get(escape[0], escape[0]), pattern))
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         # Read as unsigned integers, negative ids are too large as well.
