@@ -17,6 +17,7 @@ from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
 from .configuration import configuration_of
+from .deadlines import MethodThread
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .options import check_count, check_seconds
 from .player import Played, Player, PlaySettings
@@ -159,7 +160,8 @@ class Rollouts:
         self._max_concurrency = max_concurrency
         self._max_staleness, self._on_stale = max_staleness, on_stale
         self._on_trajectory = on_trajectory
-        self._first = self._settings.make_env()
+        self._thread = MethodThread()
+        self._first = run(self._thread.call(self._settings.make_env))
         self.reward_range = self._first.reward_range
         """The lowest and the highest reward of an episode that the environment declares."""
         find_policy(policy, self._first, None)
@@ -354,7 +356,7 @@ class Rollouts:
 
     def _new_player(self) -> Player | WorkerPool:
         if self._executor is None:
-            player = Player(self._settings, self._first)
+            player = Player(self._settings, self._first, self._thread)
             player.resume(self._policy_version)
             return player
         self._first.close()
