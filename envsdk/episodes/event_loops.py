@@ -59,7 +59,7 @@ class _KeptLoop:
     """The event loop of a thread, which is closed when the thread ends."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=collecting_loop)  # given, so that asyncio's own factory stays as it is
+        self._runner = asyncio.Runner(loop_factory=collecting_loop)  # so that asyncio's own factory stays as it is
         self._at_end = weakref.finalize(self, _close, self._runner.get_loop(), os.getpid())
         self._at_end.atexit = False
 

@@ -17,6 +17,8 @@ from ..episodes.driver import not_cancelled
 from ..episodes.event_loops import close_at_exit, collecting_loop
 from ..errors import DeadlineExceeded
 
+_NEW_S = 0.01
+"""How long a call counts as one that computes in any case, in seconds."""
 _CANCEL_S = 1.0
 """How long a coroutine in a thread may take to end when it is cancelled, in seconds."""
 
@@ -39,6 +41,19 @@ class Call:
         self.returns = _returns.get(loop) or _returns.setdefault(loop, _Returns(loop))
         self._function = function
         self._context = contextvars.copy_context()
+
+    def begin(self, server: "_Server") -> None:
+        """Note that a thread begins it."""
+        self.server, self.began_at, self._cpu_at = server, time.monotonic(), time.thread_time()
+
+    def computes(self) -> bool:
+        """Return whether it has just begun, or its thread computes rather than waits for something."""
+        server = self.server
+        if server is None or self.began_at is None:
+            return True
+        seconds = time.monotonic() - self.began_at
+        cpu_s = server.cpu_time_of(self)
+        return seconds < _NEW_S or (cpu_s is not None and cpu_s - self._cpu_at > seconds / 4)
 
     def run(self, server: "_Server") -> None:
         """Call the function, in the thread of a server; what it awaits goes on in the server's event loop."""
@@ -101,6 +116,60 @@ class _Returns:
 _returns: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns]" = weakref.WeakKeyDictionary()
 
 
+class Places:
+    """Lets only so many calls compute at the same time: more threads would keep an event loop from running.
+
+    Calls that wait for something, such as a process or a server, do not count.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._holders: set[Call] = set()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, call: Call) -> None:
+        """Wait for a place, which the call has until `leave`, or until it waits and another call needs a place."""
+        if not self._free:
+            loop = asyncio.get_running_loop()
+            place: asyncio.Future[None] = loop.create_future()
+            if not self._waiting:
+                loop.call_later(_NEW_S, self._look, loop)
+            self._waiting.append(place)
+            try:
+                await place
+            except asyncio.CancelledError:
+                if place.done() and not place.cancelled():
+                    self._give_back()
+                raise
+        else:
+            self._free -= 1
+        self._holders.add(call)
+
+    def leave(self, call: Call) -> None:
+        """Give the place of a call to another one, if it still has it."""
+        if call in self._holders:
+            self._holders.discard(call)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the places of calls that wait for something."""
+        for call in [call for call in self._holders if not call.computes()]:
+            self.leave(call)
+        if self._waiting:
+            loop.call_later(_NEW_S, self._look, loop)
+
+
 class MethodThread:
     """A thread that calls functions, one at a time, and awaits coroutines, in an event loop that it then has.
 
@@ -150,7 +219,8 @@ class MethodThread:
     async def _give_up(self, call: Call) -> None:
         """Cancel a call; abandon its thread if that has begun it and does not end it."""
         call.is_cancelled = True
-        call.future = asyncio.get_running_loop().create_future()
+        if call.future.cancelled():
+            call.future = asyncio.get_running_loop().create_future()  # what it still returns
         try:
             if call.task is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
@@ -158,7 +228,7 @@ class MethodThread:
                 await asyncio.wait({call.future}, timeout=_CANCEL_S)
         finally:
             self._shared.abandon(call)
-            if call.future.done():
+            if call.future.done() and not call.future.cancelled():
                 call.future.exception()  # asyncio would log one that nobody takes
 
     def stop(self) -> None:
@@ -208,9 +278,11 @@ class _Server:
         self._running = 0
         self._runner: asyncio.Runner | None = None
 
+        self._thread = threading.Thread(target=self._serve, name="envsdk-method", daemon=True)
+
     def start(self) -> None:
         """Begin to serve."""
-        threading.Thread(target=self._serve, name="envsdk-method", daemon=True).start()
+        self._thread.start()
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
         """Return the thread's event loop, which runs from now on between the calls, too."""
@@ -256,9 +328,17 @@ class _Server:
         with self._shared.lock:
             if call.has_ended:  # its caller has gone
                 return
-            call.server, call.began_at = self, time.monotonic()
+            call.begin(self)
             self._running += 1
         call.run(self)
+
+    def cpu_time_of(self, call: Call) -> float | None:
+        """Return the processor time of the thread while it runs a call; None if the call ended, or it is not known."""
+        clock_of, ident = getattr(time, "pthread_getcpuclockid", None), self._thread.ident
+        with self._shared.lock:  # the clock of a thread that has ended must not be read
+            if clock_of is None or ident is None or call.has_ended:
+                return None
+            return time.clock_gettime(clock_of(ident))
 
     def _is_replaced(self) -> bool:
         return self._shared.server is not self

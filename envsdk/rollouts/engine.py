@@ -56,14 +56,13 @@ class Rollouts:
         policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
             that takes longer is an infrastructure error.
         method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
-            is cancelled. A plain one is left alone in its thread if the environment is declared as `blocking`, and
-            interrupted otherwise.
+            is cancelled. A method that does not return is left alone in its thread; see `Env.blocking`.
         episode_timeout_s: The same for an episode; an error of the environment.
         max_retries: How many times an episode begins again, with the same seed, after an infrastructure error.
         retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
         fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
-        max_threads: How many blocking methods may run at the same time. More than 16 may delay the event loop, if they
-            compute rather than wait.
+        max_threads: How many methods of environments may compute at the same time; those that wait for something do
+            not count. More than 16 may delay the event loop.
         executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
             play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
             and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.

@@ -43,7 +43,7 @@ from ..policies.find import asks_environment, find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import Call as ThreadCall
-from .deadlines import MethodThread
+from .deadlines import MethodThread, Places
 from .garbage import rare_collections
 from .jobs import Job
 from .runner import EpisodeRunner
@@ -169,7 +169,7 @@ class Player:
         self._logged: set[tuple[Any, ...]] = set()
         self._waits: set[_Wait] = set()
         self._turns = _Turns()
-        self._threads = asyncio.Semaphore(settings.max_threads)
+        self._places = Places(settings.max_threads)
         self._may_sample = asyncio.Event()
         self._may_sample.set()
         self._in_flight = 0
@@ -386,16 +386,18 @@ class Player:
     async def _call(
         self, play: "_Play | None", thread: MethodThread | None, what: str, function: Callable[[], Any]
     ) -> Any:
-        call = None
+        seconds = self.settings.method_timeout_s
         if thread is None:
             returned = function()
             if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # usually a turn
                 return returned
-            awaitable = not_cancelled(returned)
-        else:
-            call = ThreadCall(function)
-            awaitable = thread.result(call)
-        return await self._within(play, "method", what, awaitable, self.settings.method_timeout_s, call)
+            return await self._within(play, "method", what, not_cancelled(returned), seconds)
+        call = ThreadCall(function)
+        await self._places.take(call)
+        try:
+            return await self._within(play, "method", what, thread.result(call), seconds, call)
+        finally:
+            self._places.leave(call)
 
     async def _within(
         self,
