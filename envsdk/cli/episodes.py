@@ -25,6 +25,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line
 from .options import (
+    ALLOW_CHANGED,
     ENVIRONMENT,
     NAMED,
     OPTION,
@@ -70,6 +71,7 @@ def rollout(
     workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
     out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
     log_to: Annotated[str | None, typer.Option(help="Log to trackio, wandb or tensorboard; see the docs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
@@ -104,6 +106,7 @@ def rollout(
         n_workers=workers,
         out=out,
         resume=resume,
+        allow_changed=allow_changed,
         compress=compress,
         progress=errors if errors.is_terminal else not as_json,
         log_to=log_to,

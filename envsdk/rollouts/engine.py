@@ -74,6 +74,8 @@ class Rollouts:
         out: A folder for the run (see `RunFolder`). Each trajectory is on disk before it is reported. One that failed
             because of the infrastructure is not stored: resuming the run plays it again.
         resume: Whether to continue the run in that folder: the episodes that it has are not played again.
+        allow_changed: Whether to continue although the environment's code, options, limits or task data have changed
+            since the run began. The folder then records what changed.
         compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
         progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
             `auto`: only on a terminal. A rich console: live there.
@@ -114,6 +116,7 @@ class Rollouts:
         on_trajectory: Callable[[Trajectory], Any] | None = None,
         out: str | Path | None = None,
         resume: bool = False,
+        allow_changed: bool = False,
         compress: bool = False,
         progress: Progress = False,
         log_to: LogTo | None = None,
@@ -177,7 +180,12 @@ class Rollouts:
         if out is not None:
             configuration = configuration_of(self._settings, self._first, self._jobs, group_size)
             self.folder = RunFolder.create(
-                out, configuration, {"main": self._first.renderer}, resume=resume, compress=compress
+                out,
+                configuration,
+                {"main": self._first.renderer},
+                resume=resume,
+                allow_changed=allow_changed,
+                compress=compress,
             )
             self._stored_jobs = [job for job in self._jobs if job.id in self.folder.finished]
             self._jobs = [job for job in self._jobs if job.id not in self.folder.finished]

@@ -268,7 +268,7 @@ def test_another_configuration_is_refused_with_each_difference(
     changed = {"env": "envsdk/GuessNumber-v0", "seeds": [0, 9, 2], "group_size": 2, "env_options": {}, "policy": "null"}
     with pytest.raises(RunFolderError) as raised:
         create(changed, resume=True)
-    listed = str(raised.value).partition("give the same: ")[2].split("; ")
+    listed = str(raised.value).partition("another configuration: ")[2].partition(". Go back")[0].split("; ")
     assert listed == [
         "configuration.seeds[1]: 1 in the folder, 9 now",
         "configuration.env_options.history: 'keep' in the folder, nothing now",
