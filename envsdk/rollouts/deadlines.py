@@ -11,7 +11,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 
 from ..episodes.driver import not_cancelled
 from ..episodes.event_loops import close_at_exit, collecting_loop
@@ -26,19 +27,22 @@ _CANCEL_S = 1.0
 class Call:
     """A function that is called in a `MethodThread`.
 
+    Args:
+        function: The function.
+        loop: The event loop that awaits its `future`; None for a thread that waits for it.
+
     Attributes:
         began_at: When the thread began it (`time.monotonic`); None while it waits for the thread.
     """
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop | None) -> None:
         self.began_at: float | None = None
         self.has_ended = False
         self.server: _Server | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
-        loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = loop.create_future()
-        self.returns = _returns.get(loop) or _returns.setdefault(loop, _Returns(loop))
+        self.future: asyncio.Future[Any] | Future[Any] = Future() if loop is None else loop.create_future()
+        self._returns = None if loop is None else _returns.get(loop) or _returns.setdefault(loop, _Returns(loop))
         self._function = function
         self._context = contextvars.copy_context()
 
@@ -77,8 +81,15 @@ class Call:
         else:
             server.end(self, value, None)
 
+    def end(self, result: Any, error: BaseException | None) -> None:
+        """Give the caller what the function returned or raised; in any thread."""
+        if self._returns is None:
+            self.settle(result, error)
+        else:
+            self._returns.add(self, result, error)
+
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Give the caller what the function returned or raised."""
+        """As `end`, in the caller's event loop."""
         if self.future.done():
             return
         if error is None:
@@ -205,13 +216,20 @@ class MethodThread:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Return what a function returns, awaited, with a copy of the caller's context variables."""
-        return await self.result(Call(function))
+        return await self.result(Call(function, asyncio.get_running_loop()))
+
+    def wait(self, function: Callable[[], Any]) -> Any:
+        """As `call`, and block the caller's thread meanwhile."""
+        call = Call(function, None)
+        self._shared.put(call)
+        return cast("Future[Any]", call.future).result()
 
     async def result(self, call: Call) -> Any:
         """As `call`, for a call whose beginning the caller watches."""
         self._shared.put(call)
+        future = cast("asyncio.Future[Any]", call.future)
         try:
-            return await call.future
+            return await future
         except asyncio.CancelledError:
             await self._give_up(call)
             raise
@@ -219,17 +237,18 @@ class MethodThread:
     async def _give_up(self, call: Call) -> None:
         """Cancel a call; abandon its thread if that has begun it and does not end it."""
         call.is_cancelled = True
-        if call.future.cancelled():
-            call.future = asyncio.get_running_loop().create_future()  # what it still returns
+        future = cast("asyncio.Future[Any]", call.future)
+        if future.cancelled():
+            call.future = future = asyncio.get_running_loop().create_future()  # what it still returns
         try:
             if call.task is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
                     call.task.get_loop().call_soon_threadsafe(call.task.cancel)
-                await asyncio.wait({call.future}, timeout=_CANCEL_S)
+                await asyncio.wait({future}, timeout=_CANCEL_S)
         finally:
             self._shared.abandon(call)
-            if call.future.done() and not call.future.cancelled():
-                call.future.exception()  # asyncio would log one that nobody takes
+            if future.done() and not future.cancelled():
+                future.exception()  # asyncio would log one that nobody takes
 
     def stop(self) -> None:
         """End the thread once it has returned from its last function."""
@@ -299,7 +318,7 @@ class _Server:
             self._running -= 1
         if self.loop is not None and self._is_over():
             self.loop.stop()
-        call.returns.add(call, result, error)
+        call.end(result, error)
 
     def serve_waiting(self) -> None:
         """Begin the calls that wait, in the event loop."""

@@ -163,7 +163,7 @@ class Rollouts:
         self._max_staleness, self._on_stale = max_staleness, on_stale
         self._on_trajectory = on_trajectory
         self._thread = MethodThread()
-        self._first = run(self._thread.call(self._settings.make_env))
+        self._first: Env = self._thread.wait(self._settings.make_env)
         self.reward_range = self._first.reward_range
         """The lowest and the highest reward of an episode that the environment declares."""
         find_policy(policy, self._first, None)

@@ -392,7 +392,7 @@ class Player:
             if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # usually a turn
                 return returned
             return await self._within(play, "method", what, not_cancelled(returned), seconds)
-        call = ThreadCall(function)
+        call = ThreadCall(function, asyncio.get_running_loop())
         await self._places.take(call)
         try:
             return await self._within(play, "method", what, thread.result(call), seconds, call)
