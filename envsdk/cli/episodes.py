@@ -159,6 +159,8 @@ def _terminating() -> Generator[None]:
     """Let SIGTERM end a run as Ctrl-C does."""
 
     def interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -113,6 +113,37 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
     assert before <= set(stored)
 
 
+@pytest.mark.parametrize(
+    ("number", "ignores_ctrl_c"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_an_interrupt_ends_a_run_whose_methods_hang(
+    tmp_path: Path, number: signal.Signals, ignores_ctrl_c: bool
+) -> None:
+    """Also in the background of a script, whose shell lets its jobs ignore Ctrl-C."""
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\n"
+        "from envsdk import Env, Turn\n"
+        "class Hangs(Env):\n"
+        "    def start(self): return Turn('Go.')\n"
+        "    def respond(self, reply):\n"
+        "        pathlib.Path('hangs').touch()\n"
+        "        time.sleep(600)\n"
+        "    def reference_reply(self): return 'ok'\n"
+    )
+    command = [*ENVSDK, "rollout", "mine:Hangs", "--method-timeout", "500", "--out", "run"]
+    if ignores_ctrl_c:
+        ignore = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({command[0]!r}, {command})"
+        command = [sys.executable, "-c", ignore]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "hangs").exists():
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "interrupted after 0 of 8 episodes" in printed
+
+
 def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
     options = ("--seeds", 4, "--samples", 2)
     good = run("eval", MATH, *options, "--out", tmp_path / "good")
