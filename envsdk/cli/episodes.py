@@ -15,6 +15,7 @@ import typer
 from ..authoring.catalog import describe
 from ..episodes.event_loops import run
 from ..errors import ConfigError
+from ..policies.named import SERVED, policy_of
 from ..registry import list_envs
 from ..rollouts import Rollouts
 from ..rollouts.stored_run import StoredRun
@@ -36,7 +37,7 @@ from .options import (
     TOKENIZER,
     environment,
     options_of,
-    policy_from,
+    policy_options,
     specification,
 )
 from .output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
@@ -65,7 +66,9 @@ def rollout(
     concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
     timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
     method_timeout: Annotated[float, typer.Option(help="The same for a method of the environment.")] = 60,
-    retries: Annotated[int, typer.Option(min=0, help="How often an episode begins again if the server fails.")] = 2,
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often an episode begins again if the server fails; 0: nor a request.")
+    ] = 2,
     fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
@@ -90,7 +93,10 @@ def rollout(
     }
     if tasks is not None:
         options["tasks"] = str(tasks)
-    found: Any = policy_from(policy, model, policy_option or ())
+    given = policy_options(model, policy_option or ())
+    if not retries and policy.partition(":")[0] in SERVED:
+        given.setdefault("max_retries", 0)
+    found: Any = policy_of(policy, **given)
     rollouts = Rollouts(
         environment(env),
         found,

@@ -12,7 +12,7 @@ from ..authoring.env import Env
 from ..cards import card, named
 from ..episodes.concurrent import run_all
 from ..episodes.event_loops import run
-from ..errors import ConfigError, RunFailed
+from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
@@ -58,7 +58,9 @@ class Rollouts:
         method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
             is cancelled. A method that does not return is left alone in its thread; see `Env.blocking`.
         episode_timeout_s: The same for an episode; an error of the environment.
-        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error.
+        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error. A
+            policy on a server has retries of its own. A server that cannot be reached at the beginning ends the run at
+            once.
         retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
         fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
         max_threads: How many methods of environments may compute at the same time; those that wait for something do
@@ -86,6 +88,7 @@ class Rollouts:
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
+        RunFailed: While it runs: see `fail_fast` and `max_retries`.
         MissingPackage: If the package that `log_to` names is not installed.
         UnknownName: If no environment or policy has that name.
         RunFolderError: If the folder is in use, has another configuration, or has a run and `resume` is False.
@@ -405,6 +408,10 @@ class Rollouts:
         return trajectory
 
     def _check_failures(self, played: Played) -> None:
+        """End the run if what failed in an episode fails in all of them."""
+        error = played.trajectory.error or ""
+        if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
+            raise RunFailed(f"no reply was sampled. {error}")
         if played.trajectory.error_kind != "environment":
             self._failed_in_a_row, self._first_failure = 0, None
             return

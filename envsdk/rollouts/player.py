@@ -34,6 +34,7 @@ from ..errors import (
     PolicyError,
     PolicyUnavailable,
     ServerMismatch,
+    ServerUnreachable,
     TokenizerMismatch,
     UnknownName,
     WorkerLost,
@@ -206,6 +207,8 @@ class Player:
             trajectory = played.trajectory
             if trajectory.error_kind != "infrastructure" or attempt == self.settings.max_retries:
                 return played
+            if isinstance(played.error, ServerUnreachable) and not self._statistics.steps:
+                return played
             self.statistics.retries[(trajectory.error or "").partition(":")[0]] += 1
             await asyncio.sleep(min(30.0, self.settings.retry_wait_s * 2**attempt))
             attempt += 1
@@ -277,7 +280,7 @@ class Player:
         """Log a line for each failure, and the traceback of the first of its kind."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
-        is_new = place not in self._logged
+        is_new = place not in self._logged and not isinstance(error, ServerUnreachable)  # no code has failed
         self._logged.add(place)
         text = describe_error(error, with_notes=False)
         _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)

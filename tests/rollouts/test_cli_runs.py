@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_servers import ModelServer
+from model_servers import Fault, ModelServer
 from typer.testing import CliRunner
 
 from envsdk.cli import app
@@ -82,6 +82,24 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
     options = ("--executor", "processes", "--workers", 2, "--episodes", 6, "--out", "run", "--json")
     printed = run_program("rollout", "mine:Mine", *options, cwd=tmp_path)
     assert json.loads(printed.stdout)["mean_reward"] == 1.0
+
+
+def test_without_retries_no_request_is_sent_again() -> None:
+    with ModelServer(stop_logit=9.0) as server:
+        server.faults += [Fault(503), Fault(503)]
+        run_program(
+            *("rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "check=false"),
+            *("--episodes", 2, "--retries", 0),
+            code=1,
+        )
+        assert len(server.bodies("/inference/v1/generate")) == 2
+
+
+def test_a_wrong_port_ends_a_run_at_once() -> None:
+    with ModelServer() as server:
+        url = server.url
+    printed = run_program("rollout", MATH, "--policy", f"vllm:{url}", code=2)
+    assert f"no connection to {url} can be opened" in printed.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
