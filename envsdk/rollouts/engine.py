@@ -50,7 +50,8 @@ class Rollouts:
         policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
         seeds: The seeds of the tasks. Give either these or `tasks`.
         tasks: The tasks: how many of the environment's own, from the first; or a sequence of them.
-        group_size: How many episodes to play of each task. They form a group, with one `group_id`.
+        group_size: How many episodes to play of each task, such as 8 for a trainer that compares them. They form a
+            group, with one `group_id`.
         env_options: The keyword arguments for `env`, such as `{"tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`.
         max_concurrency: The maximum number of episodes that run at the same time.
         policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
@@ -102,7 +103,7 @@ class Rollouts:
         *,
         seeds: Sequence[int | None] | None = None,
         tasks: int | Sequence[Any] | None = None,
-        group_size: int = 8,
+        group_size: int = 1,
         env_options: Mapping[str, Any] | None = None,
         max_concurrency: int = 256,
         policy_timeout_s: float | None = 600.0,
@@ -428,6 +429,6 @@ def _check_maker(env: object) -> None:
     if isinstance(env, Env) or not (isinstance(env, str) or callable(env)):
         given = f"the environment {env!r}" if isinstance(env, Env) else f"{env!r:.80}"
         raise ConfigError(
-            f"Rollouts() got {given}; expected a way to make an environment for each concurrent episode: an id, a "
-            "class, or a function, with its arguments in env_options"
+            f"the rollouts got {given}; expected a way to make an environment for each concurrent episode: an id, a "
+            "class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
         )

@@ -60,6 +60,8 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     [
         (["--policy", "vllm:"], "has no URL"),
         (["--policy", "vlm:http://x"], "vllm"),
+        (["--policy", "mine:policy"], "'mine:policy' is neither a built-in one nor one of vllm:..."),
+        (["--policy", "mine:policy"], "passed in Python: Rollouts(env, policy, seeds=range(8)).run()"),
         (["--policy", "vllm:http://x", "--policy-option", "temprature=1"], "do not fit"),
         (["--executor", "threads"], "'processes' or 'ray'"),
         (["--resume"], "--out"),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,15 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments: dict[str, A
         Rollouts(Counts, answers, **arguments)
 
 
-def test_an_environment_that_is_made_already_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="a way to make an environment"):
-        Rollouts(Counts(), answers, seeds=[0])  # type: ignore[arg-type]
+def test_an_environment_that_is_made_already_is_refused_with_what_to_pass() -> None:
+    for play in (Rollouts, rollout_many):
+        with pytest.raises(errors.ConfigError, match=r"functools.partial\(MyEnv, history='strip'\)"):
+            play(Counts(), answers, seeds=[0])  # type: ignore[arg-type]
+        play(partial(Counts, history="strip"), answers, seeds=[0])
+
+
+def test_each_task_is_played_once_by_default() -> None:
+    assert [one.seed for one in Rollouts(Counts, answers, seeds=range(2)).run()] == [0, 1]
 
 
 def test_groups_come_whole_and_say_so() -> None:
