@@ -95,12 +95,12 @@ def test_a_pause_that_waits_for_long_replies_costs_no_worker(monkeypatch: pytest
     async def run() -> Rollouts:
         rollouts = Rollouts(
             Counts,
-            Answers(4.0),
+            Answers(6.0),
             seeds=range(2),
             group_size=1,
             executor="processes",
             n_workers=1,
-            method_timeout_s=1.0,
+            method_timeout_s=3.0,
         )
         running = asyncio.create_task(rollouts.arun())
         while not rollouts.statistics.play.lag.buckets:  # until the worker has begun
