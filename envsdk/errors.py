@@ -169,6 +169,10 @@ class PolicyUnavailable(EnvsdkError, ConnectionError):
     """A policy's server cannot be reached, fails, or does not answer, after all retries."""
 
 
+class ServerUnreachable(PolicyUnavailable):
+    """No connection to a policy's server can be opened, and none has been: it does not run, or its URL is wrong."""
+
+
 class ServerReplyError(EnvsdkError, ValueError):
     """A policy's server answered with something that is not a legal action."""
 

@@ -23,6 +23,8 @@ STEPS_WITHOUT_LIMIT = 1000
 """An episode without a limit ends after this many steps."""
 MAX_EMPTY_ABORTS = 16
 """An episode ends after this many interruptions in a row that sampled no token."""
+MAX_ABORTS = 1000
+"""An episode ends after this many interruptions of one reply."""
 
 
 class StopReason(StrEnum):
@@ -35,7 +37,8 @@ class StopReason(StrEnum):
             `MAX_TOOL_CALLS`.
         CUT: The policy or its server cut a reply (`finish_reason == "length"`) before any limit of the episode or of
             the turn was reached, and `Limits.end_on_cut` is set.
-        ABORTED: The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without sampling a token.
+        ABORTED: The policy was interrupted `MAX_EMPTY_ABORTS` times in a row without sampling a token, or `MAX_ABORTS`
+            times in one reply.
         NO_END: The episode had `STEPS_WITHOUT_LIMIT` steps and no limit.
         CONTEXT_FULL: The context was too long, and the history policy had nothing left to drop.
         IDLE: The program of a gateway's session asked nothing for too long.

@@ -39,6 +39,8 @@ class Kills(Counts):
 
 
 class Stalls(Counts):
+    blocking = False  # so that it runs in the event loop of the worker
+
     def respond(self, reply: Message) -> Turn:
         if self.episode.seed == 3:
             time.sleep(1000)  # a call into C that cannot be interrupted

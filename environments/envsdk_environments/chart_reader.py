@@ -73,7 +73,6 @@ class ChartReader(Env):
     default_limits: ClassVar[Limits] = Limits(max_steps=24)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     shows_images: ClassVar[bool] = True
-    blocking: ClassVar[bool] = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

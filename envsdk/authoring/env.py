@@ -88,9 +88,12 @@ class Env(gymnasium.Env[Observation, Any]):
     the second, and the null policy the first: on average over the seeds, up to a tenth of the range."""
     n_tasks: ClassVar[int | None] = None
     """How many different tasks there are, where seeds choose among few; None if each seed has its own."""
-    blocking: ClassVar[bool] = False
-    """Whether its methods may take longer than a few milliseconds without `await`: files, processes, requests, heavy
-    computation. `Rollouts` then calls them in a thread of the environment's own, so that other episodes continue."""
+    blocking: ClassVar[bool | None] = None
+    """Where `Rollouts` calls its methods, plain and async. None: in a thread of the episode, which has an event loop,
+    so that a method that takes long or never returns costs its own episode only. True: as a sub-agent in a thread of
+    its own, so that sub-agents that run concurrently do not wait for each other's plain methods. False: in the event
+    loop of the rollout, for environments that share something that is bound to a loop, such as a client of the class;
+    no method of theirs may take longer than a few milliseconds without `await`."""
     shows_images: ClassVar[bool] = False
     """Whether its messages have images. It then needs a renderer with the processor of a vision model: with
     `tokenizer=` alone, that is `auto`; with neither `renderer=` nor `tokenizer=`, it is `EMBEDDED_VISION`, which needs

@@ -15,6 +15,7 @@ import typer
 from ..authoring.catalog import describe
 from ..episodes.event_loops import run
 from ..errors import ConfigError
+from ..policies.named import SERVED, policy_of
 from ..registry import list_envs
 from ..rollouts import Rollouts
 from ..rollouts.stored_run import StoredRun
@@ -25,6 +26,7 @@ from ..trajectories.samples import Sample
 from ..trajectories.trajectory import Trajectory
 from ..visible import on_one_line
 from .options import (
+    ALLOW_CHANGED,
     ENVIRONMENT,
     NAMED,
     OPTION,
@@ -35,7 +37,7 @@ from .options import (
     TOKENIZER,
     environment,
     options_of,
-    policy_from,
+    policy_options,
     specification,
 )
 from .output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
@@ -64,12 +66,15 @@ def rollout(
     concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
     timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
     method_timeout: Annotated[float, typer.Option(help="The same for a method of the environment.")] = 60,
-    retries: Annotated[int, typer.Option(min=0, help="How often an episode begins again if the server fails.")] = 2,
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often an episode begins again if the server fails; 0: nor a request.")
+    ] = 2,
     fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
     out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
     log_to: Annotated[str | None, typer.Option(help="Log to trackio, wandb or tensorboard; see the docs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
@@ -88,7 +93,10 @@ def rollout(
     }
     if tasks is not None:
         options["tasks"] = str(tasks)
-    found: Any = policy_from(policy, model, policy_option or ())
+    given = policy_options(model, policy_option or ())
+    if not retries and policy.partition(":")[0] in SERVED:
+        given.setdefault("max_retries", 0)
+    found: Any = policy_of(policy, **given)
     rollouts = Rollouts(
         environment(env),
         found,
@@ -104,6 +112,7 @@ def rollout(
         n_workers=workers,
         out=out,
         resume=resume,
+        allow_changed=allow_changed,
         compress=compress,
         progress=errors if errors.is_terminal else not as_json,
         log_to=log_to,
@@ -156,6 +165,8 @@ def _terminating() -> Generator[None]:
     """Let SIGTERM end a run as Ctrl-C does."""
 
     def interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, interrupt)

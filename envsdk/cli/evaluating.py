@@ -9,6 +9,7 @@ from ..errors import ConfigError
 from ..rollouts import Rollouts
 from ..rollouts.evaluation import Environment, Evaluation, Model, Suite, compared, evaluate, runs_of, scored
 from .options import (
+    ALLOW_CHANGED,
     ENVIRONMENT,
     OPTION,
     POLICY,
@@ -43,6 +44,7 @@ def eval_(
     not_scored: Annotated[float | None, typer.Option(help=NOT_SCORED)] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the evaluation; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the folder.")] = False,
+    allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
     compare: Annotated[Path | None, typer.Option(help="The folder of another evaluation, or of a run.")] = None,
     reward: Annotated[str | None, typer.Option(help="Score a stored run with this module:function.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
@@ -87,6 +89,8 @@ def eval_(
             not_scored=not_scored,
             rollouts=rollouts,
         )
+    if allow_changed:
+        suite = suite.model_copy(update={"rollouts": {**suite.rollouts, "allow_changed": True}})
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:
         evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else _announce)

@@ -7,7 +7,7 @@ from typing import Any
 from ..contexts.context import Context
 from ..contexts.sampled import SampledText
 from ..errors import TurnError
-from ..limits import MAX_EMPTY_ABORTS, Limits, StopReason
+from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, Limits, StopReason
 from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
 from ..trajectories.steps import Part, Step
@@ -87,7 +87,7 @@ class Agent:
         """What cut its last reply, unless its author expected that."""
         self.full: StopReason | None = None
         """Why its last request, which was refused, did not fit into its context; None if none was refused for that."""
-        self.empty_aborts = 0
+        self.aborts = self.empty_aborts = 0
         self._names: dict[str, int] = {}
 
     @property
@@ -175,7 +175,7 @@ class Agent:
         vocab_size = context.renderer.tokenizer.vocab_size
         self._act(step, check_action(action, vocab_size, lambda: self._prompt_of(step)))
         if step.finish_reason == "abort":
-            if self.max_tokens() != 0 and self.empty_aborts < MAX_EMPTY_ABORTS:
+            if self.max_tokens() != 0 and not self._is_always_aborted():
                 return None
             step.finish_reason = "length"  # there is no room for the rest, or none comes
         self.due, self.cut = None, None if step.finish_reason == "stop" else self._cut_by(step)
@@ -215,8 +215,9 @@ class Agent:
         stop = context.log_tokens.length
         step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
         step.finish_reason = action.finish_reason
-        is_empty_abort = action.finish_reason == "abort" and not len(action.tokens)
-        self.empty_aborts = self.empty_aborts + 1 if is_empty_abort else 0
+        is_abort = action.finish_reason == "abort"
+        self.aborts = len(step.parts) if is_abort else 0
+        self.empty_aborts = self.empty_aborts + 1 if is_abort and not len(action.tokens) else 0
         is_first = len(step.parts) == 1
         if is_first:
             self.record.append(step)
@@ -254,10 +255,13 @@ class Agent:
 
     def limit_now(self) -> StopReason | None:
         """Return the limit that ends the agent after its last reply: its own, or that of an agent above it."""
-        if self.empty_aborts >= MAX_EMPTY_ABORTS:
+        if self._is_always_aborted():
             return StopReason.ABORTED
         cut = self.cut if self.limits.end_on_cut else None
         return cut or self.full or self.usage.reached()
+
+    def _is_always_aborted(self) -> bool:
+        return self.empty_aborts >= MAX_EMPTY_ABORTS or self.aborts >= MAX_ABORTS
 
     def _cut_by(self, step: Step) -> StopReason | None:
         """Return what cut a reply, if anything but the author's `Turn(max_tokens=)` did."""

@@ -292,6 +292,10 @@ class Driver(Machinery):
         for tasks in self._all_tasks():
             await tasks.end()
 
+    def tasks_are_left(self) -> bool:
+        """Return whether a task that a method started has not ended."""
+        return any(tasks.are_left() for tasks in self._all_tasks())
+
     def _all_tasks(self) -> list[Tasks]:
         return [self.tasks, *(driver_of(agent.env).tasks for agent in self._children())]
 

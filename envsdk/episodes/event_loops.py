@@ -39,8 +39,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return _run_in_worker(coroutine) if in_event_loop() else _run_here(coroutine)
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+def collecting_loop(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:
+    """Return an event loop, a new one by default, whose tasks are collected (`loop_tasks.py`)."""
+    loop = asyncio.new_event_loop() if loop is None else loop
     loop.set_task_factory(_create_task)
     return loop
 
@@ -58,7 +59,7 @@ class _KeptLoop:
     """The event loop of a thread, which is closed when the thread ends."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=_new_loop)  # given, so that asyncio's own factory stays as it is
+        self._runner = asyncio.Runner(loop_factory=collecting_loop)  # so that asyncio's own factory stays as it is
         self._at_end = weakref.finalize(self, _close, self._runner.get_loop(), os.getpid())
         self._at_end.atexit = False
 
@@ -90,10 +91,10 @@ class _KeptLoop:
     def close_at_exit(self) -> None:
         """Close the loop when the interpreter ends."""
         self._at_end.detach()
-        _close_at_exit(self._runner)
+        close_at_exit(self._runner)
 
 
-def _close_at_exit(runner: asyncio.Runner) -> None:
+def close_at_exit(runner: asyncio.Runner) -> None:
     """Cancel the remaining tasks and close the loop.
 
     asyncio starts a thread to wait for the threads of `asyncio.to_thread`. From Python 3.12 on, no thread can be
@@ -133,7 +134,7 @@ class _Worker:
     """A thread with an event loop that runs one coroutine at a time."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=_new_loop)
+        self._runner = asyncio.Runner(loop_factory=collecting_loop)
         self._loop = self._runner.get_loop()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._serve, name="envsdk-event-loop", daemon=True)
@@ -174,7 +175,7 @@ class _Worker:
         while not self._is_stopped:
             with contextlib.suppress(KeyboardInterrupt, SystemExit):  # raised by one task; the others continue
                 self._loop.run_forever()
-        _close_at_exit(self._runner)
+        close_at_exit(self._runner)
 
 
 _idle: deque[_Worker] = deque()

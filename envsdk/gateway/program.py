@@ -36,6 +36,7 @@ class ProgramEnv(Env):
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
 
+    blocking: ClassVar[bool | None] = False  # its program runs in a thread of its own
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
     trainable_roles: ClassVar[frozenset[str] | None] = None

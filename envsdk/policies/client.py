@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from ..errors import PolicyUnavailable, RequestRefused, ServerReplyError
+from ..errors import PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
 from ..packages import load
 from .per_loop import PerLoop
 from .servers import Server, Servers
@@ -106,6 +106,7 @@ class Client:
 
         Raises:
             PolicyUnavailable: If all attempts failed.
+            ServerUnreachable: At once, if no connection to any of the servers can be opened, and none has been.
             RequestRefused: If a server refused the request; it is not tried again.
         """
         tenacity = self._tenacity
@@ -219,15 +220,23 @@ class Client:
         with self._servers.calling(server):
             try:
                 async with self._connections.get().gate:
-                    return await attempt(server)
+                    result = await attempt(server)
+                server.has_answered = True
+                return result
             except Failure as failure:
                 failures.append((server, failure))
+                server.has_answered |= not failure.is_unreachable
                 last = failures[-_FAILURES_IN_A_ROW:]
                 is_down = len(last) == _FAILURES_IN_A_ROW and all(
                     one is server and found.cause not in _OVERLOADED for one, found in last
                 )
                 if failure.is_unreachable or is_down:
                     failure.moves = self._servers.failed(server, is_unreachable=failure.is_unreachable)
+                if not failure.moves and not any(one.has_answered for one in self._servers.all):
+                    raise ServerUnreachable(
+                        f"no connection to {server.url} can be opened: {failure}. Start the server and wait until it "
+                        "is ready, or correct the URL and its port"
+                    ) from failure
                 raise
 
     def _count_retry(self, state: Any) -> None:

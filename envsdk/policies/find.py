@@ -94,6 +94,11 @@ def _of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:
     return policy.of(role) if isinstance(policy, _PolicyByRole) else policy
 
 
+def asks_environment(policy: Callable[..., Any], role: str) -> bool:
+    """Return whether the policy of a role is an environment's own replies, and so a method of it."""
+    return isinstance(_of_role(policy, role), ReplyPolicy)
+
+
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
     """Return the policy that plays an episode of `env`: the built-in one of that name, or the given one.
 

@@ -12,6 +12,8 @@ from .transformers import TransformersPolicy, load_model
 from .vllm import VLLM
 
 _SERVED: dict[str, Callable[..., Any]] = {"vllm": VLLM, "sglang": SGLang}
+SERVED = (*_SERVED, "openai")
+"""The policies whose models are on servers."""
 
 
 def policy_of(text: str, **options: Any) -> PolicyLike:
@@ -33,7 +35,12 @@ def policy_of(text: str, **options: Any) -> PolicyLike:
         if options:
             raise ConfigError(f"the policy {text!r} has no options, but {sorted(options)} were given")
         return text
-    kinds = [*_SERVED, "openai", "transformers"]
+    kinds = [*SERVED, "transformers"]
+    if kind not in kinds and separator and not urls.startswith("http"):
+        raise ConfigError(
+            f"the policy {text!r} is neither a built-in one nor one of {', '.join(f'{name}:...' for name in kinds)}; a "
+            "function or class of yours is passed in Python: Rollouts(env, policy, seeds=range(8)).run()"
+        )
     if kind not in kinds:
         forms = [*BUILT_IN, *(f"{name}:URL" for name in kinds[:-1]), "transformers:FOLDER"]
         raise unknown_name("policy", f"{kind}:URL" if separator else kind, forms)

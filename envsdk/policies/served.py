@@ -63,7 +63,8 @@ class ServedPolicy(ABC):
         api_key: The key for the header `Authorization`.
         timeout_s: The longest duration of a request, in seconds.
         max_retries: How often a call is tried again after a connection error, a timeout, a partial response, or a
-            response with the status 408, 429 or 5xx. The time between attempts grows to 30 s; `Retry-After` holds.
+            response with the status 408, 429 or 5xx. The time between attempts grows to 30 s; `Retry-After` holds. A
+            server that was never reached is not tried again.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
         priority: The priority of the requests, for a server that schedules by priority.
         headers: More headers of each request.

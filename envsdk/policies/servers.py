@@ -24,6 +24,8 @@ class Server:
         """Episodes that it was chosen for."""
         self.down_until = 0.0
         """When it may be used again after it failed, as `time.monotonic()`."""
+        self.has_answered = False
+        """Whether a connection to it was ever opened."""
         self.is_checked = False
         """Whether the startup checks have passed since it was last reached."""
         self.tokenizers: set[str] = set()

@@ -12,11 +12,12 @@ from ..authoring.env import Env
 from ..cards import card, named
 from ..episodes.concurrent import run_all
 from ..episodes.event_loops import run
-from ..errors import ConfigError, RunFailed
+from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies.find import find_policy
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import Trajectory
 from .configuration import configuration_of
+from .deadlines import MethodThread
 from .jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
 from .options import check_count, check_seconds
 from .player import Played, Player, PlaySettings
@@ -49,20 +50,22 @@ class Rollouts:
         policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
         seeds: The seeds of the tasks. Give either these or `tasks`.
         tasks: The tasks: how many of the environment's own, from the first; or a sequence of them.
-        group_size: How many episodes to play of each task. They form a group, with one `group_id`.
+        group_size: How many episodes to play of each task, such as 8 for a trainer that compares them. They form a
+            group, with one `group_id`.
         env_options: The keyword arguments for `env`, such as `{"tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`.
         max_concurrency: The maximum number of episodes that run at the same time.
         policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
             that takes longer is an infrastructure error.
         method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
-            is cancelled. A plain one is left alone in its thread if the environment is declared as `blocking`, and
-            interrupted otherwise.
+            is cancelled. A method that does not return is left alone in its thread; see `Env.blocking`.
         episode_timeout_s: The same for an episode; an error of the environment.
-        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error.
+        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error. A
+            policy on a server has retries of its own. A server that cannot be reached at the beginning ends the run at
+            once.
         retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
         fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
-        max_threads: How many blocking methods may run at the same time. More than 16 may delay the event loop, if they
-            compute rather than wait.
+        max_threads: How many methods of environments may compute at the same time; those that wait for something do
+            not count. More than 16 may delay the event loop.
         executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
             play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
             and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.
@@ -74,6 +77,8 @@ class Rollouts:
         out: A folder for the run (see `RunFolder`). Each trajectory is on disk before it is reported. One that failed
             because of the infrastructure is not stored: resuming the run plays it again.
         resume: Whether to continue the run in that folder: the episodes that it has are not played again.
+        allow_changed: Whether to continue although the environment's code, options, limits or task data have changed
+            since the run began. The folder then records what changed.
         compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
         progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
             `auto`: only on a terminal. A rich console: live there.
@@ -84,6 +89,7 @@ class Rollouts:
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
+        RunFailed: While it runs: see `fail_fast` and `max_retries`.
         MissingPackage: If the package that `log_to` names is not installed.
         UnknownName: If no environment or policy has that name.
         RunFolderError: If the folder is in use, has another configuration, or has a run and `resume` is False.
@@ -97,7 +103,7 @@ class Rollouts:
         *,
         seeds: Sequence[int | None] | None = None,
         tasks: int | Sequence[Any] | None = None,
-        group_size: int = 8,
+        group_size: int = 1,
         env_options: Mapping[str, Any] | None = None,
         max_concurrency: int = 256,
         policy_timeout_s: float | None = 600.0,
@@ -114,6 +120,7 @@ class Rollouts:
         on_trajectory: Callable[[Trajectory], Any] | None = None,
         out: str | Path | None = None,
         resume: bool = False,
+        allow_changed: bool = False,
         compress: bool = False,
         progress: Progress = False,
         log_to: LogTo | None = None,
@@ -159,7 +166,8 @@ class Rollouts:
         self._max_concurrency = max_concurrency
         self._max_staleness, self._on_stale = max_staleness, on_stale
         self._on_trajectory = on_trajectory
-        self._first = self._settings.make_env()
+        self._thread = MethodThread()
+        self._first: Env = self._thread.wait(self._settings.make_env)
         self.reward_range = self._first.reward_range
         """The lowest and the highest reward of an episode that the environment declares."""
         find_policy(policy, self._first, None)
@@ -176,7 +184,12 @@ class Rollouts:
         if out is not None:
             configuration = configuration_of(self._settings, self._first, self._jobs, group_size)
             self.folder = RunFolder.create(
-                out, configuration, {"main": self._first.renderer}, resume=resume, compress=compress
+                out,
+                configuration,
+                {"main": self._first.renderer},
+                resume=resume,
+                allow_changed=allow_changed,
+                compress=compress,
             )
             self._stored_jobs = [job for job in self._jobs if job.id in self.folder.finished]
             self._jobs = [job for job in self._jobs if job.id not in self.folder.finished]
@@ -354,7 +367,7 @@ class Rollouts:
 
     def _new_player(self) -> Player | WorkerPool:
         if self._executor is None:
-            player = Player(self._settings, self._first)
+            player = Player(self._settings, self._first, self._thread)
             player.resume(self._policy_version)
             return player
         self._first.close()
@@ -396,6 +409,10 @@ class Rollouts:
         return trajectory
 
     def _check_failures(self, played: Played) -> None:
+        """End the run if what failed in an episode fails in all of them."""
+        error = played.trajectory.error or ""
+        if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
+            raise RunFailed(f"no reply was sampled. {error}")
         if played.trajectory.error_kind != "environment":
             self._failed_in_a_row, self._first_failure = 0, None
             return
@@ -412,6 +429,6 @@ def _check_maker(env: object) -> None:
     if isinstance(env, Env) or not (isinstance(env, str) or callable(env)):
         given = f"the environment {env!r}" if isinstance(env, Env) else f"{env!r:.80}"
         raise ConfigError(
-            f"Rollouts() got {given}; expected a way to make an environment for each concurrent episode: an id, a "
-            "class, or a function, with its arguments in env_options"
+            f"the rollouts got {given}; expected a way to make an environment for each concurrent episode: an id, a "
+            "class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
         )

@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import sys
+import time
 import traceback
 import weakref
 from collections import deque
@@ -33,15 +34,17 @@ from ..errors import (
     PolicyError,
     PolicyUnavailable,
     ServerMismatch,
+    ServerUnreachable,
     TokenizerMismatch,
     UnknownName,
     WorkerLost,
 )
 from ..limits import StopReason
-from ..policies.find import find_policy, why_not_sampled
+from ..policies.find import asks_environment, find_policy, why_not_sampled
 from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
-from .deadlines import MethodThread, Watchdog
+from .deadlines import Call as ThreadCall
+from .deadlines import MethodThread, Places
 from .garbage import rare_collections
 from .jobs import Job
 from .runner import EpisodeRunner
@@ -118,23 +121,31 @@ class Played:
 
 @dataclass(eq=False)
 class _Seat:
-    """An environment, and the thread of each environment of its episode whose methods block."""
+    """An environment, its thread, and the threads of its sub-agents that have their own."""
 
     env: Env
-    threads: dict[int, MethodThread] = field(default_factory=dict[int, MethodThread])
+    thread: MethodThread | None = None
+    """The thread of its episode; None if nothing has run in one yet."""
+    others: dict[int, MethodThread] = field(default_factory=dict[int, MethodThread])
     is_lost: bool = False
     """Whether a coroutine that does not end when it is cancelled still uses it."""
 
-    def thread_of(self, env: object) -> MethodThread:
-        """Return the thread that the methods of an environment of the episode run in."""
-        if id(env) not in self.threads:
-            self.threads[id(env)] = MethodThread()
-        return self.threads[id(env)]
+    def thread_of(self, env: Any) -> MethodThread | None:
+        """Return the thread that the methods of an environment of the episode run in; None for the event loop."""
+        if env.blocking is False:
+            return None
+        if env.blocking and env is not self.env:
+            if id(env) not in self.others:
+                self.others[id(env)] = MethodThread()
+            return self.others[id(env)]
+        if self.thread is None:
+            self.thread = MethodThread()
+        return self.thread
 
-    @property
     def is_stuck(self) -> bool:
-        """Whether a method has not returned."""
-        return self.is_lost or any(thread.is_busy for thread in self.threads.values())
+        """Return whether a method has not returned."""
+        threads = [*([] if self.thread is None else [self.thread]), *self.others.values()]
+        return self.is_lost or any(thread.is_busy for thread in threads)
 
 
 class _SharedEnvironment(ConfigError):
@@ -147,27 +158,29 @@ class Player:
     Args:
         settings: How to play.
         env: An environment that was made already; None makes the first one when it is needed.
+        thread: The thread that it was made in.
     """
 
-    def __init__(self, settings: PlaySettings, env: Env | None = None) -> None:
+    def __init__(self, settings: PlaySettings, env: Env | None = None, thread: MethodThread | None = None) -> None:
         self.settings = settings
         self._statistics = PlayStatistics()
         self.policy_version: int | None = None
-        self._seats = [] if env is None else [_Seat(env)]
-        self._is_blocking = env is not None and env.blocking
+        self._seats = [] if env is None else [_Seat(env, thread)]
         self._made = weakref.WeakSet([] if env is None else [env])
         self._logged: set[tuple[Any, ...]] = set()
         self._waits: set[_Wait] = set()
         self._turns = _Turns()
-        self._threads = asyncio.Semaphore(settings.max_threads)
+        self._places = Places(settings.max_threads)
         self._may_sample = asyncio.Event()
         self._may_sample.set()
         self._in_flight = 0
         self._no_call = asyncio.Event()
         self._no_call.set()
-        self._stuck: list[_Seat] = []
-        seconds = settings.method_timeout_s
-        self._watchdog = None if seconds is None else Watchdog(seconds)
+        self._stuck: list[Callable[[], bool]] = []
+        self._is_first = env is None
+        self._has_made = asyncio.Event()
+        if env is not None:
+            self._has_made.set()
         self._housekeeping = asyncio.create_task(self._keep_house())
         rare_collections.begin()
 
@@ -193,6 +206,8 @@ class Player:
             played = await self._attempt(job, self.settings.policy if policy is None else policy)
             trajectory = played.trajectory
             if trajectory.error_kind != "infrastructure" or attempt == self.settings.max_retries:
+                return played
+            if isinstance(played.error, ServerUnreachable) and not self._statistics.steps:
                 return played
             self.statistics.retries[(trajectory.error or "").partition(":")[0]] += 1
             await asyncio.sleep(min(30.0, self.settings.retry_wait_s * 2**attempt))
@@ -240,11 +255,8 @@ class Player:
         rare_collections.end()
         self._housekeeping.cancel()
         await asyncio.gather(self._housekeeping, return_exceptions=True)
-        for seat in self._seats:
-            await self._close(seat)
-        self._seats.clear()
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        seats, self._seats = self._seats, []
+        await asyncio.gather(*map(self._close, seats))
 
     # One attempt.
 
@@ -272,7 +284,7 @@ class Player:
         """Log a line for each failure, and the traceback of the first of its kind."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
-        is_new = place not in self._logged
+        is_new = place not in self._logged and not isinstance(error, ServerUnreachable)  # no code has failed
         self._logged.add(place)
         text = describe_error(error, with_notes=False)
         _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)
@@ -295,24 +307,26 @@ class Player:
     async def _take_seat(self) -> _Seat:
         if self._seats:
             return self._seats.pop()
-        self._stuck = [seat for seat in self._stuck if seat.is_stuck]
+        self._stuck = [is_stuck for is_stuck in self._stuck if is_stuck()]
         if len(self._stuck) > _MAX_ABANDONED:
             raise WorkerLost(
                 f"{len(self._stuck)} methods of environments have not returned, and each holds a thread. Let them end "
                 "(with timeouts of their own), or run with executor='processes', where envsdk ends the process"
             )
-        if not self._is_blocking:
-            await self.take_turn()
-            seat = _Seat(self._new(self._now(lambda: "making the environment", self.settings.make_env)))
-            self._is_blocking = seat.env.blocking
-            return seat
+        is_first, self._is_first = self._is_first, False
+        if not is_first:
+            await self._has_made.wait()  # the others find in caches what the first one loaded
         thread = MethodThread()
         try:
-            env = await self._in_thread(thread, "making the environment", self.settings.make_env)
+            env = await self._call(None, thread, "making the environment", self.settings.make_env)
         except BaseException:
             thread.stop()
+            if thread.is_busy:
+                self._abandon(lambda: thread.is_busy)
             raise
-        return _Seat(self._new(env), {id(env): thread})
+        finally:
+            self._has_made.set()
+        return _Seat(self._new(env), thread)
 
     def _new(self, env: Env) -> Env:
         """Return an environment, unless it was returned before: each episode that runs at the same time needs its own.
@@ -330,90 +344,103 @@ class Player:
 
     def _leave(self, seat: _Seat) -> None:
         """Keep an environment for the next episode, or replace it if one of its methods has not returned."""
-        if seat.is_stuck:
-            self.statistics.abandoned += 1
-            self._stuck.append(seat)
-            for thread in seat.threads.values():
-                thread.stop()
-            return
-        own = seat.threads.pop(id(seat.env), None)
-        for thread in seat.threads.values():
+        for thread in seat.others.values():
             thread.stop()
-        seat.threads = {} if own is None else {id(seat.env): own}
-        self._seats.append(seat)
+        if not seat.is_stuck():
+            seat.others.clear()
+            self._seats.append(seat)
+            return
+        self._abandon(seat.is_stuck)
+        if seat.thread is not None:
+            seat.thread.stop()
+
+    def _abandon(self, is_stuck: Callable[[], bool]) -> None:
+        self.statistics.abandoned += 1
+        self._stuck.append(is_stuck)
 
     async def _close(self, seat: _Seat) -> None:
-        thread = seat.threads.get(id(seat.env))
         try:
-            if thread is None:
-                self._now(lambda: "close()", seat.env.close)
-            else:
-                await self._in_thread(thread, "close()", seat.env.close)
+            await self._call(None, seat.thread_of(seat.env), "close()", seat.env.close)
         except Exception as error:
             _log.warning("%r could not be closed", seat.env, exc_info=error)
-        for thread in seat.threads.values():
-            thread.stop()
+        if seat.thread is not None:
+            seat.thread.stop()
 
     # Calls.
-
-    def _now(self, what: Callable[[], str], function: Callable[[], T]) -> T:
-        return function() if self._watchdog is None else self._watchdog.call(what, function)
-
-    async def _in_thread(self, thread: MethodThread, what: str, function: Callable[[], Any]) -> Any:
-        """Call a function in a thread. At its deadline it is left alone there, and its place is free for another."""
-        now, seconds = asyncio.get_running_loop().time, self.settings.method_timeout_s
-        since = now()
-        try:
-            async with self._threads:
-                return await thread.call_within(seconds, what, function)
-        finally:
-            self._waited("method", now() - since)
 
     async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
         """Call a method of an environment of an episode."""
         env, method = driver.env, request.method
+        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
 
-        def what() -> str:
-            return driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
+        def call() -> Any:
+            returned = driver.call_method(request)
+            return driver.now(returned) if inspect.iscoroutine(returned) and not driver.needs_loop() else returned
 
         try:
-            if getattr(env, "blocking", False):
-                thread = play.seat.thread_of(env)
-                return await self._in_thread(thread, what(), partial(driver.call_method, request))
-            returned = self._now(what, partial(driver.call_method, request))
-            if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # mostly a turn
-                return returned
-            return await self._within(play, "method", what(), not_cancelled(returned), self.settings.method_timeout_s)
+            return await self.call(play, env, what, call)
         except SystemExit as error:  # it would end the program with all its episodes
-            raise EpisodeError(f"{what()} called sys.exit({error.code!r})") from error
+            raise EpisodeError(f"{what} called sys.exit({error.code!r})") from error
 
-    async def _within(self, play: "_Play", cause: str, what: str, awaitable: Awaitable[T], seconds: float | None) -> T:
+    async def call(self, play: "_Play", env: object, what: str, function: Callable[[], Any]) -> Any:
+        """Call code of an author where that environment's methods run; `what` describes it in the error of a deadline.
+
+        Raises:
+            DeadlineExceeded: If it took longer than `method_timeout_s`.
+        """
+        return await self._call(play, play.seat.thread_of(env), what, function)
+
+    async def _call(
+        self, play: "_Play | None", thread: MethodThread | None, what: str, function: Callable[[], Any]
+    ) -> Any:
+        seconds = self.settings.method_timeout_s
+        if thread is None:
+            returned = function()
+            if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # usually a turn
+                return returned
+            return await self._within(play, "method", what, not_cancelled(returned), seconds)
+        call = ThreadCall(function, asyncio.get_running_loop())
+        await self._places.take(call)
+        try:
+            return await self._within(play, "method", what, thread.result(call), seconds, call)
+        finally:
+            self._places.leave(call)
+
+    async def _within(
+        self,
+        play: "_Play | None",
+        cause: str,
+        what: str,
+        awaitable: Awaitable[T],
+        seconds: float | None,
+        call: ThreadCall | None = None,
+    ) -> T:
         """Await something that has to be ready in time. If it ignores that it is cancelled, the attempt is given up.
 
-        This is `asyncio.timeout` without a timer for each call: `_keep_house` looks at all of them.
+        This is `asyncio.timeout` without a timer for each call: `_keep_house` looks at all of them. The time of a call
+        in a thread begins when the thread does: the methods of parallel sub-agents may share one.
 
         Raises:
             DeadlineExceeded: If it took longer.
         """
-        now = asyncio.get_running_loop().time
-        since = now()
+        since = time.monotonic()
         task = asyncio.current_task()
         assert task is not None
-        wait = _Wait(task, play, what, since + (math.inf if seconds is None else seconds))
+        wait = _Wait(task, play, what, math.inf if seconds is None else seconds, since, call)
         self._waits.add(wait)
         try:
             value = await awaitable
-            if wait.is_late:  # it was ready, although it was cancelled
+            if wait.late_at is not None:  # it was ready, although it was cancelled
                 task.uncancel()
             return value
         except asyncio.CancelledError as error:
-            if wait.is_late and task.uncancel() == 0:
+            if wait.late_at is not None and task.uncancel() == 0:
                 text = f"{what} took longer than {seconds:g} s; raise {cause}_timeout_s if it may"
                 raise DeadlineExceeded(text) from error
             raise
         finally:
             self._waits.discard(wait)
-            self._waited(cause, now() - since)
+            self._waited(cause, time.monotonic() - since)
 
     async def call_policy(self, play: "_Play", call: Callable[[], Any]) -> Any:
         """Call the policy, once it may be called, and take a turn in the event loop."""
@@ -481,8 +508,8 @@ class Player:
             rare_collections.collect_young()
             if now() > look_at:
                 look_at = now() + pause
-                for wait in [wait for wait in self._waits if now() > wait.deadline]:
-                    wait.end()
+                for wait in list(self._waits):
+                    wait.look()
 
 
 @dataclass(eq=False, slots=True)
@@ -490,18 +517,22 @@ class _Wait:
     """A task that waits for a call with a deadline."""
 
     task: "asyncio.Task[Any]"
-    play: "_Play"
+    play: "_Play | None"
     what: str
-    deadline: float
-    is_late: bool = False
+    seconds: float
+    since: float
+    call: ThreadCall | None
+    late_at: float | None = None
+    """When it was cancelled at its deadline."""
 
-    def end(self) -> None:
-        """Cancel the task; if it was cancelled already, and has not ended, give up the attempt."""
-        if not self.is_late:
-            self.is_late = True
-            self.deadline += _GRACE_S
-            self.task.cancel()
-        elif not self.play.given_up.done():
+    def look(self) -> None:
+        """Cancel the task at the deadline; if it has not ended some time after that, give up the attempt."""
+        now, since = time.monotonic(), self.since if self.call is None else self.call.began_at
+        if self.late_at is None:
+            if since is not None and now - since > self.seconds:
+                self.late_at = now
+                self.task.cancel()
+        elif now - self.late_at > _GRACE_S and self.play is not None and not self.play.given_up.done():
             text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
             self.play.given_up.set_exception(DeadlineExceeded(text))
 
@@ -610,14 +641,18 @@ class _Play:
         policy = find_policy(self._policy, env, job.seed)
         driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()
-        driver.begin(job.seed, job.options)
+        await player.call(self, env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:
             first = await driver.drive_async(env.episode.begin(), None, partial(player.call_method, self))
             assert isinstance(first, StepResult)
             return await _Runner(env, policy, player, self).run(first.observation, first.info)
         finally:
             driver.use_policy(None)
-            await driver.aend_tasks(self._deadline or sys.exception())
+            error = self._deadline or sys.exception()
+            if driver.tasks_are_left() and not self.seat.is_stuck():  # they end in the thread that runs them
+                await player.call(self, env, "ending its tasks", lambda: driver.aend_tasks(error))
+            else:
+                await driver.aend_tasks(error)
 
 
 class _Runner(EpisodeRunner):
@@ -629,8 +664,13 @@ class _Runner(EpisodeRunner):
         self.call_method = partial(player.call_method, play)
 
     async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
-        """Call the policy as the player allows it."""
-        return await self._player.call_policy(self._play, lambda: self._policy(prompt, **request))
+        """Call the policy as the player allows it; if the environment is asked for its reply, as a method of it."""
+        player, play = self._player, self._play
+        call = partial(self._policy, prompt, **request)
+        if asks_environment(self._policy, request["role"]):
+            env = self._episode.owners[request["context"]].env
+            return await player.call_policy(play, lambda: player.call(play, env, f"the reply of {env.name}", call))
+        return await player.call_policy(play, call)
 
 
 def _result_of(task: "asyncio.Task[Trajectory]") -> Trajectory:
@@ -647,7 +687,7 @@ def _drop_result(task: "asyncio.Task[Trajectory]") -> None:
 
 def _forget(seat: _Seat) -> None:
     """Let an environment that waits for its next episode let go of the last one."""
-    if not seat.is_stuck:
+    if not seat.is_stuck():
         driver_of(seat.env).forget()
 
 

@@ -15,8 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
 from ..trajectories.fragments import fragment
-from .unequal import unequal
+from .unequal import MISSING, Unequal, unequal
 
+CHANGES = "changes"
+"""Where a configuration has what changed while the run went on, because that was allowed: a list, in order."""
+_CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
+"""What may be allowed to change, because the stored episodes are still read in the same way."""
+_ADDED = ("options", "code", "rows")
+"""What earlier versions did not record."""
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
 """What tokens, random numbers and tasks depend on."""
 
@@ -106,6 +112,7 @@ class RunDescription(_Described):
     def compared(self) -> dict[str, Any]:
         """What has to be the same in a run that continues this one."""
         described = self.model_dump(include={"configuration", "renderers", "trajectories"})
+        described["configuration"].pop(CHANGES, None)
         for renderer in described["renderers"].values():
             del renderer["chosen_because"]  # another version may word it differently
         return described
@@ -165,9 +172,26 @@ def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
         raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
 
 
+def is_changeable(difference: Unequal) -> bool:
+    """Return whether a difference between two descriptions may be allowed."""
+    _, _, place = difference.path.partition("configuration.")
+    return place.partition(".")[0] in _CHANGEABLE
+
+
+def is_unknown(difference: Unequal) -> bool:
+    """Return whether a difference is only that an earlier version of envsdk did not record something."""
+    _, _, place = difference.path.partition("configuration.")
+    return difference.stored == MISSING and place in _ADDED
+
+
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Return each difference between what a folder holds and what was given: where it is, and both values."""
-    return [f"{at}: {one} in the folder, {other} now" for at, one, other in unequal(dict(stored), dict(given))]
+    return [described(one) for one in unequal(dict(stored), dict(given))]
+
+
+def described(difference: Unequal) -> str:
+    """Return a difference between what a folder holds and what was given: where it is, and both values."""
+    return f"{difference.path}: {difference.stored} in the folder, {difference.given} now"
 
 
 def counted(counts: Counter[str]) -> dict[str, int]:

@@ -30,9 +30,23 @@ from ..trajectories.records import storing
 from ..trajectories.trajectory import Trajectory
 from .journal import COMPRESSED, PLAIN, Journal
 from .recovery import FinishedEpisode, Recovered, recover
-from .run_description import Manifest, RunDescription, StoredRenderer, as_json, counted, differences, now, versions
+from .run_description import (
+    CHANGES,
+    Manifest,
+    RunDescription,
+    StoredRenderer,
+    as_json,
+    counted,
+    described,
+    differences,
+    is_changeable,
+    is_unknown,
+    now,
+    versions,
+)
 from .stored_run import StoredRun
 from .times import TIMES, append_times
+from .unequal import unequal
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -96,6 +110,7 @@ class RunFolder:
         renderers: Mapping[str, Renderer],
         *,
         resume: bool = False,
+        allow_changed: bool = False,
         compress: bool = False,
     ) -> Self:
         """Make a run folder, or open one to continue its run.
@@ -106,6 +121,8 @@ class RunFolder:
                 seeds, and so on. A run that continues has to have the same.
             renderers: The renderer of each role; the first is that of the environment.
             resume: Whether to continue a run. A folder without a trajectory begins a new run in any case.
+            allow_changed: Whether a run continues although the environment's code, options, limits or task data have
+                changed. `run.json` then has what changed, and after how many episodes.
             compress: Whether the trajectories are compressed, which takes the package zstandard.
 
         Raises:
@@ -130,7 +147,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _locked(folder)
             try:
-                return cls._opened(folder, given, renderers, resume, lock)
+                return cls._opened(folder, given, renderers, resume, allow_changed, lock)
             except BaseException:
                 lock.release()
                 raise
@@ -142,6 +159,7 @@ class RunFolder:
         given: RunDescription,
         renderers: Mapping[str, Renderer],
         resume: bool,
+        allow_changed: bool,
         lock: "BaseFileLock",
     ) -> Self:
         stored, manifest = RunDescription.read(folder), Manifest.read(folder)
@@ -152,8 +170,10 @@ class RunFolder:
                 "another folder"
             )
         if stored is not None and (other is not None or (manifest is not None and manifest.episodes)):
-            _check_same_run(folder, stored, given, resume)
+            changed = _check_same_run(folder, stored, given, resume, allow_changed)
             recovered = recover(file, manifest)
+            if changed:
+                _record_change(folder, stored, given, changed, len(recovered.episodes))
         else:
             for name in (PLAIN, COMPRESSED, Manifest.file_name, TIMES):
                 (folder / name).unlink(missing_ok=True)
@@ -351,22 +371,40 @@ def _with_trajectories(folder: Path) -> str | None:
     return next((file.name for file in files if file.is_file() and file.stat().st_size), None)
 
 
-def _check_same_run(folder: Path, stored: RunDescription, given: RunDescription, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless it is this one and it is to be continued."""
-    found = differences(stored.compared, given.compared)
-    if found:
+def _check_same_run(
+    folder: Path, stored: RunDescription, given: RunDescription, resume: bool, allow_changed: bool
+) -> list[str]:
+    """Refuse a folder that holds a run, unless it is this one and it is to be continued; return what changed."""
+    found = [one for one in unequal(stored.compared, given.compared) if not is_unknown(one)]
+    changed, may_change = list(map(described, found)), all(map(is_changeable, found))
+    if found and not (allow_changed and may_change):
+        instead = "choose another folder, or give the same"
+        if may_change:
+            instead += (
+                ". To mix episodes from before and after these changes, add --allow-changed, or allow_changed=True"
+            )
         raise RunFolderError(
-            f"{str(folder)!r} holds a run of another configuration. Choose another folder, or give the same: "
-            + "; ".join(found)
+            f"{str(folder)!r} holds a run of another configuration: {'; '.join(changed)}. Go back, {instead}"
         )
     if not resume:
         raise RunFolderError(
             f"{str(folder)!r} holds trajectories of this run already. Continue it with --resume, or resume=True; or "
             "choose another folder"
         )
-    changed = differences(stored.versions, given.versions)
-    if changed:
-        _log.warning("%s: the run continues with other versions: %s", folder, "; ".join(changed))
+    versions = differences(stored.versions, given.versions)
+    if versions:
+        _log.warning("%s: the run continues with other versions: %s", folder, "; ".join(versions))
+    return changed
+
+
+def _record_change(
+    folder: Path, stored: RunDescription, given: RunDescription, changed: list[str], episodes: int
+) -> None:
+    """Write what changed into `run.json`, which from then on has what the run continues with."""
+    _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, episodes, changed)
+    entry = {"at": now(), "episodes": episodes, "changed": changed}
+    changes = [*stored.configuration.get(CHANGES, ()), entry]
+    stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
 
 
 def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRenderer]:

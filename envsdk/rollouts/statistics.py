@@ -49,7 +49,7 @@ class PlayStatistics:
     Attributes:
         retries: How many episodes began again after an infrastructure error, by the error's type.
         abandoned: How many methods never returned in time, so that their environment and its worker were replaced.
-        waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method` (`async def`, or in a thread);
+        waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method`;
             `turn` (for the event loop); `pause`.
         steps: How many steps were answered so far, those of episodes that run and of attempts that failed included.
         sampled_tokens: How many tokens their answers have.

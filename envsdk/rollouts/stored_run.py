@@ -11,7 +11,7 @@ from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
-from .journal import read_batches
+from .journal import digest_of, read_batches
 from .run_description import Manifest, RunDescription
 
 
@@ -47,14 +47,20 @@ class StoredRun:
         """What the caller of the run gave."""
         return self.description.configuration
 
-    def trajectories(self) -> Iterator[Trajectory]:
+    def trajectories(self, *, check: bool = True) -> Iterator[Trajectory]:
         """Read the trajectories, in the order in which the episodes ended.
 
+        Args:
+            check: Whether to compare the file with the length and the checksum in `manifest.json` before it is read.
+                False reads what can be read of a file that was cut or changed.
+
         Raises:
-            RunFolderError: If a line is damaged; the message names it.
+            RunFolderError: If the file was cut or changed, or a line is damaged; the message names it.
         """
         file, number = self.path / self.description.trajectories, 0
         try:
+            if check and self.manifest is not None:
+                self._check_whole(file, self.manifest)
             for batch in read_batches(file):
                 for line in batch.lines:
                     number += 1
@@ -63,6 +69,22 @@ class StoredRun:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
+
+    def _check_whole(self, file: Path, manifest: Manifest) -> None:
+        """Compare the file of trajectories with the manifest, which counts what was stored at some moment of the run.
+
+        Raises:
+            RunFolderError: If the file is shorter, or what was stored has another checksum now.
+        """
+        size, known = file.stat().st_size if file.is_file() else 0, manifest.bytes
+        if size >= known and (not known or digest_of(file, known).hexdigest() == manifest.sha256):
+            return
+        left = sum(1 for _ in self.trajectories(check=False)) if size else 0  # which names a damaged line
+        what = "was cut" if size < known else "was changed: its checksum differs"
+        raise RunFolderError(
+            f"{file} {what}. {left} episodes in {size:,} bytes can be read; {Manifest.file_name} counts "
+            f"{manifest.episodes} in {known:,}. Restore the file, or read what is there with trajectories(check=False)"
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -1,6 +1,7 @@
 """What runs in a worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ..episodes.header import describe_error
@@ -157,29 +159,22 @@ def _sendable(error: BaseException) -> BaseException:
     return error
 
 
-# In a process of `concurrent.futures`, which has one worker.
-
-_worker: Worker | None = None
+# In a process of this machine, which has one worker.
 
 
-def begin(settings: PlaySettings, weights: Weights) -> None:
-    """Prepare this process: make its worker, and end it when its parent ends."""
-    global _worker
+def serve(connection: Connection, settings: PlaySettings, weights: Weights) -> None:
+    """Make this process's worker, and answer the calls that arrive, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     threading.Thread(target=_end_with_parent, name="envsdk-parent", daemon=True).start()
-    _worker = Worker(settings, weights)
-
-
-def exchange(jobs: Sequence[Job], weights: Weights) -> Report:
-    """Call `exchange` of this process's worker."""
-    assert _worker is not None
-    return _worker.exchange(jobs, weights)
-
-
-def end() -> PlayStatistics:
-    """End this process's worker."""
-    assert _worker is not None
-    return _worker.end()
+    worker = Worker(settings, weights)
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = connection.recv()
+            try:
+                answer: tuple[Any, BaseException | None] = getattr(worker, name)(*arguments), None
+            except BaseException as error:  # the caller gets it
+                answer = None, _sendable(error)
+            connection.send(answer)
 
 
 def _end_with_parent() -> None:

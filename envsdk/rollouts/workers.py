@@ -1,10 +1,11 @@
 """Plays jobs in other processes, on this machine or on a Ray cluster. A process that ends is replaced.
 
-A worker is called like a function, `exchange(jobs, weights) -> Report`, again and again. `concurrent.futures` and Ray
-carry the calls.
+A worker is called like a function, `exchange(jobs, weights) -> Report`, again and again. A pipe or Ray carries the
+calls.
 """
 
 import asyncio
+import atexit
 import logging
 import math
 import multiprocessing
@@ -12,14 +13,14 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..episodes.concurrent import run_all
 from ..errors import ConfigError, WorkerLost
 from . import worker
+from .deadlines import MethodThread
 from .garbage import rare_collections
 from .jobs import Job
 from .player import Played, PlaySettings, failed_before_it_began
@@ -72,34 +73,47 @@ class _Hosts(Protocol):
 
 
 class _ProcessHost:
-    """A process on this machine."""
+    """A process on this machine. It is called over a pipe, which ends with its processes, as a semaphore does not."""
 
     def __init__(self, settings: PlaySettings, weights: Weights) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks in any state
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=worker.begin, initargs=(settings, weights))
+        self._connection, self._theirs = context.Pipe()
+        self._process = context.Process(target=worker.serve, args=(self._theirs, settings, weights))
+        self._thread = MethodThread()
+        atexit.register(self.kill)
 
     async def begin(self) -> None:
         pass  # it starts with the first exchange
 
     async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
-        try:
-            return await asyncio.wrap_future(self._pool.submit(worker.exchange, jobs, weights))
-        except BrokenProcessPool as error:
-            raise WorkerLost("a worker process ended") from error
+        return await self._thread.call(partial(self._call, "exchange", jobs, weights))
 
     async def end(self) -> PlayStatistics:
         try:
-            return await asyncio.wrap_future(self._pool.submit(worker.end))
-        except BrokenProcessPool as error:
-            raise WorkerLost("a worker process ended") from error
+            return await self._thread.call(partial(self._call, "end"))
         finally:
-            await asyncio.to_thread(self._pool.shutdown)
+            self._connection.close()
+            await self._thread.call(self._process.join)
+            self.kill()
 
     def kill(self) -> None:
-        processes: dict[int, Any] = getattr(self._pool, "_processes", None) or {}
-        for process in list(processes.values()):
-            process.kill()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        atexit.unregister(self.kill)
+        if self._process.pid is not None:
+            self._process.kill()
+        self._thread.stop()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            if self._process.pid is None:
+                self._process.start()
+                self._theirs.close()
+            self._connection.send((name, arguments))
+            answer, error = self._connection.recv()
+        except (EOFError, OSError) as failure:
+            raise WorkerLost("a worker process ended") from failure
+        if error is not None:
+            raise error
+        return answer
 
 
 class _ProcessHosts:

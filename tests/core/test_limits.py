@@ -449,6 +449,12 @@ def test_an_episode_ends_where_a_policy_is_interrupted_again_and_again_before_it
         assert played.result.info["stop_reason"] == "aborted" and played.result.truncated
 
 
+def test_a_policy_that_is_always_interrupted_ends_the_episode_although_it_samples(play: Play):
+    played = play([first(), Turn(reward=0.5)], [part(1)] * 1000)
+    assert played.env.trajectory is not None and played.env.trajectory.reward == 0.5
+    assert played.result.info["stop_reason"] == "aborted" and played.result.truncated
+
+
 def test_interruptions_are_counted_in_a_row(offered: Offered):
     replies = [*[part(0)] * 15, part(1), *[part(0)] * 15, says(2), *[part(0)] * 15, says(2)]
     assert offered([first(), turn()], replies)[-1] == 100 - 10 - 3 - 10 - 2 - 10

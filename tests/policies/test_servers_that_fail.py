@@ -12,7 +12,7 @@ from model_servers import Fault, ModelServer
 from policy_requests import PROMPT, request
 
 import envsdk
-from envsdk.errors import ConfigError, PolicyUnavailable, RequestRefused
+from envsdk.errors import ConfigError, PolicyUnavailable, RequestRefused, ServerUnreachable
 from envsdk.policies import VLLM, SGLang, client
 from envsdk.policies.servers import Servers, base_urls
 
@@ -90,11 +90,21 @@ def test_a_server_that_always_fails_makes_the_policy_unavailable():
         assert len(server.bodies(GENERATE)) == 3
 
 
-def test_no_server_at_all_makes_the_policy_unavailable():
+def test_a_server_that_was_never_reached_is_reported_at_once():
+    with ModelServer() as server, ModelServer() as other:
+        urls = [server.url, other.url]
+    policy = VLLM(urls, max_retries=10)
+    with pytest.raises(ServerUnreachable, match=r"no connection to .*ConnectError.*correct the URL and its port"):
+        ask(policy)
+    assert policy.usage.requests == 2  # one to each
+
+
+def test_a_server_that_was_reached_before_is_tried_again():
     with ModelServer() as server:
-        url = server.url
+        policy = VLLM(server.url, max_retries=1, check=False)
+        ask(policy)
     with pytest.raises(PolicyUnavailable, match=r"after 2 attempts.*connection"):
-        ask(VLLM(url, max_retries=1))
+        ask(policy)
 
 
 @pytest.fixture

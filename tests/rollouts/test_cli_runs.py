@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_servers import ModelServer
+from model_servers import Fault, ModelServer
 from typer.testing import CliRunner
 
 from envsdk.cli import app
@@ -60,6 +60,8 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     [
         (["--policy", "vllm:"], "has no URL"),
         (["--policy", "vlm:http://x"], "vllm"),
+        (["--policy", "mine:policy"], "'mine:policy' is neither a built-in one nor one of vllm:..."),
+        (["--policy", "mine:policy"], "passed in Python: Rollouts(env, policy, seeds=range(8)).run()"),
         (["--policy", "vllm:http://x", "--policy-option", "temprature=1"], "do not fit"),
         (["--executor", "threads"], "'processes' or 'ray'"),
         (["--resume"], "--out"),
@@ -82,6 +84,24 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
     options = ("--executor", "processes", "--workers", 2, "--episodes", 6, "--out", "run", "--json")
     printed = run_program("rollout", "mine:Mine", *options, cwd=tmp_path)
     assert json.loads(printed.stdout)["mean_reward"] == 1.0
+
+
+def test_without_retries_no_request_is_sent_again() -> None:
+    with ModelServer(stop_logit=9.0) as server:
+        server.faults += [Fault(503), Fault(503)]
+        run_program(
+            *("rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "check=false"),
+            *("--episodes", 2, "--retries", 0),
+            code=1,
+        )
+        assert len(server.bodies("/inference/v1/generate")) == 2
+
+
+def test_a_wrong_port_ends_a_run_at_once() -> None:
+    with ModelServer() as server:
+        url = server.url
+    printed = run_program("rollout", MATH, "--policy", f"vllm:{url}", code=2)
+    assert f"no connection to {url} can be opened" in printed.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
@@ -111,6 +131,37 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
     stored = [one.id for one in RunFolder.open(out).trajectories()]
     assert len(stored) == len(set(stored)) == 40
     assert before <= set(stored)
+
+
+@pytest.mark.parametrize(
+    ("number", "ignores_ctrl_c"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_an_interrupt_ends_a_run_whose_methods_hang(
+    tmp_path: Path, number: signal.Signals, ignores_ctrl_c: bool
+) -> None:
+    """Also in the background of a script, whose shell lets its jobs ignore Ctrl-C."""
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\n"
+        "from envsdk import Env, Turn\n"
+        "class Hangs(Env):\n"
+        "    def start(self): return Turn('Go.')\n"
+        "    def respond(self, reply):\n"
+        "        pathlib.Path('hangs').touch()\n"
+        "        time.sleep(600)\n"
+        "    def reference_reply(self): return 'ok'\n"
+    )
+    command = [*ENVSDK, "rollout", "mine:Hangs", "--method-timeout", "500", "--out", "run"]
+    if ignores_ctrl_c:
+        ignore = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({command[0]!r}, {command})"
+        command = [sys.executable, "-c", ignore]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "hangs").exists():
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "interrupted after 0 of 8 episodes" in printed
 
 
 def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:

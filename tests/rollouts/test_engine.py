@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from toy_policies import in_any_vocabulary
 
 import envsdk
-from envsdk import Action, Env, Message, Trajectory, Turn, errors
+from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolCall, ToolEnv, Trajectory, Turn, errors, tool
 from envsdk.rollouts import Rollouts, player, rollout_many
 
 
@@ -83,9 +84,15 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments: dict[str, A
         Rollouts(Counts, answers, **arguments)
 
 
-def test_an_environment_that_is_made_already_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="a way to make an environment"):
-        Rollouts(Counts(), answers, seeds=[0])  # type: ignore[arg-type]
+def test_an_environment_that_is_made_already_is_refused_with_what_to_pass() -> None:
+    for play in (Rollouts, rollout_many):
+        with pytest.raises(errors.ConfigError, match=r"functools.partial\(MyEnv, history='strip'\)"):
+            play(Counts(), answers, seeds=[0])  # type: ignore[arg-type]
+        play(partial(Counts, history="strip"), answers, seeds=[0])
+
+
+def test_each_task_is_played_once_by_default() -> None:
+    assert [one.seed for one in Rollouts(Counts, answers, seeds=range(2)).run()] == [0, 1]
 
 
 def test_groups_come_whole_and_say_so() -> None:
@@ -168,7 +175,7 @@ class BreaksAsync(Env):
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("blocking", [None, True])
 @pytest.mark.parametrize("where", ["start", "respond"])
 @pytest.mark.parametrize("base", [Breaks, BreaksAsync])
 def test_a_method_that_raises_or_hangs_costs_its_own_episode(
@@ -192,7 +199,7 @@ def test_a_method_that_raises_or_hangs_costs_its_own_episode(
     assert threading.active_count() <= before
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("blocking", [None, False, True])
 def test_an_environment_that_cannot_be_made_again_fails_only_its_episodes(blocking: bool) -> None:
     kind = type("Kind", (Breaks,), {"where": "__init__", "made": 0, "blocking": blocking})
     rollouts = Rollouts(kind, answers, seeds=range(4), group_size=1, max_concurrency=2)
@@ -211,16 +218,227 @@ def test_a_failing_close_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFix
     assert "could not be closed" in caplog.text
 
 
-def test_an_endless_loop_in_a_plain_method_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
-    class Loops(Counts):
+class WaitsForOthers(Counts):
+    """In the episode of seed 1, code of the author blocks its thread until the other episodes have ended."""
+
+    where = ""
+    others_ended = threading.Event()
+
+    def block(self, where: str) -> None:
+        if where == self.where and self.episode.seed == 1:
+            assert self.others_ended.wait(60)
+
+    def start(self) -> Turn | Handoff:
+        self.block("start")
+        return Handoff(Asks(self)) if self.where in ("resume", "sub-agent") else super().start()
+
+    def resume(self, result: HandoffResult) -> Turn:
+        self.block("resume")
+        return Counts.start(self)
+
+    def respond(self, reply: Message) -> Turn:
+        self.block("respond")
+        return super().respond(reply)
+
+    def reference_reply(self) -> str:
+        self.block("reference_reply")
+        return "Go."
+
+
+class Asks(Env):
+    """The sub-agent of `WaitsForOthers`."""
+
+    def __init__(self, parent: WaitsForOthers) -> None:
+        super().__init__()
+        self.parent = parent
+
+    def start(self) -> Turn:
+        self.parent.block("sub-agent")
+        return Turn("Go.")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn("Done.", terminated=True)
+
+    def reference_reply(self) -> str:
+        return "Go."
+
+
+class WaitsForOthersAsync(WaitsForOthers):
+    """The same, where an `async def` blocks its event loop."""
+
+    async def start(self) -> Turn | Handoff:  # type: ignore[override]
+        return super().start()
+
+    async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+        return super().respond(reply)
+
+
+class WaitsInTool(ToolEnv):
+    where = ""
+    others_ended = threading.Event()
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        if self.episode.seed == 1:
+            assert self.others_ended.wait(60)
+        return "seen"
+
+    @tool
+    async def look_async(self) -> str:
+        """Look, and block the event loop."""
+        return self.look.function()
+
+    def finish(self, reply: Message) -> Turn:
+        return Turn("Done.", reward=1.0, terminated=True)
+
+    def reference_reply(self) -> Message:
+        name = "look_async" if self.where == "an async tool" else "look"
+        is_first = self.messages()[-1].role == "user"
+        return Message(
+            role="assistant", content="Hm.", tool_calls=[ToolCall(name=name, arguments={})] if is_first else []
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((WaitsForOthers, where) for where in ("start", "respond", "resume", "sub-agent", "reference_reply")),
+        *((WaitsForOthersAsync, where) for where in ("start", "respond", "sub-agent")),
+        *((WaitsInTool, where) for where in ("a tool", "an async tool")),
+    ],
+)
+def test_code_of_an_author_that_blocks_holds_no_other_episode_up(
+    kind: type[Env], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int | None] = []
+    others_ended = threading.Event()
+
+    def note(trajectory: Trajectory) -> None:
+        ended.append(trajectory.seed)
+        if len(ended) == 5:
+            others_ended.set()
+
+    kind = type("Kind", (kind,), {"where": where, "others_ended": others_ended})
+    options = {"method_timeout_s": None, "group_size": 1, "on_trajectory": note}
+    trajectories = Rollouts(kind, "reference", seeds=range(6), **options).run()  # type: ignore[arg-type]
+    assert [one.error for one in trajectories] == [None] * 6
+    assert ended[-1] == 1
+
+
+def test_more_methods_that_wait_than_may_compute_hold_no_other_one_up() -> None:
+    everyone_waits = threading.Barrier(6)
+
+    class Waits(Counts):
+        def start(self) -> Turn:
+            everyone_waits.wait(60)
+            return super().start()
+
+    rollouts = Rollouts(Waits, answers, seeds=range(6), group_size=1, max_threads=2, method_timeout_s=None)
+    assert [one.error for one in rollouts.run()] == [None] * 6
+
+
+def test_an_async_method_that_blocks_its_event_loop_for_ever_is_abandoned() -> None:
+    release = threading.Event()
+
+    class Blocks(BreaksAsync):
+        async def respond(self, reply: Message) -> Turn:
+            if self.episode.seed == 1:
+                release.wait(60)
+            return await super().respond(reply)
+
+    rollouts = Rollouts(Blocks, answers, seeds=range(3), group_size=1, method_timeout_s=0.3)
+    trajectories = rollouts.run()
+    release.set()
+    assert [one.status for one in trajectories] == ["terminated", "error", "terminated"]
+    assert "respond() of Blocks took longer than 0.3 s" in (trajectories[1].error or "")
+    assert rollouts.statistics.play.abandoned == 1
+
+
+def test_a_parent_goes_on_after_a_sub_agent_that_never_returns() -> None:
+    release = threading.Event()
+
+    class Child(Env):
+        def start(self) -> Turn:
+            release.wait(60)
+            return Turn("Go.")
+
+    class Parent(Counts):
+        def start(self) -> Turn | Handoff:
+            return Handoff(Child())
+
+        def resume(self, result: HandoffResult) -> Turn:
+            assert "start() of Child took longer than 0.3 s" in (result.error or "")
+            return Counts.start(self)
+
+    (trajectory,) = Rollouts(Parent, answers, seeds=[0], group_size=1, method_timeout_s=0.3).run()
+    release.set()
+    assert (trajectory.status, trajectory.error) == ("terminated", None)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_code_of_an_environment_runs_in_one_thread_with_one_event_loop(asynchronous: bool) -> None:
+    places = set[int]()
+
+    class Base(Counts):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.note()
+
+        def note(self) -> None:
+            places.add(threading.get_ident())
+
+        def start(self) -> Turn:
+            self.note()
+            return super().start()
+
         def respond(self, reply: Message) -> Turn:
-            while self.episode_id == "Loops/1":
-                pass
+            self.note()
             return super().respond(reply)
 
-    rollouts = Rollouts(Loops, answers, seeds=range(4), group_size=1, method_timeout_s=0.3)
-    assert [one.status for one in rollouts.run()] == ["terminated", "error", "terminated", "terminated"]
-    assert "Declare `blocking = True`" in caplog.text
+        def reference_reply(self) -> str:
+            self.note()
+            return "Go."
+
+        def close(self) -> None:
+            self.note()
+            super().close()
+
+    class WithLoop(Base):
+        async def start(self) -> Turn:  # type: ignore[override]
+            self.done = asyncio.get_running_loop().create_future()
+            self.background = asyncio.create_task(self.work())
+            return Base.start(self)
+
+        async def work(self) -> None:
+            self.done.set_result(None)
+
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            await self.done
+            return Base.respond(self, reply)
+
+    kind = WithLoop if asynchronous else Base
+    rollouts = Rollouts(kind, "reference", seeds=range(4), group_size=1, max_concurrency=1)
+    assert [one.error for one in rollouts.run()] == [None] * 4
+    assert len(places) == 1
+    assert threading.get_ident() not in places
+
+
+def test_an_environment_that_never_blocks_may_run_in_the_event_loop_of_the_rollout() -> None:
+    places = set[int]()
+
+    class Shares(Counts):
+        blocking = False
+
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            places.add(threading.get_ident())
+            return super().respond(reply)
+
+    assert [one.error for one in Rollouts(Shares, answers, seeds=range(3), group_size=1).run()] == [None] * 3
+    assert places == {threading.get_ident()}
 
 
 def test_a_coroutine_that_ignores_that_it_is_cancelled_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from model_servers import Fault, ModelServer
 
-from envsdk import Env, Message, Trajectory, Turn
+from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk.policies import VLLM, client
 from envsdk.rollouts import Rollouts, player
 
@@ -169,3 +169,12 @@ def test_every_episode_is_accounted_for(
     while set(threading.enumerate()) - threads and time.monotonic() < deadline:
         time.sleep(0.05)
     assert set(threading.enumerate()) - threads == set()
+
+
+def test_a_server_that_cannot_be_reached_at_the_beginning_ends_the_run() -> None:
+    with ModelServer() as server:
+        url = server.url
+    rollouts = Rollouts(Misbehaves, VLLM(url), seeds=range(9), env_options={"tokenizer": "embedded"})
+    with pytest.raises(errors.RunFailed, match=f"no reply was sampled.*no connection to {url} can be opened"):
+        rollouts.run()
+    assert not rollouts.statistics.play.retries

@@ -1,10 +1,13 @@
 """A run that is killed at any moment resumes where it was: no episode is lost, and none is there twice."""
 
 import asyncio
+import importlib
 import json
 import random
 import signal
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from killed_runs import PROGRAM, play, stored
 
 from envsdk import Action, Env, Message, Turn, errors
 from envsdk.rollouts import Rollouts
+from envsdk.rollouts.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,83 @@ def test_a_folder_of_another_run_is_refused_with_the_differences(tmp_path: Path)
         )
     for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "tasks"):
         assert difference in str(raised.value)
+
+
+ENVIRONMENT = """
+from envsdk import Env, Turn
+from scoring_of_it import REWARD
+
+class Changes(Env):
+    def __init__(self, *, bonus=0.0, **options):
+        super().__init__(**options)
+        self.bonus = bonus
+
+    def start(self):
+        return Turn("Go.")
+
+    def respond(self, reply):
+        return Turn("Done.", reward=REWARD + self.bonus, terminated=True)
+"""
+
+
+def changing(folder: Path, *, doc: str = "", reward: float = 1.0) -> type[Env]:
+    """Import the environment after writing its two modules."""
+    for name in ("changing_environment", "scoring_of_it"):
+        sys.modules.pop(name, None)
+    (folder / "changing_environment.py").write_text(ENVIRONMENT + doc)
+    (folder / "scoring_of_it.py").write_text(f"REWARD = {reward}\n")
+    importlib.invalidate_caches()
+    return importlib.import_module("changing_environment").Changes
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "where"),
+    [
+        ({"doc": "# better"}, {}, "configuration.code.modules.changing_environment: "),
+        ({"reward": 2.0}, {}, "configuration.code.modules.scoring_of_it: "),
+        ({}, {"bonus": 0.5}, "configuration.options.bonus: nothing in the folder, 0.5 now"),
+        ({}, {"tasks": [{"n": 1}, {"n": 3}]}, "configuration.rows: "),
+        ({}, {"limits": {"max_steps": 7}}, "configuration.limits.max_steps: nothing in the folder, 7 now"),
+    ],
+)
+def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
+    code: dict[str, Any], options: dict[str, Any], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    out, tasks = tmp_path / "run", {"tasks": [{"n": 1}, {"n": 2}]} if "tasks" in options else {}
+    run = partial(Rollouts, policy="random", group_size=1, seeds=range(4), out=out)
+    asyncio.run(leave(run(changing(tmp_path), env_options=tasks, max_concurrency=1)))
+    before = len(stored(out))
+    assert 0 < before < 4
+    new = changing(tmp_path, **code)
+    with pytest.raises(errors.RunFolderError, match="--allow-changed") as raised:
+        run(new, env_options=tasks | options, resume=True)
+    assert where in str(raised.value)
+    with pytest.raises(errors.RunFolderError, match="another configuration") as raised:
+        run(new, policy="null", env_options=tasks | options, resume=True, allow_changed=True)
+    assert "--allow-changed" not in str(raised.value)
+    run(new, env_options=tasks | options, resume=True, allow_changed=True).run()
+    assert len(stored(out)) == 4
+    (change,) = RunFolder.open(out).configuration["changes"]
+    assert change["episodes"] == before
+    assert where in change["changed"][0]
+    assert run(new, env_options=tasks | options, resume=True).run() == []  # that is now what the folder expects
+
+
+async def leave(rollouts: Rollouts) -> None:
+    async with rollouts:
+        async for _ in rollouts:
+            break
+
+
+def test_a_folder_of_an_earlier_version_continues_without_a_record_of_the_code(tmp_path: Path) -> None:
+    asyncio.run(leave(Rollouts(Counts, "random", seeds=range(3), group_size=2, out=tmp_path, max_concurrency=1)))
+    description = json.loads((tmp_path / "run.json").read_text())
+    del description["configuration"]["code"], description["configuration"]["options"]
+    (tmp_path / "run.json").write_text(json.dumps(description))
+    Rollouts(Counts, "random", seeds=range(3), group_size=2, out=tmp_path, resume=True).run()
+    assert len(stored(tmp_path)) == 6
 
 
 def test_a_run_may_resume_with_other_deadlines_and_another_concurrency(tmp_path: Path) -> None:

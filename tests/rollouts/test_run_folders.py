@@ -268,7 +268,7 @@ def test_another_configuration_is_refused_with_each_difference(
     changed = {"env": "envsdk/GuessNumber-v0", "seeds": [0, 9, 2], "group_size": 2, "env_options": {}, "policy": "null"}
     with pytest.raises(RunFolderError) as raised:
         create(changed, resume=True)
-    listed = str(raised.value).partition("give the same: ")[2].split("; ")
+    listed = str(raised.value).partition("another configuration: ")[2].partition(". Go back")[0].split("; ")
     assert listed == [
         "configuration.seeds[1]: 1 in the folder, 9 now",
         "configuration.env_options.history: 'keep' in the folder, nothing now",
@@ -404,9 +404,15 @@ def test_what_the_manifest_counts_may_not_be_missing(
     folder.close()
     file = folder.path / FILES[compress]
     os.truncate(file, file.stat().st_size - 1)
+    stored, whole = StoredRun(folder.path), 0 if compress else len(episodes) - 1
+    with pytest.raises(RunFolderError, match=rf"was cut. {whole} episodes in .* counts {len(episodes)} in"):
+        list(stored.trajectories())
+    assert len(list(stored.trajectories(check=False))) == whole
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
     file.unlink()
+    with pytest.raises(RunFolderError, match=rf"was cut. 0 episodes in 0 bytes .* counts {len(episodes)} in"):
+        list(stored.trajectories())
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
 
@@ -440,6 +446,8 @@ def test_a_change_that_can_be_read_is_found_by_the_checksum(
     file.write_bytes(file.read_bytes().replace(b'"seed":1', b'"seed":7', 1))
     with pytest.raises(RunFolderError, match="another checksum"):
         create(resume=True)
+    with pytest.raises(RunFolderError, match="was changed: its checksum differs"):
+        list(StoredRun(folder.path).trajectories())
 
 
 def test_a_last_line_that_lost_its_middle_is_cut_off_like_a_torn_one(

@@ -1,6 +1,7 @@
 """Workers in processes: the same episodes as in one process, whatever happens to the workers."""
 
 import asyncio
+import multiprocessing.synchronize
 import sys
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def test_episodes_are_the_same_in_several_processes(env: str, is_full: bool) -> 
     assert [one.to_json() for one in there.run()] == [one.to_json() for one in here]
     assert there.statistics.episodes == 12
     assert there.statistics.play.lag.buckets.total() > 0
+
+
+def test_workers_use_nothing_that_outlives_killed_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a semaphore stays in shared memory if its processes are killed")
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refused)
+    rollouts = Rollouts(Counts, Answers(), seeds=range(4), executor="processes", n_workers=2)
+    assert [one.status for one in rollouts.run()] == ["terminated"] * 4
 
 
 def test_a_worker_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
@@ -85,12 +95,12 @@ def test_a_pause_that_waits_for_long_replies_costs_no_worker(monkeypatch: pytest
     async def run() -> Rollouts:
         rollouts = Rollouts(
             Counts,
-            Answers(4.0),
+            Answers(6.0),
             seeds=range(2),
             group_size=1,
             executor="processes",
             n_workers=1,
-            method_timeout_s=1.0,
+            method_timeout_s=3.0,
         )
         running = asyncio.create_task(rollouts.arun())
         while not rollouts.statistics.play.lag.buckets:  # until the worker has begun

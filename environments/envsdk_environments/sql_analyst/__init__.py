@@ -105,7 +105,6 @@ class SqlAnalyst(ToolEnv):
     Task: ClassVar[type[BaseModel] | None] = SqlAnalystTask
     default_limits: ClassVar[Limits] = Limits(max_steps=24)
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    blocking: ClassVar[bool] = True  # it draws databases and waits for the process that queries them
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

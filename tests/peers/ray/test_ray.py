@@ -180,7 +180,9 @@ def test_a_run_begins_once_other_programs_leave_it_a_cpu() -> None:
         ray.get([holder.ready.remote() for holder in holders])
 
         async def run() -> list[Any]:
-            running = asyncio.create_task(Rollouts(Counts, Answers(), seeds=range(4), executor="ray").arun())
+            running = asyncio.create_task(
+                Rollouts(Counts, Answers(), seeds=range(4), group_size=8, executor="ray").arun()
+            )
             await asyncio.sleep(3)
             assert not running.done()
             for holder in holders:
@@ -203,7 +205,7 @@ def test_the_event_loop_is_free_while_ray_starts_and_answers() -> None:
                 await asyncio.sleep(0.01)
                 latest = max(latest, time.monotonic() - before)
 
-        rollouts = Rollouts(Counts, Answers(), seeds=range(20), executor="ray")
+        rollouts = Rollouts(Counts, Answers(), seeds=range(20), group_size=8, executor="ray")
         measuring = asyncio.create_task(measure())
         await rollouts.arun()
         measuring.cancel()
@@ -216,7 +218,7 @@ def test_the_event_loop_is_free_while_ray_starts_and_answers() -> None:
 
 def test_a_run_that_is_left_early_ends_its_actors() -> None:
     async def run() -> None:
-        async with Rollouts(Counts, Answers(0.1), seeds=range(100), executor="ray") as rollouts:
+        async with Rollouts(Counts, Answers(0.1), seeds=range(100), group_size=8, executor="ray") as rollouts:
             async for _ in rollouts:
                 break
 
