@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..authoring.env import Env
 from ..authoring.machinery import EnvDriver
@@ -668,7 +668,7 @@ class _Runner(EpisodeRunner):
         player, play = self._player, self._play
         call = partial(self._policy, prompt, **request)
         if asks_environment(self._policy, request["role"]):
-            env = self._episode.owners[request["context"]].env
+            env = cast("Env", self._episode.pending_reply(request["context"]).env)
             return await player.call_policy(play, lambda: player.call(play, env, f"the reply of {env.name}", call))
         return await player.call_policy(play, call)
 
