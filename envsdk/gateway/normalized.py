@@ -117,7 +117,10 @@ def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> b
 def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
     calls = recorded.message.tool_calls
     if calls and not sent.calls:
-        return text.startswith(recorded.text) and _are_same(_written_calls(text[len(recorded.text) :]), calls)
+        written = _written_calls(text.removeprefix(recorded.text))  # in the order in which their results came
+        return text.startswith(recorded.text) and _are_same(
+            sorted(written, key=call_form), sorted(calls, key=call_form)
+        )
     own = _without_own_code(text)
     return recorded.text in (text, own, without_stop(own, stop)) and _are_same(sent.message.tool_calls, calls)
 

@@ -46,11 +46,11 @@ def test_a_request_that_follows_the_reply_continues_with_what_is_new(session):
     ]
 
 
-def flattened(reply: Message) -> dict[str, Any]:
-    """A reply whose calls are a Python repr in its text."""
+def flattened(reply: Message, order: int = 1) -> dict[str, Any]:
+    """A reply whose calls are a Python repr in its text, in the order of their results."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in reply.tool_calls
+        for call in reply.tool_calls[::order]
     ]
     return assistant(f"{reply.content.strip()}\nCalling tools:\n{calls}")
 
@@ -94,6 +94,7 @@ SENT_BACK = {
     },
     "empty reasoning in the text": lambda reply: {**bare(reply), "content": f"<think>\n\n</think>\n\n{reply.content}"},
     "calls in the text": flattened,
+    "calls in the text in another order": lambda reply: flattened(reply, -1),
     "calls in the text without ids": lambda reply: assistant(flattened(reply)["content"].replace("call_", "x")),
 }
 
