@@ -215,8 +215,8 @@ def read_part(part: Any) -> ContentPart:
             kind = type(cast("object", part)).__name__
             raise ValueError(
                 f"the content contains a {kind}, {part!r:.80}; a message holds texts and images, and no audio, video "
-                "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form {'type': 'text', 'text': ...} or "
-                "{'type': 'image_url', 'image_url': {'url': 'data:...'}}"
+                "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
+                "{'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
 
 
