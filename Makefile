@@ -122,9 +122,9 @@ $(TEST): tests/requirements-data.txt $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@
 
-# The reference describes what the gateway reads and stores.
+# The reference describes what the gateway reads and stores, and the built-in environments, some of which have images.
 $(GATEWAY): $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway,vision,report]'
 	touch $@
 
 $(LINT): $(TEST)

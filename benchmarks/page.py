@@ -115,6 +115,9 @@ def _cell(cell: Cell, ours: Cell, row: Row, *, is_ours: bool) -> str:
 
 
 def _short(reason: str) -> str:
+    ours, _, why = reason.partition("; ")
+    if ours.startswith("LookupError: no module registers a contender"):  # it is no result of the other project
+        reason = f"not measured: {why or 'it could not be imported'}"
     first = reason.split("\n")[0].replace("|", "\\|")
     return first if len(first) <= 120 else f"{first[:117]}..."
 

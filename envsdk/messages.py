@@ -214,10 +214,9 @@ def read_part(part: Any) -> ContentPart:
         case _:
             kind = type(cast("object", part)).__name__
             raise ValueError(
-                f"the content contains a {kind}, {part!r:.80}; a message holds texts and images, and no audio, video or "
-                "files: expected TextPart(text=...), "
-                "ImagePart(data=...), or in the OpenAI form {'type': 'text', 'text': ...} or "
-                "{'type': 'image_url', 'image_url': {'url': 'data:...'}}"
+                f"the content contains a {kind}, {part!r:.80}; a message holds texts and images, and no audio, video "
+                "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
+                "{'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
 
 

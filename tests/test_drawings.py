@@ -25,3 +25,12 @@ def test_every_drawing_is_shown_on_a_page():
     pages = "\n".join(map(prose_of, PAGES))
     assert {file.name for file in FOLDER.iterdir()} == set(DRAWINGS)
     assert [name for name in DRAWINGS if f"drawings/{name})" not in pages] == []
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_no_text_of_a_drawing_is_cut_at_the_right(name: str):
+    drawing = xml.etree.ElementTree.fromstring((FOLDER / name).read_text(encoding="utf-8"))
+    for text in drawing.iter("{http://www.w3.org/2000/svg}text"):
+        if text.get("text-anchor") == "start":
+            width = 0.5 * float(text.get("font-size", 0)) * len(text.text or "")
+            assert float(text.get("x", 0)) + width <= float(drawing.get("width", 0)), text.text

@@ -16,7 +16,7 @@ from benchmarks import machine, worker
 from benchmarks.contender import contender
 from benchmarks.formats import digits, figure
 from benchmarks.measuring import measure
-from benchmarks.page import anchor, page
+from benchmarks.page import _short, anchor, page
 from benchmarks.pool import NotMeasured, Pool, Taken
 from benchmarks.prompt_rows import PROMPT_ROWS
 from benchmarks.results import Cell, Measured, RowResult, RunResult
@@ -302,3 +302,8 @@ def test_a_worker_answers_from_a_process_of_its_own(tmp_path: Path):
         pool.drop()
     finally:
         pool.close()
+
+
+def test_a_contender_that_could_not_be_imported_is_not_measured():
+    error = "LookupError: no module registers a contender 'verl' of the row 'prompts'; verl.prompts: ImportError: no"
+    assert _short(error) == "not measured: verl.prompts: ImportError: no"

@@ -1,5 +1,6 @@
 """`envsdk check` and `envsdk doctor`: conformance checks of environments and renderers."""
 
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any, Self
@@ -51,8 +52,16 @@ def check(
     subject: Any = maker(env, options)
     if ":" not in env:
         subject = subject() if options else env
+    command_line = shlex.join(["envsdk", "check", env, *(word for one in option or () for word in ("--option", one))])
     with _Printer(as_json=as_json) as printer:
-        report = check_env(subject, seeds=seeds, first_seed=seed, only=only, on_progress=printer.on_progress)
+        report = check_env(
+            subject,
+            seeds=seeds,
+            first_seed=seed,
+            only=only,
+            on_progress=printer.on_progress,
+            command_line=command_line,
+        )
     if isinstance(subject, Env):
         subject.close()
     print_end("environment", report, as_json=as_json)

@@ -40,6 +40,8 @@ class Subject:
     """The module that the expression needs."""
     is_id: bool = False
     """Whether `name` is an id, which the command line accepts."""
+    command_line: str = ""
+    """The command that checks it, if it was given on a command line."""
 
     @classmethod
     def of(cls, given: EnvLike) -> "Subject":
@@ -79,8 +81,9 @@ class Subject:
 
     def command(self, check: str, first_seed: int, seeds: int) -> str:
         """Return a command that repeats a check: for the shell, or for Python if only Python knows the environment."""
-        if self.is_id:
-            return f'envsdk check {self.name} --seed {first_seed} --seeds {seeds} --only "{check}"'
+        if self.is_id or self.command_line:
+            command = self.command_line or f"envsdk check {self.name}"
+            return f'{command} --seed {first_seed} --seeds {seeds} --only "{check}"'
         arguments = f"{self.expression}, first_seed={first_seed}, seeds={seeds}, only={json.dumps(check)}"
         call = f"check_env({arguments}).raise_if_failed()"
         if not self.module:

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -104,6 +104,7 @@ def check_env(
     first_seed: int = 0,
     only: str | None = None,
     on_progress: OnProgress | None = None,
+    command_line: str = "",
 ) -> EnvReport:
     """Run the conformance checks of an environment.
 
@@ -115,6 +116,8 @@ def check_env(
         only: The name of a single check to run; see `CHECKS`.
         on_progress: A function that is called when each check starts, with its name and None, and when it ends, with
             its name and its result.
+        command_line: The command that checks the environment, to which the options that repeat a check are added; by
+            default, it is derived from `env`.
 
     Returns:
         A report. In a test, call its `raise_if_failed()`. An exception of the environment is a failure. A check that
@@ -129,7 +132,7 @@ def check_env(
         raise ConfigError(f"seeds is {seeds} and first_seed is {first_seed}; expected at least 1 and at least 0")
     if only is not None and only not in CHECKS:
         raise unknown_name("check", only, CHECKS)
-    subject = Subject.of(env)
+    subject = replace(Subject.of(env), command_line=command_line)
     chosen = CHECKS if only is None else {only: CHECKS[only]}
     arguments = subject, range(first_seed, first_seed + seeds), chosen, on_progress or _no_progress
     if in_event_loop():  # as in a notebook: a second event loop needs its own thread

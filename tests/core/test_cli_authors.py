@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -365,6 +366,20 @@ def test_check_takes_options_and_prints_for_machines() -> None:
     report = json.loads(run(*arguments))
     assert report["environment"] == "envsdk/GuessNumber-v0"
     assert [check["verdict"] for check in report["checks"]] == ["PASS"]
+
+
+def test_check_prints_a_command_that_repeats_it_with_the_same_name_and_options() -> None:
+    given = [
+        "check",
+        "broken_environments:GlobalRandom",
+        "--option",
+        "history=strip",
+        "--only",
+        "no global random state",
+    ]
+    result = CliRunner().invoke(app, [*given, "--seeds", "1"])
+    (line,) = [line.strip() for line in result.output.splitlines() if line.strip().startswith("envsdk check")]
+    assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == result.exit_code == 1
 
 
 def test_check_of_a_class_that_fails_ends_with_status_1() -> None:

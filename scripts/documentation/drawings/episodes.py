@@ -137,7 +137,13 @@ def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
         if step.break_ is not None and step.break_.kind == "rewrite":
             dropped = step.break_.dropped * scale
             drawing.box(LEFT + step.keep * scale, y - 8, dropped, 5, DROPPED)
-            drawing.text(LEFT + step.keep * scale + dropped + 6, y - 2, step.break_.reason, size=10, color=INK)
+            _label(drawing, LEFT + step.keep * scale, dropped, y - 2, step.break_.reason)
+
+
+def _label(drawing: Drawing, x: float, width: float, y: float, text: str) -> None:
+    """Write what a bar is to its right, or to its left where that would be cut."""
+    fits = x + width + 6 + 6 * len(text) < WIDTH
+    drawing.text(x + width + 6 if fits else x - 6, y, text, size=10, color=INK, anchor="start" if fits else "end")
 
 
 def _bar(drawing: Drawing, prompt: Any, x: float, y: float, scale: float, *, with_kept: bool = True) -> None:
