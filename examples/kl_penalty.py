@@ -41,6 +41,7 @@ def divergences(seed: int = 0) -> dict[str, float]:
         for _ in range(EPOCHS):
             now = samples if near is None else add_kl_penalty(samples, read(model, samples), COEF, near=near)
             for tree in tree_batch(now).split(MAX_TREE_TOKENS):
+                assert tree.advantage is not None
                 advantage = torch.as_tensor(tree.advantage[tree.trained])
                 (-(advantage * logprobs(model, tree)).sum() / len(games)).backward()
             optimizer.step()
