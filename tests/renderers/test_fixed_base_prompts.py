@@ -4,7 +4,6 @@
 prompt may share a token with.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -99,7 +98,6 @@ class Episode:
             self.note_verdict(read, answers)
             self.context.observe(answers)
             self.check_prompt()
-        self.context.check_end()
 
     def reply(self, step: int) -> Message:
         names = self.rng.choices(("get_weather", "search"), k=self.rng.choice((0, 0, 1, 2)) if self.tools else 0)
@@ -176,13 +174,15 @@ def prompts_of(renderer: FixedBase, name: str, at_least: int) -> int:
         kinds: list[Any] = [(), (), TOOLS]
     except RenderError:
         kinds = [()]
-    rng, found, refused = Random(name), 0, Counter[str]()
-    while found < at_least and refused.total() < at_least:
+    rng, found, refused = Random(name), 0, 0
+    while found < at_least and refused < at_least:
         episode = Episode(renderer, rng.choice((Keep(), Strip())), rng, rng.choice(kinds))
         try:
             episode.play()
-        except RenderError as error:
-            refused[str(error)[:80]] += 1
+        except RenderError:
+            refused += 1
+        else:
+            episode.context.check_end()
         found += episode.prompts
     return found
 
