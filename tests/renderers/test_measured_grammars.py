@@ -124,6 +124,21 @@ def test_what_the_template_itself_writes_is_read_with_the_types_of_schemas(name:
             assert (facts(read), read.errors) == (facts(message), ())
 
 
+NESTED = (
+    "{%- macro pairs(items) %}{%- for k, v in items.items() %}{{- '<p n=' + k + '>' }}{%- if v is mapping %}"
+    "{{- pairs(v) }}{%- else %}{{- v if v is string else v | tojson }}{%- endif %}"
+    "{{- '</p>' }}{%- endfor %}{%- endmacro %}"
+)
+
+
+def test_a_template_that_nests_objects_as_its_own_tags_reads_partly() -> None:
+    call = "{%- for k, v in c.function.arguments.items() %}{{- CALL }}{%- endfor %}"
+    template = NESTED + CHATML.replace(call, "{{- pairs(c.function.arguments) }}")
+    renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>")
+    assert renderer.reading.status == "partly"
+    assert "which reads back with an error" in renderer.reading.detail
+
+
 def test_a_template_whose_own_calls_would_be_read_as_others_is_refused() -> None:
     lost = f"{COMMA} + k + ':<q>' ~ (v if v is string else '*') ~ '<q>'"
     renderer = renderer_of(lost)

@@ -157,24 +157,32 @@ class _Proof:
         return _Failure(f"a reply reads back as another message: {_short(read)}", is_wrong=tools is TOOLS)
 
     def misread(self, message: Message) -> _Failure | None:
-        """Return how what the template writes for a message is read as another one without an error; None if it is not.
+        """Return how what the template writes for a message does not read back; None if it does.
 
-        Whitespace around texts does not count, nor what the template drops, as some do with null; nor do replies that
-        `write_reply` refuses.
+        Whitespace around texts does not count, nor what the template drops, as some do with null.
         """
         (message,) = self._renderings.addressed([message])
         try:
-            write_reply(self._grammar, message)
             rendered = self._renderings.body(message, [*words_of(message)])
         except RenderError:
-            return None  # the grammar has no such reply, or the template writes none
+            return None
         if not has_all(rendered, message):
             return None
         code = Code(self._grammar.controls)
         read = self._reader.read(code.cut(code.constant(rendered)), _ENDED, TOOLS)
-        if read.errors or stripped(read) == stripped(message):
+        if read.errors:
+            return _Failure(f"the template writes {rendered!r:.200}, which reads back with an error: {read.errors[0]}")
+        if stripped(read) == stripped(message):
             return None
-        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=True)
+        is_wrong = bool(read.tool_calls) or not self._is_unwritten(message)
+        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=is_wrong)
+
+    def _is_unwritten(self, message: Message) -> bool:
+        try:
+            write_reply(self._grammar, message)
+        except RenderError:
+            return True
+        return False
 
     def difference(self, message: Message) -> str:
         """Return how the template writes a message differently; empty if it does not, or does not write it."""
