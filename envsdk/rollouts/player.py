@@ -623,12 +623,19 @@ class _Play:
     async def _end(self, task: "asyncio.Task[Trajectory]") -> None:
         """Cancel a task; leave it alone if it does not end."""
         task.cancel()
-        _, left = await asyncio.wait({task}, timeout=0.0 if self.given_up.done() else _GRACE_S)
-        if left:
+        ends_at, again = time.monotonic() + (0.0 if self.given_up.done() else _GRACE_S), None
+        while not task.done() and (left_s := ends_at - time.monotonic()) > 0:
+            try:
+                await asyncio.wait({task}, timeout=left_s)
+            except asyncio.CancelledError as error:  # `run_all` cancels a second time; the task still has to end
+                again = error
+        if task.done():
+            _drop_result(task)
+        else:
             self.seat.is_lost = True
             task.add_done_callback(_drop_result)
-        else:
-            _drop_result(task)
+        if again is not None:
+            raise again
 
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player

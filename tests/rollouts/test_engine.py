@@ -619,6 +619,34 @@ def test_runs_side_by_side_leave_the_garbage_collector_as_it_was() -> None:
     assert gc.get_threshold() == threshold
 
 
+def test_an_episode_that_is_cancelled_again_while_its_method_ends_is_awaited() -> None:
+    ended: list[str] = []
+
+    class EndsSlowly(Counts):
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            began.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.1)
+                ended.append(self.episode_id)
+            raise AssertionError
+
+    began = threading.Event()
+
+    async def leave() -> set[str]:
+        running = asyncio.create_task(Rollouts(EndsSlowly, answers, seeds=range(2), group_size=1).arun())
+        await asyncio.to_thread(began.wait, 60)
+        running.cancel()
+        await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return {task.get_name() for task in asyncio.all_tasks() if "_Play" in repr(task)}
+
+    assert asyncio.run(leave()) == set()
+    assert ended
+
+
 def test_an_object_runs_once() -> None:
     rollouts = Rollouts(Counts, answers, seeds=range(2), group_size=1)
     rollouts.run()
