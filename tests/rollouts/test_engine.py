@@ -211,9 +211,10 @@ def test_an_environment_that_cannot_be_made_again_fails_only_its_episodes(blocki
     assert {one.group_id for one in trajectories} == {f"Kind/{seed}" for seed in range(4)}
 
 
-def test_a_failing_close_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    kind = type("Kind", (Breaks,), {"where": "close", "made": 0})
-    trajectories = Rollouts(kind, answers, seeds=range(3), group_size=1).run()
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_close_that_fails_or_hangs_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture, hangs: bool) -> None:
+    kind = type("Kind", (Breaks,), {"where": "close", "made": 0, "hangs": hangs})
+    trajectories = Rollouts(kind, answers, seeds=range(3), group_size=1, method_timeout_s=0.3 if hangs else 60).run()
     assert [one.status for one in trajectories] == ["terminated"] * 3
     assert "could not be closed" in caplog.text
 
