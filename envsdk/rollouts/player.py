@@ -10,7 +10,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -253,10 +253,12 @@ class Player:
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
         rare_collections.end()
-        self._housekeeping.cancel()
-        await asyncio.gather(self._housekeeping, return_exceptions=True)
-        seats, self._seats = self._seats, []
-        await asyncio.gather(*map(self._close, seats))
+        closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
+        try:
+            await _until_done(closing)
+        finally:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
 
     # One attempt.
 
@@ -627,12 +629,14 @@ class _Play:
     async def _end(self, task: "asyncio.Task[Trajectory]") -> None:
         """Cancel a task; leave it alone if it does not end."""
         task.cancel()
-        _, left = await asyncio.wait({task}, timeout=0.0 if self.given_up.done() else _GRACE_S)
-        if left:
-            self.seat.is_lost = True
-            task.add_done_callback(_drop_result)
-        else:
-            _drop_result(task)
+        try:
+            await _until_done([task], 0.0 if self.given_up.done() else _GRACE_S)
+        finally:
+            if task.done():
+                _drop_result(task)
+            else:
+                self.seat.is_lost = True
+                task.add_done_callback(_drop_result)
 
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player
@@ -671,6 +675,22 @@ class _Runner(EpisodeRunner):
             env = cast("Env", self._episode.pending_reply(request["context"]).env)
             return await player.call_policy(play, lambda: player.call(play, env, f"the reply of {env.name}", call))
         return await player.call_policy(play, call)
+
+
+async def _until_done(tasks: "Sequence[asyncio.Task[Any]]", seconds: float = math.inf) -> None:
+    """Wait until tasks have ended, also if the caller is cancelled meanwhile, as `run_all` does a second time.
+
+    Raises:
+        CancelledError: Once they have ended, or after so many seconds, if the caller was cancelled.
+    """
+    ends_at, cancelled = time.monotonic() + seconds, None
+    while (left := [task for task in tasks if not task.done()]) and (left_s := ends_at - time.monotonic()) > 0:
+        try:
+            await asyncio.wait(left, timeout=None if left_s == math.inf else left_s)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _result_of(task: "asyncio.Task[Trajectory]") -> Trajectory:

@@ -211,9 +211,10 @@ def test_an_environment_that_cannot_be_made_again_fails_only_its_episodes(blocki
     assert {one.group_id for one in trajectories} == {f"Kind/{seed}" for seed in range(4)}
 
 
-def test_a_failing_close_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    kind = type("Kind", (Breaks,), {"where": "close", "made": 0})
-    trajectories = Rollouts(kind, answers, seeds=range(3), group_size=1).run()
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_close_that_fails_or_hangs_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture, hangs: bool) -> None:
+    kind = type("Kind", (Breaks,), {"where": "close", "made": 0, "hangs": hangs})
+    trajectories = Rollouts(kind, answers, seeds=range(3), group_size=1, method_timeout_s=0.3 if hangs else 60).run()
     assert [one.status for one in trajectories] == ["terminated"] * 3
     assert "could not be closed" in caplog.text
 
@@ -617,6 +618,34 @@ def test_runs_side_by_side_leave_the_garbage_collector_as_it_was() -> None:
 
     asyncio.run(run_all())
     assert gc.get_threshold() == threshold
+
+
+def test_an_episode_that_is_cancelled_again_while_its_method_ends_is_awaited() -> None:
+    ended: list[str] = []
+
+    class EndsSlowly(Counts):
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            began.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.1)
+                ended.append(self.episode_id)
+            raise AssertionError
+
+    began = threading.Event()
+
+    async def leave() -> set[str]:
+        running = asyncio.create_task(Rollouts(EndsSlowly, answers, seeds=range(2), group_size=1).arun())
+        await asyncio.to_thread(began.wait, 60)
+        running.cancel()
+        await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return {task.get_name() for task in asyncio.all_tasks() if "_Play" in repr(task)}
+
+    assert asyncio.run(leave()) == set()
+    assert ended
 
 
 def test_an_object_runs_once() -> None:
