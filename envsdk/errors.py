@@ -160,6 +160,10 @@ class PolicyUnavailable(EnvsdkError, ConnectionError):
     """A policy's server cannot be reached, fails, or does not answer, after all retries."""
 
 
+class EngineDead(PolicyUnavailable):
+    """A policy's server reports that its engine has died, so nothing is tried again until somebody starts it again."""
+
+
 class ServerReplyError(EnvsdkError, ValueError):
     """A policy's server answered with something that is not a legal action."""
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from ..errors import PolicyUnavailable, RequestRefused, ServerReplyError
+from ..errors import EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError
 from ..packages import load
 from .per_loop import PerLoop
 from .servers import Server, Servers
@@ -31,6 +31,7 @@ _NOT_IMPLEMENTED = 501
 _FAILURES_IN_A_ROW = 2  # of one call on one server, until its episode moves to another one
 _OVERLOADED = ("408", "429")  # the server works, and asks to wait
 _MAX_MESSAGE = 500
+_DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 
 
 class Failure(Exception):
@@ -40,6 +41,7 @@ class Failure(Exception):
         cause: `connection`, `timeout`, `partial`, or the status of the response.
         retry_after_s: How long the server asks to wait, in seconds; None if it does not.
         is_unreachable: Whether no connection could be opened.
+        is_dead: Whether the server reports that its engine has died.
         moves: Whether the next attempt goes to another server.
     """
 
@@ -50,6 +52,7 @@ class Failure(Exception):
         self.cause = cause
         self.retry_after_s = retry_after_s
         self.is_unreachable = is_unreachable
+        self.is_dead = _DEAD in message
         self.moves = False
 
 
@@ -106,6 +109,7 @@ class Client:
 
         Raises:
             PolicyUnavailable: If all attempts failed.
+            EngineDead: If the server's engine has died, and there is no other server.
             RequestRefused: If a server refused the request; it is not tried again.
         """
         tenacity = self._tenacity
@@ -219,15 +223,21 @@ class Client:
         with self._servers.calling(server):
             try:
                 async with self._connections.get().gate:
-                    return await attempt(server)
+                    result = await attempt(server)
+                server.is_dead = False
+                return result
             except Failure as failure:
                 failures.append((server, failure))
                 last = failures[-_FAILURES_IN_A_ROW:]
                 is_down = len(last) == _FAILURES_IN_A_ROW and all(
                     one is server and found.cause not in _OVERLOADED for one, found in last
                 )
-                if failure.is_unreachable or is_down:
-                    failure.moves = self._servers.failed(server, is_unreachable=failure.is_unreachable)
+                server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM ends itself then
+                if failure.is_unreachable or is_down or server.is_dead:
+                    is_gone = failure.is_unreachable or server.is_dead
+                    failure.moves = self._servers.failed(server, is_unreachable=is_gone)
+                if server.is_dead and not failure.moves:
+                    raise EngineDead(dead(server, failure)) from failure
                 raise
 
     def _count_retry(self, state: Any) -> None:
@@ -266,6 +276,11 @@ def _certificates(httpx: Any) -> Any:
 
 async def _disconnect(connections: _Connections) -> None:
     await connections.http.aclose()
+
+
+def dead(server: Server, failure: Failure) -> str:
+    """Return the message about a server whose engine has died."""
+    return f"the engine of {server.url} has died: {failure}. See the server's log for the cause, and start it again"
 
 
 def _sent(body: Mapping[str, Any] | None, id: str | None) -> dict[str, Any]:

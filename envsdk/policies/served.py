@@ -210,6 +210,7 @@ class ServedPolicy(ABC):
 
         Raises:
             PolicyUnavailable: If no server answers.
+            EngineDead: If a server reports that its engine has died.
             ServerReplyError: If a server's reply is not valid, or it refuses the request (`RequestRefused`).
             ServerMismatch: If a startup check fails.
             ConfigError: If a sampling parameter is not valid, or the prompt has images that the servers do not take.

@@ -84,6 +84,14 @@ class ServerReply:
     """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
 
 
+class WeightSpan(BaseModel):
+    """Tokens of a reply that the same weights sampled, as vLLM and SGLang write them."""
+
+    version: str
+    start: int
+    end: int
+
+
 class _PromptTokensDetails(BaseModel):
     cached_tokens: Annotated[int, Field(ge=0)] | None = None
 

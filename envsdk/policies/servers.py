@@ -32,6 +32,12 @@ class Server:
         """The largest number of tokens of a prompt and its reply; None if it is not known."""
         self.lacks_token_endpoint = False
         """Whether it has no endpoint of its own for token ids, so that `/v1/completions` is used."""
+        self.has_model = False
+        """Whether it lists the policy's model."""
+        self.adapter: str | None = None
+        """The name of the policy's model if that is a LoRA adapter of the server's model."""
+        self.is_dead = False
+        """Whether it reported that its engine has died, and has not answered since."""
 
     def __repr__(self) -> str:
         return f"<Server {self.url}>"
@@ -93,7 +99,7 @@ class Servers:
         with self._lock:
             server.down_until = self._clock() + self._rest_s
             if is_unreachable:
-                server.is_checked = False
+                server.is_checked = server.has_model = False
                 server.tokenizers.clear()
             return bool(self._working())
 
