@@ -61,7 +61,8 @@ class VLLMServer:
         self.url = f"http://127.0.0.1:{self.port}"
         address = ("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL_NAME)
         vllm = Path(sys.executable).with_name("vllm")
-        self._command = [str(vllm), "serve", str(model), *address, *OPTIONS, *options]
+        given = [option for option in OPTIONS if version != "0.27.0" or option != "--enable-scale-out"]  # needs no flag
+        self._command = [str(vllm), "serve", str(model), *address, *given, *options]
         older = {"PYTHONPATH": str(Path(sys.prefix) / "older" / version)} if version else {}
         self._environment = {**os.environ, **ENVIRONMENT, **older, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None

@@ -266,7 +266,7 @@ def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str,
 
 
 def _version_of(part: Weights) -> int | None:
-    is_number = part.version.isdecimal() and int(part.version) < 2**31
+    is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
     return int(part.version) if is_number else None
 
 

@@ -115,14 +115,19 @@ def base_urls(url: str | Sequence[str]) -> list[str]:
         ConfigError: If there is none, one is given twice, or one is not an HTTP URL.
     """
     given: Sequence[str] = [url] if isinstance(url, str) else list(url or ())
-    urls = [_base(one) for one in given]
+    urls = [checked_url(one).removesuffix("/v1") for one in given]
     if not urls or len(set(urls)) < len(urls):
         raise ConfigError(f"url is {url!r:.200}; expected the URL of a server, or a list of different ones")
     return urls
 
 
-def _base(url: object) -> str:
+def checked_url(url: object) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        ConfigError: If it is not an HTTP URL.
+    """
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(f"url is {url!r:.200}; expected an HTTP URL, such as 'http://localhost:8000'")
-    return parts.geturl().rstrip("/").removesuffix("/v1")
+    return parts.geturl().rstrip("/")

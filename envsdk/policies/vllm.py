@@ -104,7 +104,7 @@ class VLLM(ServedPolicy):
 
     async def stream(self, client: Client, server: Server, request: ServerRequest, on_tokens: OnTokens) -> ServerReply:
         """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
-        streamed = StreamedReply(on_tokens)
+        streamed = StreamedReply(on_tokens, request.max_tokens)
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
             async def read(event: Any) -> bool:
@@ -313,5 +313,5 @@ def _array(encoded: str) -> Any:
     """Return an array that is given as the base64 text of an `.npy` file."""
     try:
         return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error
