@@ -173,6 +173,10 @@ class ServerUnreachable(PolicyUnavailable):
     """No connection to a policy's server can be opened, and none has been: it does not run, or its URL is wrong."""
 
 
+class EngineDead(PolicyUnavailable):
+    """A policy's server reports that its engine has died, so nothing is tried again until somebody starts it again."""
+
+
 class ServerReplyError(EnvsdkError, ValueError):
     """A policy's server answered with something that is not a legal action."""
 

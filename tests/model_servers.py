@@ -1,8 +1,8 @@
 """Real HTTP servers on loopback that speak the protocols of vLLM, SGLang and OpenAI, and misbehave on request.
 
-The vLLM part follows vLLM 0.32 as it was observed on a real server. SGLang does not run on the test machines, so its
-part follows SGLang's public interface. The model is a table of logits: it has log-probabilities of its own, for any
-temperature, and samples its stop tokens often.
+The vLLM part follows vLLM 0.32, and 0.31 on request, as observed on real servers. SGLang does not run on the test
+machines, so its part follows its public interface. The model is a table of logits: it has log-probabilities of its own,
+for any temperature, and samples its stop tokens often.
 """
 
 import asyncio
@@ -75,6 +75,8 @@ class ModelServer:
         kind: `vllm`, `sglang` or `openai`.
         tokenizer: The tokenizer of its model.
         model: The name of the model.
+        names_ids: Whether vLLM writes the ids of log-probabilities as names, as it did before 0.32.
+        adapters: The names of the LoRA adapters that are loaded.
         has_token_endpoint: Whether vLLM was started with --enable-scale-out.
         processed: Whether log-probabilities are those of the distribution sampled from.
         max_model_len: The largest number of tokens of a prompt and its reply.
@@ -91,6 +93,8 @@ class ModelServer:
         tokenizer: str | Tokenizer = "embedded",
         model: str = "toy",
         has_token_endpoint: bool = True,
+        names_ids: bool = False,
+        adapters: tuple[str, ...] = (),
         processed: bool = True,
         max_model_len: int = 4096,
         token_s: float = 0.0,
@@ -99,6 +103,7 @@ class ModelServer:
         port: int = 0,
     ) -> None:
         self.kind, self.model = kind, model
+        self.names_ids, self.adapters = names_ids, adapters
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.has_token_endpoint, self.processed = has_token_endpoint, processed
         self.max_model_len, self.token_s, self.versions = max_model_len, token_s, versions
@@ -252,7 +257,7 @@ class ModelServer:
     ) -> AsyncIterator[Any]:
         """The events of a stream; the status and the value of a request that is refused."""
         form, count = (
-            (_native, body["sampling_params"]["logprobs"]) if "token_ids" in body else (_plain, body["logprobs"])
+            (self._native, body["sampling_params"]["logprobs"]) if "token_ids" in body else (_plain, body["logprobs"])
         )
         done = 0
         while not answer.done():
@@ -295,10 +300,12 @@ class ModelServer:
 
     async def _route(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
-            return 200, {"data": [{"id": self.model, "max_model_len": self.max_model_len}]}
+            listed = [{"id": self.model, "max_model_len": self.max_model_len, "parent": None}]
+            loaded = [{"id": name, "max_model_len": None, "parent": self.model} for name in self.adapters]
+            return 200, {"data": listed + loaded}
         if path == "/tokenize":
             return 200, {"tokens": self._tokenize(body["prompt"])}
-        if body.get("model") not in (None, self.model):
+        if body.get("model") not in (None, self.model, *self.adapters):
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
         if path == "/v1/chat/completions":
             return 200, self._chat(body)
@@ -332,8 +339,8 @@ class ModelServer:
             "index": 0,
             "finish_reason": sampled.finish_reason,
             "stop_reason": sampled.stop_reason,
-            **_native(sampled.entries, given["logprobs"]),
-            "weight_versions": self._spans(len(sampled.entries)),
+            **self._native(sampled.entries, given["logprobs"]),
+            **({} if self.names_ids else {"weight_versions": self._spans(len(sampled.entries))}),
         }
         usage = self._usage(body["token_ids"])
         return 200, {"request_id": PREFIX + body["request_id"], "choices": [choice], **usage, **returned}
@@ -371,13 +378,14 @@ class ModelServer:
         reason: dict[str, Any] = {"type": sampled.finish_reason}
         if sampled.stop_reason is not None:
             reason["matched"] = sampled.stop_reason
-        count = body["top_logprobs_num"]
-        meta = {
+        count, spans = body["top_logprobs_num"], self._spans(len(sampled.entries))
+        meta: dict[str, Any] = {
             "id": body["rid"],
             "finish_reason": reason,
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(sampled.entries),
-            "weight_version": self.versions(0),
+            "weight_version": spans[-1]["version"] if spans else self.versions(0),
+            "weight_versions": spans,
             "output_token_logprobs": [[logprob, token, None] for token, logprob, _ in sampled.entries],
             "output_top_logprobs": [[[v, one, None] for one, v in top[:count]] for _, _, top in sampled.entries],
         }
@@ -440,6 +448,21 @@ class ModelServer:
             spans[-1]["end"] = position + 1
         return spans
 
+    def _native(self, entries: list[Any], count: int) -> dict[str, Any]:
+        """Tokens as /inference/v1/generate sends them."""
+        content = [
+            {
+                **self._id(token),
+                "logprob": logprob,
+                "top_logprobs": [{**self._id(one), "logprob": v} for one, v in top[:count]],
+            }
+            for token, logprob, top in entries
+        ]
+        return {"token_ids": [token for token, _, _ in entries], "logprobs": {"content": content}}
+
+    def _id(self, token: int) -> dict[str, Any]:
+        return {"token": f"token_id:{token}", "bytes": None} if self.names_ids else {"token_id": token, "rank": 1}
+
     def _tokenize(self, text: str) -> list[int]:
         """Control tokens in the text are matched, as transformers does."""
         controls = self.tokenizer.control_tokens
@@ -451,20 +474,6 @@ class _Sampled:
     entries: list[tuple[int, float, list[tuple[int, float]]]]
     finish_reason: str = "length"
     stop_reason: int | str | None = None
-
-
-def _native(entries: list[Any], count: int) -> dict[str, Any]:
-    """Tokens as /inference/v1/generate sends them."""
-    content = [
-        {
-            "token_id": token,
-            "logprob": logprob,
-            "rank": 1,
-            "top_logprobs": [{"token_id": one, "logprob": value, "rank": 1} for one, value in top[:count]],
-        }
-        for token, logprob, top in entries
-    ]
-    return {"token_ids": [token for token, _, _ in entries], "logprobs": {"content": content}}
 
 
 def _plain(entries: list[Any], count: int) -> dict[str, Any]:

@@ -45,18 +45,26 @@ class VLLMServer:
         log: the file that receives what the server prints.
         options: arguments of `vllm serve` in addition to `OPTIONS`; the last one of a kind counts.
         environment: variables in addition to `ENVIRONMENT`.
+        version: one of the older versions that tests/peers/vllm/after_install.py installs; by default, the newest.
     """
 
     def __init__(
-        self, model: Path, log: Path, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
+        self,
+        model: Path,
+        log: Path,
+        options: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+        version: str = "",
     ) -> None:
         self.log = log
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         address = ("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL_NAME)
         vllm = Path(sys.executable).with_name("vllm")
-        self._command = [str(vllm), "serve", str(model), *address, *OPTIONS, *options]
-        self._environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        given = [option for option in OPTIONS if version != "0.27.0" or option != "--enable-scale-out"]  # needs no flag
+        self._command = [str(vllm), "serve", str(model), *address, *given, *options]
+        older = {"PYTHONPATH": str(Path(sys.prefix) / "older" / version)} if version else {}
+        self._environment = {**os.environ, **ENVIRONMENT, **older, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout_s: float = 600.0) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from ..errors import PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
+from ..errors import EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
 from ..packages import load
 from .per_loop import PerLoop
 from .servers import Server, Servers
@@ -31,6 +31,14 @@ _NOT_IMPLEMENTED = 501
 _FAILURES_IN_A_ROW = 2  # of one call on one server, until its episode moves to another one
 _OVERLOADED = ("408", "429")  # the server works, and asks to wait
 _MAX_MESSAGE = 500
+_MAX_ERROR_BYTES = 2**16  # of the body of an error that is read as JSON
+MAX_REPLY_BYTES = 2**26
+_MAX_LINES = 1_000_000
+"""Of a stream: two for each token."""
+_MAX_VALUES, _MAX_CONTAINERS = 3_000_000, 400_000
+"""Of the JSON value of a reply, whose objects in memory are far larger than its text: one list or object, and a few
+values, for each token."""
+_DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 
 
 class Failure(Exception):
@@ -40,6 +48,7 @@ class Failure(Exception):
         cause: `connection`, `timeout`, `partial`, or the status of the response.
         retry_after_s: How long the server asks to wait, in seconds; None if it does not.
         is_unreachable: Whether no connection could be opened.
+        is_dead: Whether the server reports that its engine has died.
         moves: Whether the next attempt goes to another server.
     """
 
@@ -50,6 +59,7 @@ class Failure(Exception):
         self.cause = cause
         self.retry_after_s = retry_after_s
         self.is_unreachable = is_unreachable
+        self.is_dead = _DEAD in message
         self.moves = False
 
 
@@ -75,6 +85,7 @@ class Client:
         timeout_s: The longest duration of a request, in seconds.
         max_retries: How often a call is tried again.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
+        max_reply_bytes: The longest body of a response, in bytes.
     """
 
     def __init__(
@@ -86,6 +97,7 @@ class Client:
         timeout_s: float,
         max_retries: int,
         max_in_flight: int,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> None:
         self._servers = servers
         self._usage = usage
@@ -93,6 +105,7 @@ class Client:
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._max_in_flight = max_in_flight
+        self._max_reply_bytes = max_reply_bytes
         self._httpx = load("httpx", _NEEDS, _INSTALL)
         self._tenacity = load("tenacity", _NEEDS, _INSTALL)
         self._connections = PerLoop(self._connect, _disconnect)
@@ -107,6 +120,7 @@ class Client:
         Raises:
             PolicyUnavailable: If all attempts failed.
             ServerUnreachable: At once, if no connection to any of the servers can be opened, and none has been.
+            EngineDead: If the server's engine has died, and there is no other server.
             RequestRefused: If a server refused the request; it is not tried again.
         """
         tenacity = self._tenacity
@@ -150,13 +164,14 @@ class Client:
 
         Raises:
             Failure: If another attempt may succeed.
-            RequestRefused: If the server refuses the request (a status of 4xx, except 408 and 429).
+            RequestRefused: If the server refuses the request (a status of 3xx or 4xx, except 408 and 429).
+            ServerReplyError: If the response is longer than `max_reply_bytes`, compressed, or has too many values.
         """
         http, request = self._connections.get().http, f"{method} {server.url}{path}"
-        async with self._sending():
-            response = await http.request(method, server.url + path, **_sent(body, id))
-        _check_status(response, request)
-        return _value_of(response.content, request) if has_value else None
+        async with self._sending(), http.stream(method, server.url + path, **_sent(body, id)) as response:
+            content = await self._content(response)
+        _check_status(response, content, request)
+        return _value_of(content, request) if has_value else None
 
     async def stream(
         self, server: Server, path: str, body: Mapping[str, Any], read: Callable[[Any], Awaitable[bool]], *, id: str
@@ -175,14 +190,17 @@ class Client:
             Failure: If another attempt may succeed: also if the stream ends before `[DONE]`, or an event is not JSON or
                 reports an error of the server.
             RequestRefused: If the server refuses the request; see `request`.
-            ServerReplyError: If the answer is not a stream.
+            ServerReplyError: If the answer is not a stream, or if it has no end; see `request`.
         """
         http, request = self._connections.get().http, f"POST {server.url}{path}"
         async with self._sending(), http.stream("POST", server.url + path, **_sent(body, id)) as response:
             if response.status_code >= 300:
-                await response.aread()
-                _check_status(response, request)
-            await _read_events(response, request, read)
+                _check_status(response, await self._content(response), request)
+            await _read_events(response, _chunks(response, self._max_reply_bytes), request, read)
+
+    async def _content(self, response: Any) -> bytes:
+        async with contextlib.aclosing(_chunks(response, self._max_reply_bytes)) as chunks:
+            return b"".join([chunk async for chunk in chunks])
 
     @contextlib.asynccontextmanager
     async def _sending(self) -> AsyncGenerator[None]:
@@ -221,7 +239,7 @@ class Client:
             try:
                 async with self._connections.get().gate:
                     result = await attempt(server)
-                server.has_answered = True
+                server.has_answered, server.is_dead = True, False
                 return result
             except Failure as failure:
                 failures.append((server, failure))
@@ -230,8 +248,12 @@ class Client:
                 is_down = len(last) == _FAILURES_IN_A_ROW and all(
                     one is server and found.cause not in _OVERLOADED for one, found in last
                 )
-                if failure.is_unreachable or is_down:
-                    failure.moves = self._servers.failed(server, is_unreachable=failure.is_unreachable)
+                server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM ends itself then
+                if failure.is_unreachable or is_down or server.is_dead:
+                    is_gone = failure.is_unreachable or server.is_dead
+                    failure.moves = self._servers.failed(server, is_unreachable=is_gone)
+                if server.is_dead and not failure.moves:
+                    raise EngineDead(dead(server, failure)) from failure
                 if not failure.moves and not any(one.has_answered for one in self._servers.all):
                     raise ServerUnreachable(
                         f"no connection to {server.url} can be opened: {failure}. Start the server and wait until it "
@@ -257,7 +279,7 @@ class Client:
 
     def _connect(self) -> _Connections:
         limits = self._httpx.Limits(max_keepalive_connections=self._max_in_flight, keepalive_expiry=_KEEPALIVE_S)
-        headers = {"Content-Type": "application/json", **self._headers}
+        headers = {"Content-Type": "application/json", **self._headers, "Accept-Encoding": "identity"}
         http = self._httpx.AsyncClient(
             headers=headers,
             limits=limits,
@@ -277,34 +299,62 @@ async def _disconnect(connections: _Connections) -> None:
     await connections.http.aclose()
 
 
+def dead(server: Server, failure: Failure) -> str:
+    """Return the message about a server whose engine has died."""
+    return f"the engine of {server.url} has died: {failure}. See the server's log for the cause, and start it again"
+
+
 def _sent(body: Mapping[str, Any] | None, id: str | None) -> dict[str, Any]:
     """Return the content and the headers of a request."""
     content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     return {"content": content, "headers": {} if id is None else {"X-Request-Id": id}}
 
 
-def _check_status(response: Any, request: str) -> None:
+def _check_status(response: Any, content: bytes, request: str) -> None:
     status: int = response.status_code
     if status in (408, 429) or (status >= 500 and status != _NOT_IMPLEMENTED):
         after = _seconds(response.headers.get("Retry-After", ""))
-        raise Failure(str(status), f"{request}: {message_of(response.content)}", retry_after_s=after)
+        raise Failure(str(status), f"{request}: {message_of(content)}", retry_after_s=after)
     if status >= 300:
-        raise RequestRefused(f"{request} was refused with status {status}: {message_of(response.content)}", status)
+        raise RequestRefused(f"{request} was refused with status {status}: {message_of(content)}", status)
 
 
 def _value_of(content: bytes, request: str) -> Any:
     try:
         return _read(content)
+    except ServerReplyError:
+        raise
     except ValueError as error:
         raise Failure("partial", f"{request}: the response is not JSON: {error}") from error
 
 
-async def _read_events(response: Any, request: str, read: Callable[[Any], Awaitable[bool]]) -> None:
+async def _chunks(response: Any, most: int) -> AsyncGenerator[bytes]:
+    """Yield a body as it arrives. It is never decompressed, because a few bytes may become gigabytes."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise ServerReplyError(
+            f"the response has the Content-Encoding {encoding!r:.40}; expected none, as Accept-Encoding asks. Change "
+            "the server, or the proxy in front of it"
+        )
+    size = 0
+    async with contextlib.aclosing(response.aiter_raw()) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > most:
+                raise ServerReplyError(
+                    f"the response is longer than {most:,} bytes. If the server is right, raise max_reply_bytes"
+                )
+            yield chunk
+
+
+async def _read_events(
+    response: Any, body: AsyncGenerator[bytes], request: str, read: Callable[[Any], Awaitable[bool]]
+) -> None:
     """Read the server-sent events of a response; see `Client.stream`."""
     kind = response.headers.get("Content-Type", "")
     if not kind.startswith("text/event-stream"):
         raise ServerReplyError(f"{request} was answered with {kind!r:.80}; expected a stream of events")
-    async with contextlib.aclosing(_lines(response)) as lines:
+    async with contextlib.aclosing(_lines(body)) as lines:
         async for line in lines:
             name, _, data = line.partition(b":")
             if name != b"data":
@@ -319,13 +369,17 @@ async def _read_events(response: Any, request: str, read: Callable[[Any], Awaita
     raise Failure("partial", f"{request}: the stream ended before [DONE]")
 
 
-async def _lines(response: Any) -> AsyncGenerator[bytes]:
+async def _lines(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """Yield the lines of a body, which only line feeds end: httpx also cuts at characters that JSON may contain."""
     parts: list[bytes] = []
-    async with contextlib.aclosing(response.aiter_bytes()) as chunks:
-        async for chunk in chunks:
-            first, *others = cast("bytes", chunk).split(b"\n")
+    count = 0
+    async with contextlib.aclosing(body):
+        async for chunk in body:
+            first, *others = chunk.split(b"\n")
             parts.append(first)
+            count += len(others)
+            if count > _MAX_LINES:
+                raise ServerReplyError(f"the stream has more than {_MAX_LINES:,} lines")
             for other in others:
                 yield b"".join(parts)
                 parts = [other]
@@ -341,20 +395,32 @@ def _error_in_stream(error: Any, data: bytes, request: str) -> Exception:
 
 
 def _read(content: bytes) -> Any:
+    """Return a JSON value whose number of values and depth are bounded, before and after it is parsed."""
+    containers = content.count(b"[") + content.count(b"{")
+    values = content.count(b",") + containers
+    if values > _MAX_VALUES or containers > _MAX_CONTAINERS:
+        raise ServerReplyError(
+            f"the response has {values:,} values, {containers:,} of them lists or objects; expected at most "
+            f"{_MAX_VALUES:,} and {_MAX_CONTAINERS:,}"
+        )
     try:
         return orjson.loads(content)
     except ValueError:
-        return json.loads(content)  # Python writes NaN, which is an error in the reply and not in the transport
+        try:
+            return json.loads(content)  # Python writes NaN, which is an error in the reply and not in the transport
+        except RecursionError as error:
+            raise ServerReplyError("the response is nested too deeply") from error
 
 
 def message_of(content: bytes) -> str:
     """Return the message in the body of an error response."""
-    with contextlib.suppress(ValueError):
+    content = content[:_MAX_ERROR_BYTES]
+    with contextlib.suppress(ValueError, RecursionError):
         value: Any = orjson.loads(content)
         for key in ("error", "message", "detail"):  # nested in vLLM: {"error": {"message": ...}}
             value = cast("dict[str, Any]", value).get(key, value) if isinstance(value, dict) else value
         return (value if isinstance(value, str) else json.dumps(value))[:_MAX_MESSAGE]
-    return content.decode(errors="replace")[:_MAX_MESSAGE]
+    return content[: 4 * _MAX_MESSAGE].decode(errors="replace")[:_MAX_MESSAGE]
 
 
 def _seconds(retry_after: str) -> float | None:

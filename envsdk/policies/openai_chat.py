@@ -1,11 +1,11 @@
 """A policy on any server with OpenAI's Chat Completions, which exchanges messages: for evaluation and for judges."""
 
-import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ..authoring.env import Env
 from ..contexts.protocol import Action
@@ -13,18 +13,17 @@ from ..episodes.turn import Turn
 from ..errors import (
     ConfigError,
     PolicyError,
-    PolicyUnavailable,
     RenderError,
-    RequestRefused,
     ServerReplyError,
     unknown_name,
     what_is_invalid,
 )
 from ..messages import Message, ToolSchema
-from ..packages import load
 from ..rendering.renderer import Renderer
-from .per_loop import PerLoop
+from .client import MAX_REPLY_BYTES, Client
 from .sampling import is_neutral, why_refused
+from .server_replies import ServerUsage, read_response
+from .servers import Server, Servers, checked_url
 from .usage import Usage
 from .vocabularies import ANY_TOKENIZER
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 _PARAMETERS = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "reasoning_effort")
 _COMPLETE = ("stop", "tool_calls", "function_call")
-_MAX_WAIT_S = 60.0  # the longest time between two attempts of the openai package, for Retry-After
+_OPENAI = "https://api.openai.com/v1"
 
 
 class OpenAIChat:
@@ -47,9 +46,9 @@ class OpenAIChat:
     `Turn(prefill=)` or `Turn(continues=True)` raises a `PolicyError`.
 
     Args:
-        base_url: The base URL, with its path: `https://api.openai.com/v1`. None for the default of the openai package.
+        base_url: The base URL, with its path. None for `OPENAI_BASE_URL`, or else `https://api.openai.com/v1`.
         model: The name of the model.
-        api_key: The key; by default `OPENAI_API_KEY`. A local server mostly accepts any text.
+        api_key: The key; by default `OPENAI_API_KEY`. Most local servers need none.
         temperature: The temperature; None for the server's default. The parameters in `Turn(sampling=...)` take
             precedence.
         top_p: As `temperature`.
@@ -59,13 +58,14 @@ class OpenAIChat:
         price: The price of a million tokens of prompts, and of a million tokens of replies. `usage.price` adds it up.
         send_reasoning: Whether to send the reasoning of earlier replies as `reasoning_content`.
         timeout_s: The longest duration of a request, in seconds.
-        max_retries: How often the openai package tries a request again.
+        max_retries: How often a request is tried again; see `ServedPolicy`.
         max_in_flight: The maximum number of requests at the same time, in each event loop.
+        max_reply_bytes: The longest response of the server, in bytes.
         headers: More headers of each request.
         extra_body: More fields of each request, for servers with fields of their own.
 
     Raises:
-        MissingPackage: If the openai package is not installed.
+        MissingPackage: If httpx or tenacity is not installed.
         ConfigError: If an argument is not valid.
     """
 
@@ -90,6 +90,7 @@ class OpenAIChat:
         timeout_s: float = 600.0,
         max_retries: int = 10,
         max_in_flight: int = 64,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
@@ -100,21 +101,29 @@ class OpenAIChat:
             )
         self.model = model
         self.usage = Usage()
-        self._base_url, self._api_key = base_url, api_key
+        self._base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI)
         self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
         self._max_tokens, self._max_tokens_name = max_tokens, max_tokens_name
         self._price = price
         self._send_reasoning = send_reasoning
-        self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
-        self._headers, self._extra_body = dict(headers or {}), dict(extra_body or {})
+        self._limits: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "max_retries": max_retries,
+            "max_in_flight": max_in_flight,
+            "max_reply_bytes": max_reply_bytes,
+        }
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._headers = {**({} if key is None else {"Authorization": f"Bearer {key}"}), **(headers or {})}
+        self._extra_body = dict(extra_body or {})
         self._open()
 
     def _open(self) -> None:
-        self._openai = load("openai", "OpenAIChat needs", "pip install 'envsdk[openai]'")
-        self._clients = PerLoop(self._connect, _disconnect)
+        servers = Servers([self._base_url])
+        (self._server,) = servers.all
+        self._client = Client(servers, self.usage, headers=self._headers, **self._limits)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_openai", "_clients")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_server", "_client")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -162,24 +171,15 @@ class OpenAIChat:
             UnknownName: If a sampling parameter is unknown.
         """
         body = self._body(messages, tools, stop, max_tokens, sampling or {})
-        client, gate = self._clients.get()
-        async with gate:
-            completion = await self._complete(client, body)
-        return self._read(completion)
+
+        async def attempt(server: Server) -> ChatReply:
+            return self._read(await self._client.request(server, "POST", "/chat/completions", body))
+
+        return await self._client.call(lambda: self._server, attempt)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. The policy may be used again, with new ones."""
-        await self._clients.aclose()
-
-    def _connect(self) -> tuple[Any, asyncio.Semaphore]:
-        client = self._openai.AsyncOpenAI(
-            base_url=self._base_url,
-            api_key=self._api_key,
-            timeout=self._timeout_s,
-            max_retries=self._max_retries,
-            default_headers=self._headers,
-        )
-        return client, asyncio.Semaphore(self._max_in_flight)
+        await self._client.aclose()
 
     def _body(
         self,
@@ -201,45 +201,24 @@ class OpenAIChat:
                 dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools
             ]
         sent = chat_messages(messages, with_reasoning=self._send_reasoning)
-        return {"model": self.model, "messages": sent, **body, "extra_body": self._extra_body}
+        return {"model": self.model, "messages": sent, **body, **self._extra_body}
 
-    async def _complete(self, client: Any, body: Mapping[str, Any]) -> Any:
-        openai = self._openai
-        loop = asyncio.get_running_loop()
-        start = loop.time()
+    def _read(self, response: Any) -> "ChatReply":
+        where = f"the answer of {self._base_url}"
         try:
-            # The package's own timeout restarts with each byte.
-            async with asyncio.timeout((self._timeout_s + _MAX_WAIT_S) * (self._max_retries + 1)):
-                return await client.chat.completions.create(**body)
-        except openai.APIStatusError as error:
-            text = f"{self._base_url or 'the OpenAI API'} refused the request with status {error.status_code}: {error}"
-            if error.status_code in (408, 409, 429) or error.status_code >= 500:
-                raise PolicyUnavailable(f"{text}, after {self._max_retries + 1} attempts") from error
-            raise RequestRefused(text, error.status_code) from error
-        except (openai.APIConnectionError, TimeoutError) as error:
-            raise PolicyUnavailable(
-                f"{self._base_url or 'the OpenAI API'} did not answer after {self._max_retries + 1} attempts: "
-                f"{error.__cause__ or error}"
-            ) from error
-        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
-            raise ServerReplyError(f"the answer of {self._base_url} is not a chat completion: {error}") from error
-        finally:
-            self.usage.sent(loop.time() - start)
-
-    def _read(self, completion: Any) -> "ChatReply":
-        where = f"the answer of {self._base_url or 'the OpenAI API'}"
-        choices: Any = getattr(completion, "choices", None)
-        if not choices or choices[0].message is None:
-            raise ServerReplyError(f"{where} has no message: {completion!r:.200}")
-        choice = choices[0]
+            completion = read_response(_Completion, response)
+        except ServerReplyError as error:
+            raise ServerReplyError(f"{where} is not a chat completion: {error}") from error
+        choice = completion.choices[0]
         if choice.finish_reason not in (*_COMPLETE, "length"):
             raise ServerReplyError(
                 f"{where} has the finish reason {choice.finish_reason!r}; expected one of {(*_COMPLETE, 'length')}"
             )
         try:
             message = _message_of(choice.message)
-        except ValidationError as error:
-            raise ServerReplyError(f"{where} is not a message: {what_is_invalid(error)}") from error
+        except (ValidationError, RecursionError) as error:
+            why = what_is_invalid(error) if isinstance(error, ValidationError) else "it is nested too deeply"
+            raise ServerReplyError(f"{where} is not a message: {why}") from error
         counts = _counts_of(completion.usage)
         prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)
         price = None if self._price is None else (prompt * self._price[0] + sampled * self._price[1]) / 1e6
@@ -351,28 +330,53 @@ def _call(call: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
-def _counts_of(usage: Any) -> dict[str, int]:
+class _Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    type: str = "function"
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(ServerUsage):
+    completion_tokens: int | None = None
+
+
+class _Completion(BaseModel):
+    id: str | None = None
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+def _counts_of(usage: _Usage | None) -> dict[str, int]:
     """Return what the server counted. What it did not report is missing, and not 0."""
-    details: Any = getattr(usage, "prompt_tokens_details", None)
+    found = usage or _Usage()
     counts = {
-        "prompt_tokens": getattr(usage, "prompt_tokens", None),
-        "sampled_tokens": getattr(usage, "completion_tokens", None),
-        "cached_tokens": getattr(details, "cached_tokens", None),
+        "prompt_tokens": found.prompt_tokens,
+        "sampled_tokens": found.completion_tokens,
+        "cached_tokens": found.cached_tokens,
     }
-    return {name: count for name, count in counts.items() if type(count) is int}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
-def _message_of(given: Any) -> Message:
-    more = cast("Mapping[str, Any]", given.model_extra or {})
-    reasoning = more.get("reasoning_content") or more.get("reasoning")
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.function.name, "arguments": call.function.arguments},
-        }
-        for call in given.tool_calls or ()
-    ]
+def _message_of(given: _Message) -> Message:
+    reasoning = given.reasoning_content or given.reasoning
+    calls = [call.model_dump() for call in given.tool_calls or ()]
     data = {"role": "assistant", "content": given.content or "", "tool_calls": calls}
     return Message.from_openai({**data, "reasoning": reasoning} if isinstance(reasoning, str) else data)
 
@@ -392,7 +396,3 @@ def _check_whole(turn: Turn) -> None:
             "the environment began the reply (Turn(prefill=) or Turn(continues=True)), and a chat API cannot continue "
             "it: use a policy that exchanges tokens, such as VLLM"
         )
-
-
-async def _disconnect(connection: tuple[Any, asyncio.Semaphore]) -> None:
-    await connection[0].close()

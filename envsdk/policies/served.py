@@ -24,7 +24,7 @@ from ..images import PlacedImage
 from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from .client import Client
+from .client import MAX_REPLY_BYTES, Client
 from .sampling import Sampling, why_refused
 from .server_checks import check_length, check_server, check_vocabulary
 from .server_replies import OnTokens, ServerReply, ServerRequest, actions_of, checked_tokens
@@ -66,6 +66,7 @@ class ServedPolicy(ABC):
             response with the status 408, 429 or 5xx. The time between attempts grows to 30 s; `Retry-After` holds. A
             server that was never reached is not tried again.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
+        max_reply_bytes: The longest response of a server, in bytes. Routed experts of long prompts may need more.
         priority: The priority of the requests, for a server that schedules by priority.
         headers: More headers of each request.
         check: Whether to check each server before its first reply, and again after it could not be reached.
@@ -98,6 +99,7 @@ class ServedPolicy(ABC):
         timeout_s: float = 600.0,
         max_retries: int = 10,
         max_in_flight: int = 256,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
         check: bool = True,
@@ -106,6 +108,7 @@ class ServedPolicy(ABC):
             ("max_tokens", max_tokens, 1),
             ("max_retries", max_retries, 0),
             ("max_in_flight", max_in_flight, 1),
+            ("max_reply_bytes", max_reply_bytes, 1),
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{argument} is {value}; expected at least {least}")
@@ -120,6 +123,7 @@ class ServedPolicy(ABC):
         self._seed = seed
         self._headers = {**({} if api_key is None else {"Authorization": f"Bearer {api_key}"}), **(headers or {})}
         self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
+        self._max_reply_bytes = max_reply_bytes
         self._priority = priority
         self._checks = check
         self._name_of_run = uuid.uuid4().hex  # another run may have had the same versions of other weights
@@ -136,6 +140,7 @@ class ServedPolicy(ABC):
             timeout_s=self._timeout_s,
             max_retries=self._max_retries,
             max_in_flight=self._max_in_flight,
+            max_reply_bytes=self._max_reply_bytes,
         )
         self._tokenizer: Tokenizer | None = None
         self._in_flight: dict[str, Server] = {}
@@ -218,6 +223,7 @@ class ServedPolicy(ABC):
 
         Raises:
             PolicyUnavailable: If no server answers.
+            EngineDead: If a server reports that its engine has died.
             ServerReplyError: If a server's reply is not valid, or it refuses the request (`RequestRefused`).
             ServerMismatch: If a startup check fails.
             ConfigError: If a sampling parameter is not valid, or the prompt has images that the servers do not take.
@@ -360,7 +366,7 @@ class ServedPolicy(ABC):
             return actions_of(reply, request, vocab_size)
         except RequestRefused:
             raise
-        except ServerReplyError as error:
+        except (ServerReplyError, RecursionError) as error:  # or it is nested too deeply
             raise ServerReplyError(f"{server.url} gave a reply to {request.id} that is not valid: {error}") from error
         finally:
             with self._lock:

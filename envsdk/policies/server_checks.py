@@ -66,6 +66,7 @@ class Checked(Protocol):
 class _Model(BaseModel):
     id: str
     max_model_len: int | None = None
+    parent: str | None = None
 
 
 class _Models(BaseModel):
@@ -89,7 +90,7 @@ async def check_server(policy: Checked, client: Client, server: Server, prompt: 
         ServerMismatch: If a check fails.
         Failure: If the server cannot be reached.
     """
-    await _check_model(policy, client, server)
+    await check_model(policy, client, server)
     await _check_logprobs(policy, client, server, prompt[-_PROBE_TOKENS:])
     server.is_checked = True
 
@@ -136,7 +137,13 @@ def check_length(server: Server, limits: Limits, flags: Mapping[str, str]) -> No
         )
 
 
-async def _check_model(policy: Checked, client: Client, server: Server) -> None:
+async def check_model(policy: Checked, client: Client, server: Server) -> None:
+    """Check that a server has the policy's model, and read the length of its contexts and whether it is an adapter.
+
+    Raises:
+        ServerMismatch: If it does not list the model.
+        Failure: If the server cannot be reached.
+    """
     try:
         response = await client.request(server, "GET", "/v1/models")
     except RequestRefused as error:
@@ -151,6 +158,9 @@ async def _check_model(policy: Checked, client: Client, server: Server) -> None:
     lengths = [model.max_model_len for model in (named[0], *models) if model.max_model_len is not None]
     if lengths:  # an adapter has that of its base model
         server.max_model_len = lengths[0] - policy.spare_tokens
+    is_adapter = named[0].parent is not None or named[0] is not models[0]
+    server.adapter = policy.model if is_adapter else None
+    server.has_model = True
 
 
 async def _check_logprobs(policy: Checked, client: Client, server: Server, prompt: "NDArray[np.int32]") -> None:
@@ -184,15 +194,18 @@ async def _probe(
     policy: Checked, client: Client, server: Server, prompt: "NDArray[np.int32]", sampling: Sampling
 ) -> Sequence[float]:
     """Return the largest log-probabilities of the first token after a prompt, in descending order."""
-    request = ServerRequest(
-        id="envsdk-probe", prompt=prompt, sampling=sampling, max_tokens=1, seed=0, top_logprobs=_TOP
-    )
+    request = ServerRequest(id="envsdk-probe", prompt=prompt, sampling=sampling, max_tokens=1, top_logprobs=_TOP)
     try:
         reply = await policy.generate(client, server, request)
-    except ServerReplyError as error:
+    except RequestRefused as error:
         raise ServerMismatch(
             f"{server.url} does not return the {_TOP} largest log-probabilities, which check=True needs: {error}. "
             f"{policy.flags['top_logprobs']}, or pass check=False"
+        ) from error
+    except ServerReplyError as error:
+        raise ServerMismatch(
+            f"{server.url} answers in a form that {policy.name} does not read: {error}. Use a version of the server "
+            "that docs/how-to/servers.md lists"
         ) from error
     values = sorted(reply.top_logprobs[0] if reply.top_logprobs else (), reverse=True)[:_TOP]
     if len(values) < _TOP:

@@ -84,6 +84,14 @@ class ServerReply:
     """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
 
 
+class WeightSpan(BaseModel):
+    """Tokens of a reply that the same weights sampled, as vLLM and SGLang write them."""
+
+    version: str
+    start: int
+    end: int
+
+
 class _PromptTokensDetails(BaseModel):
     cached_tokens: Annotated[int, Field(ge=0)] | None = None
 
@@ -258,7 +266,7 @@ def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str,
 
 
 def _version_of(part: Weights) -> int | None:
-    is_number = part.version.isdecimal() and int(part.version) < 2**31
+    is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
     return int(part.version) if is_number else None
 
 

@@ -34,6 +34,12 @@ class Server:
         """The largest number of tokens of a prompt and its reply; None if it is not known."""
         self.lacks_token_endpoint = False
         """Whether it has no endpoint of its own for token ids, so that `/v1/completions` is used."""
+        self.has_model = False
+        """Whether it lists the policy's model."""
+        self.adapter: str | None = None
+        """The name of the policy's model if that is a LoRA adapter of the server's model."""
+        self.is_dead = False
+        """Whether it reported that its engine has died, and has not answered since."""
 
     def __repr__(self) -> str:
         return f"<Server {self.url}>"
@@ -95,7 +101,7 @@ class Servers:
         with self._lock:
             server.down_until = self._clock() + self._rest_s
             if is_unreachable:
-                server.is_checked = False
+                server.is_checked = server.has_model = False
                 server.tokenizers.clear()
             return bool(self._working())
 
@@ -111,14 +117,19 @@ def base_urls(url: str | Sequence[str]) -> list[str]:
         ConfigError: If there is none, one is given twice, or one is not an HTTP URL.
     """
     given: Sequence[str] = [url] if isinstance(url, str) else list(url or ())
-    urls = [_base(one) for one in given]
+    urls = [checked_url(one).removesuffix("/v1") for one in given]
     if not urls or len(set(urls)) < len(urls):
         raise ConfigError(f"url is {url!r:.200}; expected the URL of a server, or a list of different ones")
     return urls
 
 
-def _base(url: object) -> str:
+def checked_url(url: object) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        ConfigError: If it is not an HTTP URL.
+    """
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(f"url is {url!r:.200}; expected an HTTP URL, such as 'http://localhost:8000'")
-    return parts.geturl().rstrip("/").removesuffix("/v1")
+    return parts.geturl().rstrip("/")

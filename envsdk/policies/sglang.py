@@ -12,11 +12,13 @@ from ..errors import ConfigError, ServerReplyError
 from .client import Client
 from .sampling import Sampling
 from .served import ServedPolicy
+from .server_checks import check_model
 from .server_replies import (
     ServerReply,
     ServerRequest,
     TokenId,
     Weights,
+    WeightSpan,
     cache_counts,
     read_response,
     routed_experts,
@@ -34,9 +36,10 @@ class SGLang(ServedPolicy):
     distribution sampled from only without these, so `top_k` and `top_p` are refused. Seeds need a server with
     `--enable-deterministic-inference`.
 
-    A reply may also end at an end-of-sequence token of the model's configuration. `weight_version` is that of the whole
-    reply; a name that is not a number is in `extra["weight_version"]`. `routed_experts` needs a server with
-    `--enable-return-routed-experts`.
+    A reply may also end at an end-of-sequence token of the model's configuration. If weights change while a reply is
+    sampled, each version's tokens are a part, as with `VLLM`; a version that is not a number is in
+    `extra["weight_version"]`. SGLang before `weight_versions` names one version only, that of the last token.
+    `routed_experts` needs a server with `--enable-return-routed-experts`.
 
     Prompts with images are refused: SGLang may decode their tokens and encode the text again. Newer versions return the
     tokens that they made of a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
@@ -45,7 +48,7 @@ class SGLang(ServedPolicy):
 
     Args:
         url: See `ServedPolicy`.
-        model: See `ServedPolicy`.
+        model: See `ServedPolicy`. It may be a LoRA adapter that the server has loaded.
         routed_experts: Whether to ask for the experts of each token. They are in `extra["routed_experts"]`:
             `Aligned` over the prompt and the reply, int32 of shape (n, layers * experts), with -1 for the last token.
         options: The other arguments are those of `ServedPolicy`.
@@ -103,6 +106,8 @@ class SGLang(ServedPolicy):
 
     async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply."""
+        if self.model is not None and not server.has_model:  # without the startup checks
+            await check_model(self, client, server)
         response = await client.request(server, "POST", "/generate", self._body(server, request), id=request.id)
         return _reply_of(read_response(_Generated, response), request)
 
@@ -127,6 +132,8 @@ class SGLang(ServedPolicy):
             "top_logprobs_num": request.top_logprobs,
             "stream": False,
         }
+        if server.adapter is not None:
+            body["lora_path"] = server.adapter
         if self._routed_experts:
             body["return_routed_experts"] = True
         if request.priority is not None:
@@ -169,6 +176,7 @@ class _MetaInfo(BaseModel):
     completion_tokens: int | None = None
     cached_tokens: Annotated[int, Field(ge=0)] | None = None
     weight_version: str | int | None = None
+    weight_versions: list[WeightSpan] | None = None
     routed_experts: str | None = None
 
 
@@ -192,14 +200,16 @@ def _reply_of(response: _Generated, request: ServerRequest) -> ServerReply:
     if found.routed_experts is not None and tokens:
         rows = len(request.prompt) + len(tokens) - 1
         extra["routed_experts"] = routed_experts(_rows(found.routed_experts, rows), len(request.prompt), len(tokens))
-    version = "" if found.weight_version is None else str(found.weight_version)
+    spans = [Weights(span.version, span.start, span.end) for span in found.weight_versions or ()]
+    if not spans and found.weight_version not in (None, ""):
+        spans = [Weights(str(found.weight_version), 0, len(tokens))]
     return ServerReply(
         tokens=tokens,
         logprobs=[logprob for logprob, _, _ in sampled],
         finish_reason=reason.type,
         stop_string=reason.matched if isinstance(reason.matched, str) else None,
         stop_token=reason.matched if isinstance(reason.matched, int) else None,
-        weights=[Weights(version, 0, len(tokens))] if version else [],
+        weights=spans,
         extra=extra,
         counts=cache_counts(found.cached_tokens, found.prompt_tokens),
         top_logprobs=[[logprob for logprob, _, _ in top or ()] for top in found.output_top_logprobs or ()],

@@ -1,16 +1,16 @@
-"""The policy on vLLM servers, tested with vLLM 0.32."""
+"""The policy on vLLM servers, tested with vLLM 0.27, 0.31 and 0.32."""
 
 import base64
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from ..contexts.side_data import Ragged
-from ..errors import ConfigError, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
-from .client import Client, Failure
+from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
+from .client import Client, Failure, dead
 from .sampling import Sampling
 from .served import ServedPolicy
 from .server_replies import (
@@ -20,6 +20,7 @@ from .server_replies import (
     ServerUsage,
     TokenId,
     Weights,
+    WeightSpan,
     cache_counts,
     cut_reply,
     read_response,
@@ -32,6 +33,7 @@ from .vllm_streams import StreamedReply
 _GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
 _ID_PREFIX = "generate-tokens-"  # which vLLM's engine puts before the id of a request to _GENERATE
 _MISSING = (403, 404, 405, 501)  # 403 without --enable-scale-out
+_ID_IN_NAME = "token_id:"
 _LEAST_TEMPERATURE = 0.01
 
 
@@ -102,7 +104,7 @@ class VLLM(ServedPolicy):
 
     async def stream(self, client: Client, server: Server, request: ServerRequest, on_tokens: OnTokens) -> ServerReply:
         """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
-        streamed = StreamedReply(on_tokens)
+        streamed = StreamedReply(on_tokens, request.max_tokens)
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
             async def read(event: Any) -> bool:
@@ -121,6 +123,8 @@ class VLLM(ServedPolicy):
         except Failure as failure:
             if not streamed.count:
                 raise
+            if failure.is_dead:
+                raise EngineDead(dead(server, failure)) from failure
             raise PolicyUnavailable(
                 f"{server.url} failed after {streamed.count} tokens of the reply {request.id} were reported, so it is "
                 f"not requested again; the cause is {failure.cause}: {failure}. Check the server's log, or repeat the "
@@ -204,20 +208,23 @@ def _no_images(server: Server) -> ServerMismatch:
     )
 
 
+def _token_id(named: object) -> object:
+    """Return the id in the name `token_id:504`, which is all that vLLM before 0.32 has."""
+    if not isinstance(named, str):
+        return named
+    if not named.startswith(_ID_IN_NAME):
+        raise ValueError(f"the token is {named!r:.40}; expected its id, such as '{_ID_IN_NAME}504'")
+    return named.removeprefix(_ID_IN_NAME)
+
+
 class _Logprob(BaseModel):
-    token_id: TokenId
+    token_id: Annotated[TokenId, BeforeValidator(_token_id), Field(validation_alias=AliasChoices("token_id", "token"))]
     logprob: float
     top_logprobs: "list[_Logprob]" = []
 
 
 class _Logprobs(BaseModel):
     content: list[_Logprob]
-
-
-class _Span(BaseModel):
-    version: str
-    start: int
-    end: int
 
 
 class _GeneratedChoice(BaseModel):
@@ -227,7 +234,7 @@ class _GeneratedChoice(BaseModel):
     stop_reason: int | str | None = None
     routed_experts: str | None = None
     sampling_mask: list[list[TokenId]] | None = None
-    weight_versions: list[_Span] | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
 class _Generated(BaseModel):
@@ -306,5 +313,5 @@ def _array(encoded: str) -> Any:
     """Return an array that is given as the base64 text of an `.npy` file."""
     try:
         return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error

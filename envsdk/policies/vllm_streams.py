@@ -29,13 +29,15 @@ class StreamedReply:
 
     Args:
         on_tokens: Called with the tokens.
+        max_tokens: The maximum number of tokens that were requested.
 
     Attributes:
         count: How many tokens were reported.
         length: After how many tokens the reply was ended, if `on_tokens` ended it; later ones are not reported.
     """
 
-    def __init__(self, on_tokens: OnTokens) -> None:
+    def __init__(self, on_tokens: OnTokens, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens
         self._on_tokens = on_tokens
         self._choice: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
@@ -47,13 +49,16 @@ class StreamedReply:
         """Add an event; return whether it made the reply end, so that the server should stop.
 
         Raises:
-            ServerReplyError: If it does not have the fields of an event.
+            ServerReplyError: If it does not have the fields of an event, or more tokens come than were requested.
         """
         read = read_response(_Event, event)
         self._usage = read.usage or self._usage
         self._prompt = read.prompt_token_ids or self._prompt  # in the first event, if it was requested
         for choice in read.choices:
-            _join(self._choice, choice.model_dump(exclude_none=True))
+            given = {**choice.__dict__, **(choice.model_extra or {})}
+            _join(self._choice, {name: value for name, value in given.items() if value is not None})
+            if self._max_tokens is not None and len(self._choice.get("token_ids", ())) > self._max_tokens:
+                raise ServerReplyError(f"more tokens come than max_tokens={self._max_tokens}")
             if choice.token_ids and self.length is None:
                 self.count += len(choice.token_ids)
                 if self._on_tokens(choice.token_ids) is True:
@@ -81,6 +86,6 @@ def _join(joined: dict[str, Any], part: dict[str, Any]) -> None:
         if isinstance(value, dict):
             _join(joined.setdefault(name, {}), cast("dict[str, Any]", value))
         elif isinstance(value, list) and isinstance(known, list):
-            joined[name] = [*cast("list[Any]", known), *cast("list[Any]", value)]
+            cast("list[Any]", known).extend(cast("list[Any]", value))
         else:
-            joined[name] = value
+            joined[name] = list(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -28,6 +28,7 @@ from ..errors import (
     ActionError,
     ConfigError,
     DeadlineExceeded,
+    EngineDead,
     EpisodeError,
     MissingPackage,
     PluginError,
@@ -192,6 +193,8 @@ class Player:
     async def play(self, job: Job, policy: PolicyLike | None = None) -> Played:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
 
+        It does not if the engine of the policy's server has died (`EngineDead`).
+
         Args:
             job: The episode.
             policy: Its policy; None for that of the settings.
@@ -205,7 +208,8 @@ class Player:
         while True:
             played = await self._attempt(job, self.settings.policy if policy is None else policy)
             trajectory = played.trajectory
-            if trajectory.error_kind != "infrastructure" or attempt == self.settings.max_retries:
+            is_final = attempt == self.settings.max_retries or isinstance(played.error, EngineDead)
+            if trajectory.error_kind != "infrastructure" or is_final:
                 return played
             if isinstance(played.error, ServerUnreachable) and not self._statistics.steps:
                 return played

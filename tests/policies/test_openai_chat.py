@@ -155,8 +155,18 @@ def test_a_refused_request_is_not_repeated(status):
     assert caught.value.status == status
 
 
-@pytest.mark.parametrize("fault", [Fault(429, {"Retry-After": "0"}), Fault(503), Fault(how="reset"), Fault(how="hang")])
-def test_the_openai_package_tries_again_and_then_gives_up(fault):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(429, {"Retry-After": "0"}),
+        Fault(503),
+        Fault(text=b"<html>"),
+        Fault(how="reset"),
+        Fault(how="hang"),
+        Fault(how="slow"),
+    ],
+)
+def test_a_request_is_tried_again_and_then_given_up(fault):
     with ModelServer("openai") as server:
         server.faults += [fault] * 2
         with pytest.raises(PolicyUnavailable, match="after 2 attempts"):
@@ -167,8 +177,8 @@ def test_the_openai_package_tries_again_and_then_gives_up(fault):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault(change=lambda value: {**value, "choices": []}), "no message"),
-        (Fault(text=b"<html>"), "is not|no message"),
+        (Fault(change=lambda value: {**value, "choices": []}), "choices: List should have at least 1 item"),
+        (Fault(text=b"[1]"), "is not a chat completion"),
         (
             Fault(change=lambda value: value["choices"][0].update(finish_reason="content_filter") or value),
             "content_filter",
@@ -223,3 +233,19 @@ def test_a_pickled_policy_works():
 def test_options_that_are_not_valid_are_refused():
     with pytest.raises(ConfigError, match="max_retries is -1"):
         OpenAIChat("http://localhost:1/v1", "toy", max_retries=-1)
+
+
+def test_a_redirect_is_not_followed():
+    with ModelServer("openai") as other, ModelServer("openai") as server:
+        server.faults.append(Fault(307, {"Location": f"{other.url}/v1/chat/completions"}))
+        with pytest.raises(RequestRefused, match="status 307"):
+            play(chat(server))
+        assert not other.requests
+
+
+def test_its_key_and_its_address_may_be_in_the_environment(monkeypatch):
+    with ModelServer("openai") as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1/")
+        monkeypatch.setenv("OPENAI_API_KEY", "mine")
+        play(OpenAIChat(None, "toy"))
+        assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer mine"}

@@ -12,7 +12,12 @@ import envsdk
 from envsdk.errors import ConfigError, ServerReplyError, UnknownName
 from envsdk.policies import VLLM, SGLang
 
-KINDS = {"native": (VLLM, {}), "completions": (VLLM, {"has_token_endpoint": False}), "sglang": (SGLang, {})}
+KINDS = {
+    "native": (VLLM, {}),
+    "native before 0.32": (VLLM, {"names_ids": True}),
+    "completions": (VLLM, {"has_token_endpoint": False}),
+    "sglang": (SGLang, {}),
+}
 
 
 def served(name, **options):
@@ -175,6 +180,10 @@ VIOLATIONS = {
     "an unknown finish reason": (lambda choice: choice.update(finish_reason="repetition"), "'repetition'"),
     "no token": (lambda choice: choice.update(token_ids=[], logprobs={"content": []}), "it has no tokens"),
     "logprobs of other tokens": (lambda choice: choice["token_ids"].__setitem__(0, 1), "those of other tokens"),
+    "a logprob of a text": (
+        lambda choice: choice["logprobs"]["content"].__setitem__(0, {"token": "7", "logprob": -1.0}),
+        r"content.0.token.*the token is '7'; expected its id, such as 'token_id:504'",
+    ),
     "weights of other tokens": (
         lambda choice: choice.update(weight_versions=[{"version": "1", "start": 0, "end": 1}]),
         "do not cover",
@@ -272,16 +281,43 @@ def rollout(policy):
     return asyncio.run(run())
 
 
-def test_several_weight_versions_in_a_reply_are_parts_of_one_step():
-    with ModelServer(versions=lambda position: str(min(position, 2)), stop_logit=-9.0) as server:
-        trajectory = rollout(VLLM(server.url))
-        assert len(server.bodies("/inference/v1/generate")) == 1
+@pytest.mark.parametrize("name", ["native", "sglang"])
+def test_several_weight_versions_in_a_reply_are_parts_of_one_step(name):
+    kind, server = served(name, versions=lambda position: str(min(position, 2)), stop_logit=-9.0)
+    with server:
+        trajectory = rollout(kind(server.url))
+        assert len(server.bodies("/generate" if name == "sglang" else "/inference/v1/generate")) == 1
     (step,) = trajectory.steps
     assert [part.policy_version for part in step.parts] == [0, 1, 2]
     assert [part.stop - step.action_start for part in step.parts] == [1, 2, 20]
     assert step.finish_reason == "length"
     (sample,) = trajectory.samples()
     assert sample.mask.sum() == 20
+
+
+def test_an_sglang_without_spans_names_one_version_for_the_whole_reply():
+    def without_spans(value):
+        del value["meta_info"]["weight_versions"]
+        return value
+
+    with ModelServer("sglang", versions=lambda position: "12") as server:
+        server.faults.append(Fault(change=without_spans))
+        action = asyncio.run(ask(SGLang(server.url)))
+    assert action.policy_version == 12
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_sglang_samples_from_the_adapter_that_is_named(check):
+    with ModelServer("sglang", adapters=("other", "mine")) as server:
+        asyncio.run(ask(SGLang(server.url, "mine", check=check)))
+        assert {body["lora_path"] for path, body, _ in server.requests if path == "/generate"} == {"mine"}
+
+
+@pytest.mark.parametrize("model", ["toy", None])
+def test_sglang_samples_from_its_own_model_without_an_adapter(model):
+    with ModelServer("sglang", adapters=("mine",)) as server:
+        asyncio.run(ask(SGLang(server.url, model)))
+        assert not any("lora_path" in body for _, body, _ in server.requests)
 
 
 def test_the_rest_of_a_reply_is_dropped_if_another_prompt_comes_next():

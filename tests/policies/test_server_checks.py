@@ -121,6 +121,38 @@ def test_a_server_that_does_not_tokenize_is_refused():
             play(VLLM(server.url))
 
 
+def test_a_reply_of_another_form_is_not_blamed_on_a_flag():
+    with ModelServer() as server:
+        route = server._route
+
+        async def changed(path, body):
+            return (200, {"outputs": []}) if path == "/inference/v1/generate" else await route(path, body)
+
+        server._route = changed
+        with pytest.raises(ServerMismatch, match=r"form that VLLM does not read: .*choices") as caught:
+            ask(VLLM(server.url))
+    assert "--max-logprobs" not in str(caught.value)
+
+
+def test_a_server_that_allows_too_few_logprobs_is_told_its_flag():
+    with ModelServer() as server:
+        route = server._route
+
+        async def refusing(path, body):
+            refused = {"error": {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}}
+            return (400, refused) if path == "/inference/v1/generate" else await route(path, body)
+
+        server._route = refusing
+        with pytest.raises(ServerMismatch, match=r"max allowed: 0.*--max-logprobs 5"):
+            ask(VLLM(server.url))
+
+
+def test_the_checks_send_no_seed():
+    with ModelServer() as server:
+        ask(VLLM(server.url))
+        assert not any("seed" in body["sampling_params"] for _, body, _ in server.requests if "token_ids" in body)
+
+
 def test_each_server_is_checked_once():
     async def run(policy):
         async with policy:

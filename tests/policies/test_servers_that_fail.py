@@ -12,9 +12,10 @@ from model_servers import Fault, ModelServer
 from policy_requests import PROMPT, request
 
 import envsdk
-from envsdk.errors import ConfigError, PolicyUnavailable, RequestRefused, ServerUnreachable
+from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
 from envsdk.policies import VLLM, SGLang, client
 from envsdk.policies.servers import Servers, base_urls
+from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
 
@@ -88,6 +89,55 @@ def test_a_server_that_always_fails_makes_the_policy_unavailable():
         with pytest.raises(PolicyUnavailable, match=rf"{server.url} .* after 3 attempts; .* 503: .*overloaded"):
             ask(VLLM(server.url, max_retries=2, check=False))
         assert len(server.bodies(GENERATE)) == 3
+
+
+DEAD = Fault(500, text=b'{"error": {"message": "EngineCore encountered an issue. See stack trace", "code": 500}}')
+
+
+def test_a_server_whose_engine_has_died_is_not_asked_again():
+    with ModelServer() as server:
+        server.faults += [DEAD] * 5
+        with pytest.raises(EngineDead, match=rf"the engine of {server.url} has died: .*EngineCore.*start it again"):
+            ask(VLLM(server.url, check=False))
+        assert len(server.bodies(GENERATE)) == 1
+
+
+def test_a_server_that_ends_after_its_engine_has_died_is_not_waited_for():
+    async def run(policy, server):
+        async with policy:
+            with pytest.raises(EngineDead):
+                await policy(PROMPT, **request())
+            server.stop()
+            with pytest.raises(EngineDead):
+                await policy(PROMPT, **request())
+
+    with ModelServer() as server:
+        server.faults.append(DEAD)
+        policy = VLLM(server.url, check=False)
+        asyncio.run(run(policy, server))
+    assert policy.usage.requests == 2
+    assert not policy.usage.retries
+
+
+def test_an_episode_moves_from_a_dead_engine_to_another_server():
+    with ModelServer() as one, ModelServer() as two:
+        one.faults.append(DEAD)
+        assert ask(VLLM([one.url, two.url], check=False)).finish_reason == "stop"
+        assert [len(server.bodies(GENERATE)) for server in (one, two)] == [1, 1]
+
+
+def test_a_run_does_not_repeat_episodes_of_a_dead_engine():
+    async def run(policy):
+        async with policy:
+            env = {"tokenizer": "embedded", "limits": {"max_steps": 1}}
+            options = {"seeds": range(3), "group_size": 1, "env_options": env}
+            return await Rollouts("envsdk/GuessNumber-v0", policy, **options).arun()
+
+    with ModelServer() as server:
+        server.faults += [DEAD] * 9
+        trajectories = asyncio.run(run(VLLM(server.url, check=False)))
+        assert len(server.bodies(GENERATE)) == 3
+    assert [one.error_kind for one in trajectories] == ["infrastructure"] * 3
 
 
 def test_a_server_that_was_never_reached_is_reported_at_once():

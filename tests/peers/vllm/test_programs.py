@@ -1,12 +1,17 @@
 """Agent programs on a real vLLM, through the gateway: what is trained is what the server sampled."""
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import agents
 import anthropic
+import httpx
 import openai
 import pydantic_ai
 import pytest
@@ -15,9 +20,11 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from soundness import check
 from vllm_checks import check_logprobs, check_tokens, samples_of
+from vllm_server import MODEL_NAME, VLLMServer
 
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.rollouts import rollout_many
+from envsdk.rollouts.stored_run import StoredRun
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -251,3 +258,75 @@ def test_what_a_program_was_answered_is_what_is_trained(
         assert max(len(one.contexts) for one in trajectories) > 1
     check_tokens(policy, samples, compared)
     check_logprobs(samples, {-1: transformers_model}, compared)
+
+
+class ParallelConversations(ProgramEnv):
+    """Conversations with different system messages, all at the same time, of two turns each."""
+
+    conversations = 3
+
+    async def run(self, model: Endpoint) -> float:
+        async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, timeout=600.0) as client:
+            await asyncio.gather(*(ask_twice(client, model.model, number) for number in range(self.conversations)))
+        return 1.0
+
+
+class ManyConversations(ParallelConversations):
+    conversations = 50
+
+
+async def ask_twice(client: openai.AsyncOpenAI, model: str, number: int) -> None:
+    """One conversation, which sends its reply back."""
+    messages: list[Any] = [{"role": "system", "content": f"Your name is {number}."}]
+    for question in QUESTIONS[:2]:
+        messages.append({"role": "user", "content": question})
+        completion = await client.chat.completions.create(model=model, messages=messages, max_tokens=8)
+        messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+
+
+@pytest.mark.parametrize("program", [ParallelConversations, ManyConversations])
+def test_parallel_conversations_of_a_program_are_sampled_on_the_server(
+    program: type[ParallelConversations],
+    policy_of: Any,
+    env_options: Any,
+    transformers_model: Any,
+    compared: Counter[str],
+) -> None:
+    policy = policy_of(seed=None)
+    options = {**env_options(), "limits": {"end_on_cut": False}}
+    (trajectory,) = rollout_many(lambda: program(**options), policy, seeds=[0])
+    assert (trajectory.status, trajectory.error) == ("terminated", None)
+    assert len(trajectory.steps) == 2 * program.conversations
+    samples = samples_of([trajectory])
+    assert len(samples) == program.conversations
+    check_tokens(policy, samples, compared)
+    check_logprobs(samples, {-1: transformers_model}, compared)
+
+
+@pytest.mark.parametrize("conversations", [3, 50])
+def test_parallel_conversations_in_a_session_of_the_gateway_are_sampled_on_the_server(
+    conversations: int,
+    vllm_server: VLLMServer,
+    model_folder: Path,
+    tmp_path: Path,
+    transformers_model: Any,
+    compared: Counter[str],
+) -> None:
+    policy = ("--policy", f"vllm:{vllm_server.url}", "--model", MODEL_NAME)
+    options = ("--renderer", "auto", "--tokenizer", str(model_folder), "--limit", "end_on_cut=false", "--port", "0")
+    command = [str(Path(sys.executable).with_name("envsdk")), "gateway", *policy, *options, "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        url = gateway.stdout.readline().split()[2]
+        try:
+            asyncio.run(ask_in_session(httpx.post(url, json={}, timeout=60.0).json(), conversations))
+        finally:
+            gateway.terminate()
+    (trajectory,) = StoredRun(tmp_path / "run").trajectories()
+    assert len(trajectory.steps) == 2 * conversations
+    check_logprobs(samples_of([trajectory]), {-1: transformers_model}, compared)
+
+
+async def ask_in_session(session: dict[str, Any], conversations: int) -> None:
+    async with openai.AsyncOpenAI(base_url=session["openai_base_url"], api_key=session["key"], timeout=600.0) as client:
+        await asyncio.gather(*(ask_twice(client, "any", number) for number in range(conversations)))

@@ -1,5 +1,6 @@
 """What envsdk relies on of vLLM's HTTP API: ids and log-probabilities, stop tokens, aborts, a server that dies."""
 
+import asyncio
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 import transformers
+from policy_requests import request
 from vllm_server import MAX_MODEL_LEN, MODEL_NAME, VLLMServer
+
+from envsdk.errors import EngineDead
+from envsdk.policies import VLLM
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -145,6 +151,20 @@ def test_after_an_update_only_another_cache_salt_prevents_the_old_weights_prefix
         vllm_server.load_weights(model_folder, "default")
     assert mixed != pytest.approx(new, abs=1e-5)
     assert logprob("version 0") == pytest.approx(old, abs=1e-5)
+
+
+def test_a_seeded_request_whose_prefill_is_split_ends_the_engine_and_all_retries(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async def run(url: str) -> None:
+        async with VLLM(url, MODEL_NAME, seed=0, max_tokens=4) as policy:
+            for _ in range(2):  # the second time, the server may have ended
+                with pytest.raises(EngineDead):
+                    await policy(np.full(600, 1000, dtype=np.int32), **request())
+            assert not policy.usage.retries
+
+    with VLLMServer(model_folder, tmp_path / "server.log", ("--max-num-batched-tokens", "256")) as server:
+        asyncio.run(run(server.url))
 
 
 def test_a_server_that_is_killed_drops_its_requests_and_can_be_started_again(
