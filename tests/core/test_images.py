@@ -1,6 +1,7 @@
 """Reading images: the right pixels, or a typed error."""
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image as Pillow
+from pydantic import ValidationError
 
 from envsdk.errors import ImageError
 from envsdk.images import MAX_BYTES, Image, rgb_image
@@ -232,3 +234,10 @@ def test_an_image_in_rgb_is_sent_as_it_is_unless_one_of_its_colors_is_transparen
     assert "transparency" in Pillow.open(io.BytesIO(keyed.data)).info
     assert "transparency" not in Pillow.open(io.BytesIO(rgb_image(keyed).data)).info
     assert rgb_image(keyed).pixels.tobytes() == keyed.pixels.tobytes()
+
+
+@pytest.mark.parametrize("form", ["content", "parts"])
+def test_a_mapping_does_not_choose_which_file_is_opened(form: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would never end
+    with pytest.raises(ValidationError, match="in a mapping"):
+        Message.model_validate({"role": "user", form: [{"type": "image", "data": str(tmp_path / "pipe")}]})
