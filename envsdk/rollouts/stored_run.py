@@ -12,6 +12,7 @@ from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
 from .journal import read_batches
+from .recovery import difference_from_manifest
 from .run_description import Manifest, RunDescription
 
 
@@ -51,14 +52,17 @@ class StoredRun:
         """Read the trajectories, in the order in which the episodes ended.
 
         Raises:
-            RunFolderError: If a line is damaged; the message names it.
+            RunFolderError: If a line is damaged; the message names it. After the last line: if the file is shorter than
+                the manifest counts, or was changed.
         """
         file, number = self.path / self.description.trajectories, 0
         try:
-            for batch in read_batches(file):
+            for batch in read_batches(file, inside=self.path):
                 for line in batch.lines:
                     number += 1
                     yield Trajectory.from_json(line, media=self.path / MEDIA)
+            if self.manifest is not None and (difference := difference_from_manifest(file, self.manifest)):
+                raise RunFolderError(difference)
         except InvalidRecord as error:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:
@@ -111,6 +115,8 @@ class StoredRun:
         return self.tokenizers[fingerprint]
 
     def _tokenizer(self, folder: str) -> Tokenizer:
+        if not (self.path / folder).resolve().is_relative_to(self.path.resolve()):
+            raise RunFolderError(f"{str(self.path / folder)!r} is a link to a folder outside of the run folder")
         return load_tokenizer(self.path / folder)
 
     def __repr__(self) -> str:
