@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidRecord, RunFolderError
+from ..errors import EnvsdkError, InvalidRecord, RunFolderError
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -85,12 +85,21 @@ class StoredRun:
         Raises:
             UnknownName: If no renderer of that name is installed.
             TokenizerError: If the files of a tokenizer are damaged.
+            RunFolderError: If the options of a renderer are damaged.
         """
         made: dict[str, Renderer] = {}
         for role, stored in self.description.renderers.items():
             options = dict(stored.specification)
             options.pop("processor", None)  # what is stored was rendered; the model's files may not be here
-            made[role] = get_renderer(options.pop("name"), self._tokenizer(stored.folder), **options)
+            try:
+                made[role] = get_renderer(options.pop("name", None), self._tokenizer(stored.folder), **options)
+            except EnvsdkError:
+                raise
+            except (TypeError, ValueError, LookupError, AttributeError) as error:  # options of other types
+                raise RunFolderError(
+                    f"the renderer of {role!r} in {str(self.path)!r} cannot be made of {stored.specification!r:.200}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         return made
 
     @cached_property

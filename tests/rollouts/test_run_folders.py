@@ -29,6 +29,7 @@ from envsdk.errors import InvalidRecord, RunFolderError, StorageError
 from envsdk.rollouts import RunFolder, StoredRun, rollout_many
 from envsdk.rollouts.journal import Journal, read_batches
 from envsdk.rollouts.run_description import differences
+from envsdk.viewer.sources import Source
 
 CONFIGURATION = {
     "env": "envsdk/GuessNumber-v0",
@@ -406,6 +407,9 @@ def test_what_the_manifest_counts_may_not_be_missing(
     os.truncate(file, file.stat().st_size - 1)
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
+    with pytest.raises(RunFolderError, match="its end is missing"):
+        list(StoredRun(folder.path).trajectories())
+    assert "its end is missing" in damage_of(folder.path)
     file.unlink()
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
@@ -440,6 +444,16 @@ def test_a_change_that_can_be_read_is_found_by_the_checksum(
     file.write_bytes(file.read_bytes().replace(b'"seed":1', b'"seed":7', 1))
     with pytest.raises(RunFolderError, match="another checksum"):
         create(resume=True)
+    with pytest.raises(RunFolderError, match="another checksum"):
+        list(StoredRun(folder.path).trajectories())
+    assert "another checksum" in damage_of(folder.path)
+
+
+def damage_of(path: Path) -> str:
+    """What the last row of a viewer reports."""
+    source = Source(path)
+    source.refresh()
+    return source.rows[-1].damage
 
 
 def test_a_last_line_that_lost_its_middle_is_cut_off_like_a_torn_one(
