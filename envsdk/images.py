@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, 
 
 import numpy as np
 
-from .errors import ImageError
+from .errors import ImageError, InvalidRecord
 from .packages import load
+from .untrusted import open_file, read_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -273,9 +274,9 @@ class Image:
                 "has them in media/"
             )
         try:
-            data = self._held.read_bytes()
-        except OSError as error:
-            why = error.strerror or error
+            data = read_file(self._held, MAX_BYTES, inside=self._held.parent)
+        except (OSError, InvalidRecord) as error:
+            why = getattr(error, "strerror", None) or error
             raise ImageError(f"the file of {self!r} cannot be read: {str(self._held)!r}: {why}") from error
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise ImageError(f"the file of {self!r} was changed: {str(self._held)!r} has another SHA-256")
@@ -372,7 +373,7 @@ def _file(source: str | Path) -> bytes:
     if isinstance(source, str) and source.startswith("data:"):
         raise ImageError("an image is given as a data: URL; read it with Image.from_url")
     try:
-        with Path(source).open("rb") as file:
+        with open_file(source) as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error

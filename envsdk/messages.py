@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -208,6 +209,7 @@ def read_part(part: Any) -> ContentPart:
         case "image_url" if isinstance(url := _url_of(fields.get("image_url")), str):
             return ImagePart(Image.from_url(url))
         case "image" if set(fields) == {"type", "data"}:
+            _refuse_path(fields)
             return ImagePart(fields["data"])
         case "text" | None if "text" in fields:
             return TextPart.model_validate(part)
@@ -218,6 +220,13 @@ def read_part(part: Any) -> ContentPart:
                 "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
                 "{'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
+
+
+def _refuse_path(part: Any) -> None:
+    """Refuse a mapping that names a file: data that others wrote must not choose which file is opened."""
+    data: Any = cast("Mapping[str, Any]", part).get("data") if isinstance(part, Mapping) else None
+    if isinstance(data, (str, Path)):
+        raise ValueError(f"an image is given as the path {str(data)!r:.80} in a mapping; expected ImagePart(data=PATH)")
 
 
 def _url_of(given: Any) -> Any:
@@ -369,6 +378,8 @@ class Message(_Frozen):
         if isinstance(content, (list, tuple)) and fields.get("parts") is None:
             parts = [read_part(part) for part in cast("Sequence[Any]", content)]
             return {**fields, "content": text_of(parts), "parts": parts}
+        for part in cast("Sequence[Any]", parts) if isinstance(parts := fields.get("parts"), (list, tuple)) else ():
+            _refuse_path(part)
         return fields
 
     @model_validator(mode="after")

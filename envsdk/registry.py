@@ -246,6 +246,18 @@ def make_registered(id: str, **kwargs: Any) -> object:
         ConfigError: If `max_episode_steps` is given.
     """
     _refuse_gymnasium_limit(kwargs)
+    find_creator(id)
+    options: dict[str, Any] = {name: _as_json(value) for name, value in kwargs.items()}
+    return gymnasium.make(id, disable_env_checker=True, **options).unwrapped
+
+
+def find_creator(id: str) -> object:
+    """Return the entry point of an id: the environment's class, or a function that makes it.
+
+    Raises:
+        UnknownName: If there is no environment of that id. Similar ids are suggested.
+        PluginError: If the environment's module cannot be imported.
+    """
     if id not in _envs:  # reading what is installed takes 10 ms
         load_plugins()
     if id not in _envs:
@@ -255,12 +267,15 @@ def make_registered(id: str, **kwargs: Any) -> object:
         raise unknown_name("environment", id, _envs, " ".join(hints))
     entry_point = _envs[id]
     try:
-        if isinstance(entry_point, str):
-            load_env_creator(entry_point)
+        return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except (ImportError, AttributeError) as error:
         raise PluginError(f"the environment {id!r} ({entry_point}) cannot be imported: {error}") from error
-    options: dict[str, Any] = {name: _as_json(value) for name, value in kwargs.items()}
-    return gymnasium.make(id, disable_env_checker=True, **options).unwrapped
+
+
+def is_entry_point(path: str) -> bool:
+    """Return whether an environment that is registered here has the entry point `module:Class`."""
+    load_plugins()
+    return path in map(_path, _envs.values())
 
 
 def load_plugins() -> None:

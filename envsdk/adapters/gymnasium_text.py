@@ -1,7 +1,7 @@
 """An environment that plays any Gymnasium environment with discrete actions as text."""
 
 import re
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import gymnasium
 from gymnasium.spaces import Discrete, Text
@@ -10,6 +10,7 @@ from pydantic_core import to_json
 
 from ..authoring.env import Env
 from ..authoring.machinery import EnvConfig
+from ..authoring.trust import NeedsTrust
 from ..episodes.turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits
@@ -37,9 +38,9 @@ _OWN_OPTIONS = ("id", "render_mode", "disable_env_checker")
 class GymnasiumConfig(EnvConfig):
     """The Gymnasium environment, and how the model names its actions."""
 
-    game: str
+    game: Annotated[str, NeedsTrust("imports")]
     """The Gymnasium id of the environment, such as `"FrozenLake-v1"`."""
-    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
     """Further arguments of `gymnasium.make`."""
     actions: tuple[str, ...] = ()
     """A word for each action, in the order of their numbers. By default, the words are the numbers."""

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Generator
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, JsonValue, field_validator
@@ -23,6 +23,7 @@ from pydantic import Field, JsonValue, field_validator
 from ..authoring.env import Env
 from ..authoring.machinery import EnvConfig
 from ..authoring.tasks import Split, draw_in_split
+from ..authoring.trust import NeedsTrust
 from ..episodes.turn import Turn
 from ..errors import ConfigError, unknown_name
 from ..limits import Limits
@@ -67,7 +68,7 @@ class ReasoningGymConfig(EnvConfig):
     """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty."""
     split: Split = "train"
     """The split that the tasks are drawn from."""
-    trust_scorer: bool = False
+    trust_scorer: Annotated[bool, NeedsTrust("isolation")] = False
     """Whether to use the data set's scorer for every reply. Some scorers run the reply as code in this process, so set
     it only for replies that you trust."""
 

@@ -3,5 +3,6 @@
 from .embedded_vision import EMBEDDED_VISION
 from .env import Env
 from .summarizer import Summarizer
+from .trust import NeedsTrust
 
-__all__ = ["EMBEDDED_VISION", "Env", "Summarizer"]
+__all__ = ["EMBEDDED_VISION", "Env", "NeedsTrust", "Summarizer"]

@@ -1,7 +1,6 @@
 """Read tasks from a list, a JSONL file or a Hugging Face data set, choose one per episode, and split tasks."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
@@ -10,7 +9,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..errors import ConfigError, TaskError, what_is_invalid
+from ..errors import ConfigError, InvalidRecord, TaskError, what_is_invalid
+from ..untrusted import open_file, parse_json, read_lines
 
 T = TypeVar("T")
 Task: TypeAlias = Any
@@ -85,16 +85,17 @@ def load_tasks(source: object) -> Rows:
 
 def _read_jsonl(path: Path) -> Sequence[Any]:
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
+        with open_file(path) as file:
+            lines = list(read_lines(file))
+    except (OSError, InvalidRecord) as error:
         raise TaskError(f"the task file {str(path)!r} cannot be read: {error}") from error
     rows: list[Any] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)  # the json module keeps integers of any length exact
-        except ValueError as error:
+            row = parse_json(line)  # which keeps integers of any length exact
+        except InvalidRecord as error:
             raise TaskError(
                 f"{path}, line {number} is not JSON ({error}); expected one JSON object per line"
             ) from error

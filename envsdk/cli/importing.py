@@ -1,6 +1,5 @@
 """`envsdk import`: store what other tools logged as a run folder."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from ..rollouts.run_folder import RunFolder
 from ..trajectories.records import write_jsonl
 from ..trajectories.report import Report, summary, table
 from ..trajectories.samples import Sample
+from ..untrusted import open_file, parse_json, read_file, read_lines
 from ..visible import on_one_line
 from .options import SPECIFICATION, TOKENIZER, specification
 from .output import print_error, print_json, print_table, print_text
@@ -110,7 +110,7 @@ def _sessions(path: Path) -> Iterator[_Log]:
     """Yield the records of each session: those of a file that have the same `session`."""
     for file in _files(path, "*.jsonl"):
         sessions: dict[str, list[Any]] = {}
-        for number, line in enumerate(_read(file).splitlines(), start=1):
+        for number, line in enumerate(_lines(file), start=1):
             if line.strip():
                 record = _parsed(line, f"{file}, line {number}")
                 session = cast("dict[str, Any]", record).get("session") if isinstance(record, dict) else None
@@ -132,16 +132,24 @@ def _name(file: Path, path: Path) -> str:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with open_file(file) as opened:
+            yield from read_lines(opened)
     except OSError as error:
         raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
 
 
 def _parsed(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRecord(f"{where}: not JSON: {error}") from error
+        return parse_json(text)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from error
 
 
 # What came in.

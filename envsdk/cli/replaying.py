@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..authoring.trust import Trust
 from ..errors import ConfigError
 from ..rollouts.replaying import Replayed, replay_run
 from ..rollouts.stored_run import StoredRun
@@ -22,15 +23,28 @@ def replay(
     number: Annotated[int | None, typer.Argument(min=1, help="The number of one trajectory, starting at 1.")] = None,
     episode: Annotated[str | None, typer.Option("--id", help="The id of one trajectory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each episode.")] = False,
+    trust_imports: Annotated[
+        bool, typer.Option("--trust-imports", help="Import modules that the run names, also from the current folder.")
+    ] = False,
+    trust_isolation: Annotated[
+        bool, typer.Option("--trust-isolation", help="Run programs with the isolation that the run names, even none.")
+    ] = False,
+    trust_paths: Annotated[
+        bool, typer.Option("--trust-paths", help="Open files and models outside of the run folder that the run names.")
+    ] = False,
 ) -> None:
     """Repeat the recorded actions of a stored run in fresh environments, and report each byte that differs.
 
-    The exit status is 0 if every episode that was repeated is the same, and 1 if one differs or none was repeated.
+    The exit status is 0 if every episode that was repeated is the same, and 1 if one differs or none was repeated. The
+    environments are those that are installed here. Give the options --trust only for a run whose author you trust.
     """
-    import_from_here()
+    given: dict[Trust, bool] = {"imports": trust_imports, "isolation": trust_isolation, "paths": trust_paths}
+    if trust_imports:
+        import_from_here()
     same = differing = refused = 0
     for result in replay_run(
         StoredRun(run),
+        trust=[kind for kind, is_trusted in given.items() if is_trusted],
         is_chosen=lambda n, trajectory: number in (None, n) and episode in (None, trajectory.id),
     ):
         _print(result, as_json)

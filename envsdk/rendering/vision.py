@@ -304,7 +304,7 @@ def _of_options(options: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         try:
             (Path(folder) / _CONFIGS[1]).write_text(json.dumps(dict(options)))
-            made: Any = image_processors.from_pretrained(folder)
+            made: Any = image_processors.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
             raise ConfigError(
                 f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"

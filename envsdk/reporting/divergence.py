@@ -9,6 +9,7 @@ import numpy as np
 from ..diagnostics.divergence import Estimate
 from ..errors import InvalidRecord
 from ..trajectories.samples import Sample
+from ..untrusted import open_file, read_lines
 from .figures import Damage, Divergence
 
 SAMPLES = "samples.jsonl"
@@ -60,15 +61,21 @@ def stored_divergence(folder: Path) -> StoredDivergence:
 
 def _differences(file: Path, damaged: list[Damage]) -> "Iterator[np.ndarray]":
     """Yield `lp_reference - lp_sampler` of the trained tokens of each sample that has both: float64, shape (m,)."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if _MARK not in line or not line.endswith(b"\n"):  # most samples have none, and need no check
-                continue
-            try:
-                sample = Sample.from_json(line).validate()
-            except (InvalidRecord, ValueError) as error:
-                damaged.append(Damage(file.name, number, str(error)))
-                continue
-            if sample.logprobs is not None and sample.reference_logprobs is not None and sample.mask.any():
-                difference = sample.reference_logprobs.astype(np.float64) - sample.logprobs
-                yield difference[sample.mask]
+    number = 0
+    try:
+        with open_file(file, inside=file.parent) as lines:
+            for number, line in enumerate(read_lines(lines), start=1):
+                if _MARK in line and line.endswith(b"\n"):  # most samples have none, and need no check
+                    yield from _difference(file.name, number, line, damaged)
+    except InvalidRecord as error:
+        damaged.append(Damage(file.name, number + 1, str(error)))
+
+
+def _difference(name: str, number: int, line: bytes, damaged: list[Damage]) -> "Iterator[np.ndarray]":
+    try:
+        sample = Sample.from_json(line).validate()
+    except ValueError as error:
+        damaged.append(Damage(name, number, str(error)))
+        return
+    if sample.logprobs is not None and sample.reference_logprobs is not None and sample.mask.any():
+        yield (sample.reference_logprobs.astype(np.float64) - sample.logprobs)[sample.mask]

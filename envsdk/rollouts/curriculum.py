@@ -123,7 +123,7 @@ class TaskSampler:
             if not (successes.shape == episodes.shape == (len(self.tasks),)):
                 raise ValueError(f"it has {successes.size} tasks, and there are {len(self.tasks)}")
             self._random.bit_generator.state = found["random"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(f"the state of a TaskSampler cannot be read: {error}") from error
         self._successes, self._episodes = successes, episodes
         return self

@@ -14,6 +14,7 @@ from ..errors import ConfigError, RunFolderError, what_is_invalid
 from ..packages import load
 from ..policies.named import policy_of
 from ..trajectories.trajectory import Trajectory
+from ..untrusted import parse_json, read_file
 from ..visible import on_one_line
 from .engine import Rollouts
 from .scores import Comparison, Score, compare, rescored
@@ -299,8 +300,12 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
     report = folder / REPORT
     labels: dict[tuple[str, str], tuple[str, str]] = {}
     if report.is_file():
-        for one in json.loads(report.read_text(encoding="utf-8"))["results"]:
-            labels[_folder_name(one["env"]), _folder_name(one["model"])] = one["env"], one["model"]
+        try:
+            for one in parse_json(read_file(report, inside=folder))["results"]:
+                env, model = str(one["env"]), str(one["model"])
+                labels[_folder_name(env), _folder_name(model)] = env, model
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RunFolderError(f"{report} is not the report of an evaluation: {error!r:.200}") from error
     found = sorted(file.parent for file in folder.glob("*/*/run.json"))
     if not found:
         raise RunFolderError(f"{str(folder)!r} has no run: expected the folder of a run or of an evaluation")

@@ -10,13 +10,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import InvalidRecord
 from ..packages import load
+from ..untrusted import MAX_RECORD_MIB, MIB, max_line_bytes, open_file, read_lines
 
 PLAIN, COMPRESSED = "trajectories.jsonl", "trajectories.jsonl.zst"
 _CHUNK = 1 << 16
+_FED = 1 << 10
+"""How many bytes are decompressed at once: they may become 32 MiB."""
+_MAX_LINES = 4096
+"""The most lines of a frame that is read."""
 _FRAME = b"\x28\xb5\x2f\xfd"
 """What each frame begins with (RFC 8878)."""
 
@@ -33,75 +38,85 @@ class Batch(NamedTuple):
     stop: int
 
 
-def read_batches(path: Path, start: int = 0) -> Iterator[Batch]:
+def read_batches(path: Path, start: int = 0, inside: Path | None = None) -> Iterator[Batch]:
     """Read the whole batches of a file. What follows the last one was cut off, and is not yielded.
 
     Args:
         path: The file. It is compressed if its name ends with `.zst`.
         start: Where a batch begins, in bytes: 0, or the `stop` of a batch.
+        inside: The folder that the file has to be in; None for anywhere.
 
     Raises:
-        InvalidRecord: If a frame of a compressed file is damaged.
+        InvalidRecord: If a frame of a compressed file is damaged, a line or a frame is too long (see
+            `ENVSDK_MAX_RECORD_MIB`), or it is not a regular file in the folder.
         MissingPackage: If the file is compressed and the package for that is not installed.
     """
-    yield from (_read_frames if path.suffix == ".zst" else _read_lines)(path, start)
+    with open_file(path, inside) as file:
+        file.seek(start)
+        yield from (_read_frames if path.suffix == ".zst" else _read_lines)(file, start)
 
 
-def _read_lines(path: Path, start: int) -> Iterator[Batch]:
+def _read_lines(file: BinaryIO, start: int) -> Iterator[Batch]:
     stop = start
-    with path.open("rb") as file:
-        file.seek(start)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            stop += len(line)
-            yield Batch([line[:-1]], stop)
+    for line in read_lines(file):
+        if not line.endswith(b"\n"):
+            return
+        stop += len(line)
+        yield Batch([line[:-1]], stop)
 
 
-def _read_frames(path: Path, start: int) -> Iterator[Batch]:
-    zstandard = _zstandard()
-    rest = b""
-    with path.open("rb") as file:
-        file.seek(start)
-        while True:
-            frame, parts, length = zstandard.ZstdDecompressor().decompressobj(), list[bytes](), 0
-            while not frame.eof and (chunk := rest or file.read(_CHUNK)):
-                try:
-                    parts.append(frame.decompress(chunk))
-                except zstandard.ZstdError as error:
-                    raise InvalidRecord(f"the frame at byte {start} is damaged: {error}") from error
-                length, rest = length + len(chunk), b""
-            if not frame.eof:
-                _check_cut_off(path, start, zstandard)
-                return
-            rest = frame.unused_data
-            start += length - len(rest)
-            yield Batch(b"".join(parts).splitlines(), start)
+def _read_frames(file: BinaryIO, start: int) -> Iterator[Batch]:
+    zstandard, rest = _zstandard(), b""
+    while True:
+        frame, content, lines, length = zstandard.ZstdDecompressor().decompressobj(), bytearray(), 0, 0
+        while not frame.eof and (chunk := rest or file.read(_FED)):
+            try:
+                part = frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise InvalidRecord(f"the frame at byte {start} is damaged: {error}") from error
+            content += part
+            lines += part.count(b"\n")
+            if len(content) > max_line_bytes() or lines > _MAX_LINES:
+                raise InvalidRecord(
+                    f"the frame at byte {start} expands to more than {max_line_bytes() // MIB:,} MiB or "
+                    f"{_MAX_LINES:,} lines, the most that is read. Set {MAX_RECORD_MIB} to read longer ones"
+                )
+            length, rest = length + len(chunk), b""
+        if not frame.eof:
+            _check_cut_off(file, start, zstandard)
+            return
+        rest = frame.unused_data
+        start += length - len(rest)
+        yield Batch(bytes(content).splitlines(), start)
 
 
-def _check_cut_off(path: Path, start: int, zstandard: Any) -> None:
+def _check_cut_off(file: BinaryIO, start: int, zstandard: Any) -> None:
     """Check that a frame that does not end was cut off: a damaged one may seem longer, but then others follow it.
 
     Raises:
-        InvalidRecord: If a whole frame follows.
+        InvalidRecord: If a whole frame follows, or more data than one frame has.
     """
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read()
+    file.seek(start)
+    most = 2 * max_line_bytes()  # a frame that cannot be compressed is hardly longer than its content
+    data, work = file.read(most + 1), 0
     at = data.find(_FRAME, 1)
-    while at > 0:
-        frame = zstandard.ZstdDecompressor().decompressobj()
+    while at > 0 and work <= most:
+        frame, place = zstandard.ZstdDecompressor().decompressobj(), at
         with suppress(zstandard.ZstdError):  # the same bytes inside a frame
-            frame.decompress(data[at:])
+            while not frame.eof and place < len(data) and work <= most:
+                work += len(frame.decompress(data[place : place + _FED])) + _FED
+                place += _FED
             if frame.eof:
                 raise InvalidRecord(f"the frame at byte {start} is damaged: it does not end before the next one")
         at = data.find(_FRAME, at + 1)
+    if max(len(data), work) > most:
+        raise InvalidRecord(f"the frame at byte {start} is damaged: it does not end within {most // MIB:,} MiB")
 
 
-def digest_of(path: Path, length: int) -> Any:
+def digest_of(path: Path, length: int, inside: Path | None = None) -> Any:
     """Return the SHA-256 of a file's first `length` bytes, as an object of `hashlib` that can be updated."""
     digest, left = hashlib.sha256(), length
-    with path.open("rb") as file:
+    with open_file(path, inside) as file:
         while left and (chunk := file.read(min(_CHUNK, left))):
             digest.update(chunk)
             left -= len(chunk)
@@ -139,7 +154,7 @@ class Journal:
         """
         data = b"".join([line + b"\n" for line in lines])
         if self._compressor is not None:
-            data = self._compressor.compress(data)
+            data = b"".join(map(self._compressor.compress, _frames(lines)))
         if os.fstat(self._file.fileno()).st_size != self.length:
             raise OSError(errno.EIO, "it has another end than it should have, such as lines that could not be cut off")
         try:
@@ -168,6 +183,17 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _frames(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the contents of frames, each with as many lines as are read again, or one line."""
+    content = bytearray()
+    for line in lines:
+        if content and len(content) + len(line) >= max_line_bytes():
+            yield bytes(content)
+            content.clear()
+        content += line + b"\n"
+    yield bytes(content)
 
 
 def _zstandard() -> Any:

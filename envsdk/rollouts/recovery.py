@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -11,6 +12,7 @@ import orjson
 
 from ..errors import InvalidRecord, RunFolderError
 from ..trajectories.trajectory import ErrorKind, Status, Trajectory
+from ..untrusted import check_values
 from .journal import COMPRESSED, digest_of, read_batches
 from .run_description import Manifest
 
@@ -79,6 +81,27 @@ class Recovered:
     length: int = 0
 
 
+def difference_from_manifest(file: Path, manifest: Manifest) -> str | None:
+    """Return how the beginning of a file differs from what the manifest of the run vouches for; None if it does not.
+
+    Raises:
+        OSError: If the file cannot be read.
+        InvalidRecord: If it is not a regular file in the folder.
+    """
+    size = file.stat().st_size if file.exists() else 0
+    if size < manifest.bytes:
+        return (
+            f"{file} has {size:,} bytes, but {Manifest.file_name} counts {manifest.bytes:,}: its end is missing. "
+            "Restore the file"
+        )
+    if manifest.bytes and digest_of(file, manifest.bytes, file.parent).hexdigest() != manifest.sha256:
+        return (
+            f"{file} was changed: its first {manifest.bytes:,} bytes have another checksum than {Manifest.file_name} "
+            "has. Restore the file"
+        )
+    return None
+
+
 def recover(file: Path, manifest: Manifest | None) -> Recovered:
     """Read the trajectories of a run that is to continue.
 
@@ -89,24 +112,17 @@ def recover(file: Path, manifest: Manifest | None) -> Recovered:
         RunFolderError: If the file is shorter than the manifest says, or differs from what was written; a line is
             damaged and others follow; or two lines have the same id. The message names the line.
     """
-    known = 0 if manifest is None else manifest.bytes
-    size = file.stat().st_size if file.is_file() else 0
-    if size < known:
-        raise RunFolderError(
-            f"{file} has {size:,} bytes, but {Manifest.file_name} counts {known:,}: its end is missing. Restore the "
-            "file, or begin another run folder"
-        )
-    is_intact = manifest is None or digest_of(file, known).hexdigest() == manifest.sha256
-    recovered = _read(file, known, is_intact=is_intact)
-    if not is_intact:
-        raise RunFolderError(
-            f"{file} was changed: its first {known:,} bytes have another checksum than {Manifest.file_name} has, "
-            "although each line can be read. Restore the file, or begin another run folder"
-        )
+    difference = None if manifest is None else difference_from_manifest(file, manifest)
+    if difference is not None and not file.exists():
+        raise RunFolderError(f"{difference}, or begin another run folder")
+    recovered = _read(file, 0 if manifest is None else manifest.bytes, is_intact=difference is None)
+    if difference is not None:
+        raise RunFolderError(f"{difference}, or begin another run folder")
     if manifest is not None and len(recovered.episodes) < manifest.episodes:
         raise RunFolderError(
             f"{file} has {len(recovered.episodes)} episodes, but {Manifest.file_name} counts {manifest.episodes}"
         )
+    size = file.stat().st_size if file.is_file() else 0
     if size > recovered.length:
         _log.warning(
             "%s: the last %d bytes were cut off when the run was interrupted; they are removed, and their episodes "
@@ -121,7 +137,7 @@ def _read(file: Path, known: int, *, is_intact: bool) -> Recovered:
     recovered, lines, damage = Recovered(), dict[str, int](), None
     number = 0
     try:
-        for batch in read_batches(file):
+        for batch in read_batches(file, inside=file.parent):
             if damage is not None:
                 raise damage
             for line in batch.lines:
@@ -148,5 +164,7 @@ def _read(file: Path, known: int, *, is_intact: bool) -> Recovered:
 
 def _episode(line: bytes, *, is_known: bool) -> FinishedEpisode:
     if is_known:
-        return FinishedEpisode.of_record(cast("dict[str, Any]", orjson.loads(line)))
+        check_values(line)
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # the full check names what is wrong
+            return FinishedEpisode.of_record(cast("dict[str, Any]", orjson.loads(line)))
     return FinishedEpisode.of(Trajectory.from_json(line))

@@ -1,19 +1,21 @@
 """Repeats the recorded actions of stored episodes in fresh environments."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..authoring.env import Env
 from ..authoring.making import find_class, make
+from ..authoring.trust import Trust, options_that_need_trust
 from ..contexts.protocol import Action, FinishReason
 from ..episodes.driver import is_being_cancelled
 from ..episodes.event_loops import run as run_in_loop
 from ..errors import CannotReplay, EnvsdkError
 from ..limits import MAX_EMPTY_ABORTS, Limits
 from ..policies.vocabularies import ANY_TOKENIZER
+from ..registry import find_creator, is_entry_point
 from ..trajectories.steps import Step
 from ..trajectories.trajectory import Trajectory
 from .comparing import Difference, EndOfRecord, beyond, differences
@@ -45,6 +47,7 @@ def replay_run(
     run: StoredRun,
     make_env: Callable[[Trajectory], Env] | None = None,
     *,
+    trust: Collection[Trust] = (),
     is_chosen: Callable[[int, Trajectory], bool] = lambda number, trajectory: True,
 ) -> Iterator[Replayed]:
     """Repeat the episodes of a stored run, each in a fresh environment.
@@ -54,6 +57,10 @@ def replay_run(
         make_env: Makes the environment of an episode. By default, it is made from the record: the id (or
             `module:Class`) in the record or in the run's configuration, with the stored tokenizer and the recorded
             renderer, history policy, limits and options.
+        trust: What the record may decide besides: `"imports"` (a `module:Class`, and functions among the options),
+            `"isolation"` (how programs are isolated, even not at all, and their limits), `"paths"` (files outside of
+            the run folder, and models of the hub). An episode that needs what is not trusted is not repeated. Give them
+            only for a run of someone whose code you would run.
         is_chosen: Returns whether to repeat an episode, given its number from 1 and its trajectory.
 
     Yields:
@@ -66,7 +73,7 @@ def replay_run(
         if not is_chosen(number, trajectory):
             continue
         try:
-            env = _env_of(run, trajectory) if make_env is None else make_env(trajectory)
+            env = _env_of(run, trajectory, trust) if make_env is None else make_env(trajectory)
             try:
                 yield Replayed(trajectory, replay_trajectory(trajectory, env))
             finally:
@@ -194,28 +201,73 @@ def _finish_reasons(step: Step) -> list[FinishReason]:
 
 # The environment of a record.
 
+_TRUSTED: Mapping[Trust, str] = {
+    "imports": "imports code",
+    "isolation": "decides how programs are isolated",
+    "paths": "may open files outside of the run folder",
+}
 
-def _env_of(run: StoredRun, trajectory: Trajectory) -> Env:
+
+def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) -> Env:
     """Make the environment that a stored episode was played in.
 
     Raises:
-        CannotReplay: If it cannot be made from what is stored.
+        CannotReplay: If it cannot be made from what is stored, or needs trust that is not given.
     """
     name = _name_of(run, trajectory)
+    if ":" in name and "imports" not in trust and not is_entry_point(name):
+        raise _not_trusted("imports", f"the environment {name!r:.80}")
+    renderer = _renderer_of(trajectory, trust)
     try:
+        creator: Any = find_class(name) if ":" in name else find_creator(name)
+        kept, withheld = _split(creator, trajectory.config, trust)
         options: dict[str, Any] = {
-            **trajectory.config,
-            "renderer": trajectory.renderer,
+            **kept,
+            "renderer": renderer,
             "tokenizer": run.tokenizer_of(trajectory),
             "history": trajectory.history,
             "limits": Limits.of(trajectory.limits, Limits()),
         }
-        return find_class(name)(**options) if ":" in name else make(name, **options)
+        env = creator(**options) if ":" in name else make(name, **options)
     except (EnvsdkError, TypeError) as error:  # a constructor may take other arguments
         raise CannotReplay(
             f"the environment of {trajectory.id!r} cannot be made from the record: {error}. Use replay_run(run, "
             "make_env)"
         ) from error
+    own = env.config.model_dump(mode="json")
+    for option, kind in withheld.items():
+        if own.get(option, ...) != trajectory.config[option]:
+            env.close()
+            raise _not_trusted(kind, f"the option {option}={trajectory.config[option]!r:.80}")
+    return env
+
+
+def _split(
+    creator: Any, config: Mapping[str, Any], trust: Collection[Trust]
+) -> tuple[dict[str, Any], dict[str, Trust]]:
+    """Return the recorded options that may be used, and what each of the others needs.
+
+    The class of an environment that a function makes is not known before, so that all of its options need trust.
+    """
+    needs: Mapping[str, Trust] = dict.fromkeys(config, "imports")
+    if isinstance(creator, type) and issubclass(creator, Env):
+        needs = options_that_need_trust(creator.Config)
+    withheld: dict[str, Trust] = {name: needs[name] for name in config if name in needs and needs[name] not in trust}
+    return {name: value for name, value in config.items() if name not in withheld}, withheld
+
+
+def _renderer_of(trajectory: Trajectory, trust: Collection[Trust]) -> dict[str, Any]:
+    processor = trajectory.renderer.get("processor")
+    if isinstance(processor, str) and "paths" not in trust:
+        raise _not_trusted("paths", f"the processor {processor!r:.80} of the renderer")
+    return trajectory.renderer
+
+
+def _not_trusted(kind: Trust, what: str) -> CannotReplay:
+    return CannotReplay(
+        f"{what}, which comes from the record, {_TRUSTED[kind]}. If you trust the record, repeat it with "
+        f"--trust-{kind}, or replay_run(run, trust=[{kind!r}]); or make the environment in replay_run(run, make_env)"
+    )
 
 
 def _name_of(run: StoredRun, trajectory: Trajectory) -> str:

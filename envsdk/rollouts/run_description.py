@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
 from ..trajectories.fragments import fragment
+from ..untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .unequal import MISSING, Unequal, unequal
 
 CHANGES = "changes"
@@ -43,7 +44,7 @@ class _Described(BaseModel):
         """
         path = folder / cls.file_name
         try:
-            return cls.model_validate(json.loads(path.read_bytes()))
+            return cls.model_validate(parse_json(read_file(path, MAX_DESCRIPTION_BYTES, inside=folder)))
         except FileNotFoundError:
             return None
         except ValidationError as error:
@@ -83,7 +84,7 @@ class StoredRenderer(BaseModel):
     specification: dict[str, Any]
     tokenizer: str
     vocab_size: int
-    folder: str
+    folder: str = Field(pattern=r"^tokenizer(-[0-9]{1,4})?$")
     chosen_because: str = ""
 
 

@@ -5,13 +5,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidRecord, RunFolderError
+from ..errors import EnvsdkError, InvalidRecord, RunFolderError
 from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
-from .journal import digest_of, read_batches
+from .journal import read_batches
+from .recovery import difference_from_manifest
 from .run_description import Manifest, RunDescription
 
 
@@ -59,9 +60,12 @@ class StoredRun:
         """
         file, number = self.path / self.description.trajectories, 0
         try:
-            if check and self.manifest is not None:
-                self._check_whole(file, self.manifest)
-            for batch in read_batches(file):
+            if check and self.manifest is not None and (difference := difference_from_manifest(file, self.manifest)):
+                left = sum(1 for _ in self.trajectories(check=False)) if file.exists() else 0
+                raise RunFolderError(
+                    f"{difference}, or read the {left} episodes that it has: trajectories(check=False)"
+                )
+            for batch in read_batches(file, inside=self.path):
                 for line in batch.lines:
                     number += 1
                     yield Trajectory.from_json(line, media=self.path / MEDIA)
@@ -69,22 +73,6 @@ class StoredRun:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
-
-    def _check_whole(self, file: Path, manifest: Manifest) -> None:
-        """Compare the file of trajectories with the manifest, which counts what was stored at some moment of the run.
-
-        Raises:
-            RunFolderError: If the file is shorter, or what was stored has another checksum now.
-        """
-        size, known = file.stat().st_size if file.is_file() else 0, manifest.bytes
-        if size >= known and (not known or digest_of(file, known).hexdigest() == manifest.sha256):
-            return
-        left = sum(1 for _ in self.trajectories(check=False)) if size else 0  # which names a damaged line
-        what = "was cut" if size < known else "was changed: its checksum differs"
-        raise RunFolderError(
-            f"{file} {what}. {left} episodes in {size:,} bytes can be read; {Manifest.file_name} counts "
-            f"{manifest.episodes} in {known:,}. Restore the file, or read what is there with trajectories(check=False)"
-        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,12 +91,21 @@ class StoredRun:
         Raises:
             UnknownName: If no renderer of that name is installed.
             TokenizerError: If the files of a tokenizer are damaged.
+            RunFolderError: If the options of a renderer are damaged.
         """
         made: dict[str, Renderer] = {}
         for role, stored in self.description.renderers.items():
             options = dict(stored.specification)
             options.pop("processor", None)  # what is stored was rendered; the model's files may not be here
-            made[role] = get_renderer(options.pop("name"), self._tokenizer(stored.folder), **options)
+            try:
+                made[role] = get_renderer(options.pop("name", None), self._tokenizer(stored.folder), **options)
+            except EnvsdkError:
+                raise
+            except (TypeError, ValueError, LookupError, AttributeError) as error:  # options of other types
+                raise RunFolderError(
+                    f"the renderer of {role!r} in {str(self.path)!r} cannot be made of {stored.specification!r:.200}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         return made
 
     @cached_property
@@ -133,6 +130,8 @@ class StoredRun:
         return self.tokenizers[fingerprint]
 
     def _tokenizer(self, folder: str) -> Tokenizer:
+        if not (self.path / folder).resolve().is_relative_to(self.path.resolve()):
+            raise RunFolderError(f"{str(self.path / folder)!r} is a link to a folder outside of the run folder")
         return load_tokenizer(self.path / folder)
 
     def __repr__(self) -> str:

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from ..errors import InvalidRecord
+from ..untrusted import open_file, read_lines
 from .run_description import now
 
 TIMES = "times.jsonl"
@@ -55,13 +58,13 @@ def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
     """
     found: dict[str, EpisodeTime] = {}
     try:
-        lines = (folder / TIMES).read_bytes().splitlines()
+        with open_file(folder / TIMES, inside=folder) as file:
+            for line in read_lines(file):
+                with suppress(ValidationError):  # a line that is being written, or was cut off
+                    time = _ADAPTER.validate_json(line)
+                    found[time.id] = time
     except FileNotFoundError:
-        return found
-    for line in lines:
-        try:
-            time = _ADAPTER.validate_json(line)
-        except ValidationError:  # a line that is being written, or was cut off
-            continue
-        found[time.id] = time
+        pass
+    except InvalidRecord as error:
+        _log.warning("%s is not read further, so episodes have no times: %s", folder / TIMES, error)
     return found

@@ -82,7 +82,7 @@ def run_isolated(
         SandboxError: If the program could not be run, or its exit status is unknown.
     """
     if isolation in _OWN_PROCESSES:
-        return Run(make_job(isolation, code, limits, "/tmp"), stdin, limits, isolation, cancelled).wait()
+        return Run(make_job(isolation, code, limits, _folder_inside()), stdin, limits, isolation, cancelled).wait()
     with own_folder() as folder:
         Path(folder, "main.py").write_bytes(code)
         return Run(make_job(isolation, b"", limits, folder), stdin, limits, isolation, cancelled).wait()
@@ -109,10 +109,13 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
         "root": None,
         "rules": None,
         "filter": None if isolation == "unsafe_no_isolation" else filter_for(isolation),
+        "execveat": system_call("execveat") if isolation == "landlock" else None,
     }
     if isolation in _OWN_PROCESSES:
         size = limits.disk_mib * _MIB + len(code) + 2**16
-        job["root"] = _root(f"mode=1777,nr_inodes={_MAX_FILES},size={size}", is_wrapped=isolation == "bubblewrap")
+        job["root"] = _root(
+            folder, f"mode=1777,nr_inodes={_MAX_FILES},size={size}", is_wrapped=isolation == "bubblewrap"
+        )
         processes = limits.processes + _OWN_PROCESSES[isolation]
         job["limits"].append(("RLIMIT_NPROC", processes, processes))
     if isolation == "landlock":
@@ -138,12 +141,19 @@ def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
     return [cpu, *((name, value, value) for name, value in values.items())]
 
 
-def _root(disk: str, *, is_wrapped: bool) -> Root:
+def _folder_inside() -> str:
+    """Return the folder of programs in namespaces: `/tmp`, unless the interpreter is in that folder of the machine."""
+    mounts, _ = shown_files()
+    return "/work" if any(Path(target).is_relative_to("/tmp") for _, target in mounts) else "/tmp"
+
+
+def _root(folder: str, disk: str, *, is_wrapped: bool) -> Root:
     mounts, hidden = shown_files()
     return {
         "staging": os.path.realpath(tempfile.gettempdir()),
         "mounts": mounts,
         "hidden": hidden,
+        "folder": folder,
         "disk": disk,
         "pivot_root": system_call("pivot_root"),
         "is_wrapped": is_wrapped,

@@ -6,6 +6,8 @@ Instruction = tuple[int, int, int, int]
 """One instruction of a seccomp filter: code, jump if true, jump if false, constant."""
 OWN_PID = -1
 """A placeholder for the program's process id, which is unknown until the program starts."""
+OWN_FILE = -2
+"""A placeholder for the number of the open file that may be executed, once."""
 
 
 class Root(TypedDict):
@@ -17,6 +19,8 @@ class Root(TypedDict):
     """The readable files and folders: the path on the machine, and the path that the program sees."""
     hidden: list[str]
     """Folders that appear empty to the program."""
+    folder: str
+    """The writable folder."""
     disk: str
     """The mount options of the writable file system."""
     pivot_root: int
@@ -46,3 +50,5 @@ class Job(TypedDict):
     """The Landlock rules: a path, and the rights to everything beneath it."""
     filter: list[Instruction] | None
     """The seccomp filter."""
+    execveat: int | None
+    """The number of the system call `execveat` if the program is executed with it, once; None for `execve`."""

@@ -29,7 +29,7 @@ else:
     import _signal as signal  # `signal` creates enums from it, which takes a sixth of the time of a run
 
 NOBODY = 65534
-OWN_PID = -1  # the same as in job.py, which cannot be imported here
+OWN_PID, OWN_FILE = -1, -2  # the same as in job.py, which cannot be imported here
 
 # Constants of Linux: linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h, linux/landlock.h.
 NEW_USER = 0x10000000
@@ -37,6 +37,7 @@ NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 
 NO_SETUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 UNMOUNT_LAZILY = 2
 MOUNT_SETATTR, HERE, ALL_BENEATH, READ_ONLY = 442, -100, 0x8000, 0x1
+EMPTY_PATH = 0x1000
 PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, CHILD_SUBREAPER, NO_NEW_PRIVILEGES, SECCOMP_FILTER = 1, 4, 22, 36, 38, 2
 CAPABILITIES_VERSION = 0x20080522
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
@@ -151,18 +152,41 @@ def program(job: Job) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.chdir(job["folder"])
+    once = opened_for_once(job)
     if job["filter"] is not None:
         call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         drop_capabilities()
     if job["rules"] is not None:
         restrict_files(job["rules"])
-    instructions = packed(job["filter"] or [])
+    instructions = packed(job["filter"] or [], {OWN_PID: os.getpid(), OWN_FILE: once})
     report(job, "started")
     for name, soft, hard in job["limits"]:
         limit(getattr(resource, name), soft, hard)
     if instructions:
         restrict_system_calls(instructions)
-    os.execve(job["arguments"][0], job["arguments"], {})
+    if job["execveat"] is None:
+        os.execve(job["arguments"][0], job["arguments"], {})
+    arguments = (ctypes.c_char_p * (len(job["arguments"]) + 1))(*map(os.fsencode, job["arguments"]), None)
+    call("syscall", job["execveat"], once, b"", arguments, (ctypes.c_char_p * 1)(None), EMPTY_PATH)
+
+
+def opened_for_once(job: Job) -> int:
+    """Open the program's file under a number that the program can never open a file under, or return -1.
+
+    The filter lets only this number be executed, and it is closed then. So the program executes nothing else: a thread
+    that does is no longer ended with its parent.
+    """
+    if job["execveat"] is None:
+        return -1
+    number = next(soft for name, soft, _ in job["limits"] if name == "RLIMIT_NOFILE")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    number = number if hard == resource.RLIM_INFINITY else min(number, hard - 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    file = os.open(job["arguments"][0], os.O_PATH)
+    os.dup2(file, number, inheritable=False)
+    os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+    return number
 
 
 def end_with_parent(how: int) -> None:
@@ -273,12 +297,12 @@ def build_root(root: Root) -> None:
 
 def finish_root(root: Root, code: bytes) -> None:
     """Make the file system read-only, and add the writable folder."""
-    os.mkdir("/tmp")
+    os.mkdir(root["folder"])
     if os.path.isdir("/dev"):
-        os.symlink("/tmp", "/dev/shm")
+        os.symlink(root["folder"], "/dev/shm")
     set_read_only("/", ALL_BENEATH, is_read_only=True)
-    mount_memory("/tmp", root["disk"])
-    with open("/tmp/main.py", "wb") as file:
+    mount_memory(root["folder"], root["disk"])
+    with open(f"{root['folder']}/main.py", "wb") as file:
         file.write(code)
 
 
@@ -334,11 +358,10 @@ def drop_capabilities() -> None:
     call("capset", struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
 
 
-def packed(instructions: list[Instruction]) -> bytes:
-    """Convert a filter to the kernel's format, with this process's id for OWN_PID."""
-    myself = os.getpid()
+def packed(instructions: list[Instruction], own: dict[int, int]) -> bytes:
+    """Convert a filter to the kernel's format, with the values for OWN_PID and OWN_FILE."""
     return b"".join(
-        struct.pack("=HBBI", code, then, otherwise, myself if value == OWN_PID else value)
+        struct.pack("=HBBI", code, then, otherwise, own.get(value, value))
         for code, then, otherwise, value in instructions
     )
 
@@ -349,7 +372,7 @@ def restrict_system_calls(instructions: bytes) -> None:
     call("prctl", SECCOMP, SECCOMP_FILTER, struct.pack("@HP", len(instructions) // 8, address), 0, 0)
 
 
-def call(name: str, *arguments: int | bytes | None) -> int:
+def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char_p] | None) -> int:
     """Call a function of the C library.
 
     Raises:

@@ -12,7 +12,8 @@ Isolation: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "
 - `namespaces`: separate namespaces for files, network, processes and users, and a list of allowed system calls. It
   needs Linux 5.14 and the permission to create namespaces.
 - `landlock`: Landlock rules and a list of allowed system calls, for an ordinary process. It needs Linux 6.2. The
-  program is a single process and cannot create folders. It sees the names of the machine's files, not their contents.
+  program is a single process, cannot execute another one, and cannot create folders. It sees the names of the machine's
+  files, not their contents.
 - `auto`: the first of these that works on this machine.
 - `unsafe_no_isolation`: only the limits on time, memory and sizes. The program can do everything that you can do.
 """

@@ -12,7 +12,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .job import OWN_PID, Instruction
+from .job import OWN_FILE, OWN_PID, Instruction
 from .limits import Isolation
 from .system_calls import NUMBERS, machine
 
@@ -23,7 +23,7 @@ _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16  # in struct seccomp_data; lit
 _WHOLE = 0xFFFFFFFF
 
 # Allowed for all programs. These calls affect only the program itself and the files that it can see.
-_OPEN_FILES = "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile flock"
+_OPEN_FILES = "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile"
 _DESCRIPTORS = "close close_range dup dup2 dup3 pipe pipe2"
 _PATHS = (
     "open openat creat access faccessat faccessat2 stat lstat fstat newfstatat statx statfs fstatfs readlink "
@@ -35,7 +35,7 @@ _MEMORY = "brk munmap mremap mprotect msync"
 _WAITING = "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2"
 _PAIRS = "getsockopt getsockname getpeername sendto recvfrom recvmsg shutdown"  # of sockets: see _in_any_case
 _THREADS = "futex set_robust_list set_tid_address rseq sched_yield sched_getaffinity restart_syscall"
-_ITSELF = "execve wait4 waitid exit exit_group"
+_ITSELF = "wait4 waitid exit exit_group"
 _SIGNALS = (
     "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack alarm setitimer "
     "getitimer pause"
@@ -52,15 +52,16 @@ _ALLOWED = (
 )
 
 # Allowed in namespaces, where processes and files belong to the program only. Landlock does not restrict these calls.
-_PROCESSES = "fork vfork setsid setpgid kill tkill tgkill"
+_PROCESSES = "execve fork vfork setsid setpgid kill tkill tgkill"
 _ATTRIBUTES = "chmod fchmod fchmodat chown fchown lchown fchownat utimensat"
 
 # Refused with EPERM: calls that ordinary programs may try.
 _REFUSED = (
     "socket connect bind listen accept accept4 sendmsg setsockopt mknod mknodat setxattr lsetxattr fsetxattr "
     "removexattr lremovexattr fremovexattr setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid "
-    "setfsgid capset setpriority sched_setaffinity sched_setparam sched_setscheduler ioprio_set memfd_create fallocate "
-    "sync syncfs splice clock_settime settimeofday sethostname chroot unshare setns mount umount2 pivot_root ptrace"
+    "setfsgid flock capset setpriority sched_setaffinity sched_setparam sched_setscheduler ioprio_set memfd_create "
+    "fallocate sync syncfs splice clock_settime settimeofday sethostname chroot unshare setns mount umount2 pivot_root "
+    "ptrace"
 )
 
 # Constants of Linux: linux/sched.h, linux/fcntl.h, asm/ioctls.h, linux/prctl.h, asm/prctl.h, linux/mman.h.
@@ -70,9 +71,9 @@ _DETACHED = 0x00400000  # some C libraries set it; the kernel ignores it
 _PROCESS = 0x013041FF
 """The flags of `clone` that `fork`, `vfork` and `posix_spawn` use: a signal, VM, VFORK, and addresses for the id."""
 _UNIX, _STREAM = 1, 1  # other kinds of pairs could write to other processes' sockets
-_FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. None
-of them sends signals or enlarges a pipe."""
+_FILE_COMMANDS = (0, 1, 2, 3, 4, 6, 7, 1030, 1032)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. None of them sends
+signals, enlarges a pipe, or reveals who else has locked a file that all programs read (F_GETLK; `flock` is refused)."""
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _PROCESS_OPTIONS = (2, 3, 4, 15, 16, 23, 39)
@@ -140,7 +141,9 @@ def _in_namespaces() -> Iterator[_Rule]:
 
 
 def _under_landlock() -> Iterator[_Rule]:
-    """Refuse a second process, and signals to other processes."""
+    """Refuse a second process, another program in this one, and signals to other processes."""
+    yield _Rule("execve", errno.EPERM)
+    yield _Rule("execveat", errno.EPERM, (_Condition(0, (OWN_FILE,)),))
     yield from _rules(_ATTRIBUTES, errno.EPERM)
     yield from _rules("setsid setpgid tkill", errno.EPERM)
     yield from _rules("fork vfork", errno.EAGAIN)

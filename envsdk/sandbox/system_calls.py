@@ -40,6 +40,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "epoll_pwait2": (441, 441),
     "epoll_wait": (232, None),
     "execve": (59, 221),
+    "execveat": (322, 281),
     "exit": (60, 93),
     "exit_group": (231, 94),
     "faccessat": (269, 48),

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -16,6 +15,7 @@ from ..trajectories.fragments import fragment
 from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
 from ..trajectories.samples import Sample
 from ..trajectories.stored import dump_media, pack
+from ..untrusted import parse_json
 from .capability import Capability
 from .checks import check_samples
 from .rows import IGNORED, check_lengths, check_max_length, labels, padded
@@ -206,8 +206,8 @@ def _images(column: Any) -> dict[str, bytes]:
 
 def _parsed(name: str, text: Any) -> Any:
     try:
-        return json.loads(_plain(text))  # orjson would round long integers
-    except (ValueError, TypeError, RecursionError) as error:
+        return parse_json(_plain(text))  # orjson would round long integers
+    except InvalidRecord as error:
         raise InvalidRecord(f"the column {name} is not JSON: {error}") from error
 
 

@@ -15,10 +15,11 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import InvalidRecord, StorageError, what_is_invalid
+from ..untrusted import open_file, parse_json, read_lines
 from .stored import Stored
 
 SCHEMA_VERSION = 2
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Record(Protocol):
@@ -55,16 +56,15 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
 
     Raises:
         InvalidRecord: If it is not a JSON object, has a key twice, is another kind of record, or has another schema
-            version.
+            version; or exceeds a limit (`ENVSDK_MAX_RECORD_MIB`).
     """
-    try:
-        text = line.decode() if isinstance(line, bytes) else line
-        # orjson would round long integers, and take the last of two values with the same key.
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):  # half of a surrogate pair is not valid Unicode
+    # orjson would round long integers, and take the last of two values with the same key.
+    value = parse_json(line, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    if _SURROGATE.search(line if isinstance(line, bytes) else line.encode()):
+        try:
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRecord(f"not JSON: {error}") from error
+        except ValueError as error:  # half of a surrogate pair is not valid Unicode
+            raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRecord("not a record: expected a JSON object")
     fields = cast("dict[str, Any]", value)
@@ -203,9 +203,10 @@ def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
     Raises:
         InvalidRecord: If a line is not such a record; the message names the line.
     """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
+    number = 0
+    with open_file(path) as file:
+        try:
+            for number, line in enumerate(read_lines(file), start=1):  # noqa: B007 - for the error
                 yield cast("R", kind.from_json(line))
-            except InvalidRecord as error:
-                raise InvalidRecord(f"{path}, line {number}: {error}") from error
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{path}, line {number}: {error}") from error

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from ..untrusted import check_values
+
 _BEFORE, _AFTER, _MOST_FOUND = 40, 90, 90
 """How many characters of a text are shown before and after what was found, and of what was found."""
 _MOST_HITS = 3
@@ -103,6 +105,7 @@ class Contents:
     @cached_property
     def _fields(self) -> Mapping[str, Any]:
         try:
+            check_values(self._line)
             return _mapping(orjson.loads(self._line))
         except ValueError:
             return {}

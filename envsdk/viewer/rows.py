@@ -18,6 +18,7 @@ from ..errors import InvalidRecord
 from ..trajectories.records import check_version
 from ..trajectories.scoring import why_not_scored
 from ..trajectories.trajectory import Trajectory
+from ..untrusted import check_values
 
 _MAX_TASK_CHARS = 200
 _DAMAGED = "damaged"
@@ -120,6 +121,7 @@ def read_row(number: int, line: bytes) -> EpisodeRow:
         line: The line, without the line end.
     """
     try:
+        check_values(line)
         fields = orjson.loads(line)
         check_version(fields["schema"])
         return _row(number, fields)

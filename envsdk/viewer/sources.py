@@ -13,16 +13,20 @@ import orjson
 from ..errors import ConfigError, EnvsdkError, InvalidRecord
 from ..rendering.tokenizers import Tokenizer
 from ..rollouts.journal import COMPRESSED, PLAIN, Batch, read_batches
+from ..rollouts.recovery import difference_from_manifest
 from ..rollouts.run_description import RunDescription
 from ..rollouts.stored_run import StoredRun
 from ..rollouts.times import EpisodeTime, read_times
 from ..trajectories.media import MEDIA
 from ..trajectories.trajectory import Trajectory
+from ..untrusted import open_file, read_lines
 from .contents import Contents, Match
 from .filters import Filter
 from .rows import EpisodeRow, read_row
 
 _SAMPLES = "samples.jsonl"
+_MAX_DAMAGED = 1000
+"""How many damaged lines are read: a file with more is not one of records."""
 _OWNER = re.compile(rb'"trajectory_id":("(?:[^"\\]|\\.)*")')
 
 
@@ -95,7 +99,8 @@ class Source:
         self.generation = 0
         self._places: list[_Place] = []
         self._stop = 0
-        self._is_damaged = False
+        self._is_damaged = self._is_compared = False
+        self._damaged_lines = 0
         self._times: Mapping[str, EpisodeTime] = {}
         self._has_read_times = False
         self._samples: tuple[int, Mapping[str, list[int]]] = (0, {})
@@ -140,28 +145,48 @@ class Source:
             OSError: If the file cannot be read.
         """
         if self._was_replaced():
-            self.rows, self._places, self._stop, self._is_damaged = [], [], 0, False
+            self.rows, self._places, self._stop, self._is_damaged, self._damaged_lines = [], [], 0, False, 0
             self.generation += 1
         before, self._has_read_times = len(self.rows), False
         if self._is_damaged or not self.file.exists():
             return 0
         try:
-            for count, batch in enumerate(read_batches(self.file, self._stop), start=1):
+            for count, batch in enumerate(self._batches(self._stop), start=1):
                 self._add(batch)
-                if count == most:
+                if self._damaged_lines > _MAX_DAMAGED:
+                    self._end(f"more than {_MAX_DAMAGED:,} lines are damaged; what follows is not read")
+                if self._is_damaged or count == most:
                     break
-        except InvalidRecord as error:  # of a compressed frame: nothing after it can be found
-            self._is_damaged = True
-            self._places.append(_Place(self._stop, 0))
-            self.rows.append(EpisodeRow.damaged(len(self.rows) + 1, f"{error}; what follows cannot be read"))
+            else:
+                self._check_manifest()
+        except InvalidRecord as error:  # such as of a compressed frame: nothing after it can be found
+            self._end(f"{error}; what follows cannot be read")
         return len(self.rows) - before
+
+    def _batches(self, start: int = 0) -> Iterator[Batch]:
+        return read_batches(self.file, start, self.path if self.path.is_dir() else None)
+
+    def _check_manifest(self) -> None:
+        """Compare the file with the manifest of its run, once: a run in progress is not read again and again."""
+        if self._stored is not None and self._stored.manifest is not None and not self._is_compared:
+            self._is_compared = True
+            if difference := difference_from_manifest(self.file, self._stored.manifest):
+                self._end(difference)
+
+    def _end(self, why: str) -> None:
+        """Read nothing more, and add a row that reports why."""
+        self._is_damaged = True
+        self._places.append(_Place(self._stop, 0))
+        self.rows.append(EpisodeRow.damaged(len(self.rows) + 1, why))
 
     def _was_replaced(self) -> bool:
         return self.file.exists() and self.file.stat().st_size < self._stop
 
     def _add(self, batch: Batch) -> None:
         for index, line in enumerate(batch.lines):
-            self.rows.append(self._timed(read_row(len(self.rows) + 1, line)))
+            row = self._timed(read_row(len(self.rows) + 1, line))
+            self._damaged_lines += row.is_damaged
+            self.rows.append(row)
             self._places.append(_Place(self._stop, index))
         self._stop = batch.stop
 
@@ -189,7 +214,7 @@ class Source:
         if not 1 <= number <= len(self._places):
             raise InvalidRecord(f"{self.file} has no line {number}; expected 1 to {len(self._places)}")
         place = self._places[number - 1]
-        batch = next(read_batches(self.file, place.start), None)
+        batch = next(self._batches(place.start), None)
         if batch is None or place.offset >= len(batch.lines):
             raise InvalidRecord(f"{self.file}, line {number} is gone: the file was changed")
         return batch.lines[place.offset]
@@ -222,7 +247,7 @@ class Source:
         rows = iter([*self.rows])
         if self.file.exists():
             with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
-                for batch in read_batches(self.file):
+                for batch in self._batches():
                     for line, row in zip(batch.lines, rows, strict=False):
                         yield _checked(row, line, self.media)
         for row in rows:
@@ -258,7 +283,7 @@ class Source:
     def _lines_from(self, place: _Place) -> Iterator[bytes]:
         left_out = place.offset
         with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
-            for batch in read_batches(self.file, place.start):
+            for batch in self._batches(place.start):
                 yield from batch.lines[left_out:]
                 left_out = 0
 
@@ -283,14 +308,15 @@ class Source:
         """Return the lines of `samples.jsonl` next to the file that are of one episode, in their order.
 
         Raises:
+            InvalidRecord: If it has a line that is too long, or is not a regular file in the folder.
             OSError: If the file cannot be read.
         """
         return [self._sample_line(start) for start in self._sample_places().get(trajectory_id, ())]
 
     def _sample_line(self, start: int) -> bytes:
-        with (self.file.parent / _SAMPLES).open("rb") as file:
+        with open_file(self.file.parent / _SAMPLES, inside=self.file.parent) as file:
             file.seek(start)
-            return file.readline().removesuffix(b"\n")
+            return next(read_lines(file), b"").removesuffix(b"\n")
 
     def _sample_places(self) -> Mapping[str, list[int]]:
         """Return where the samples of each episode begin, in bytes. The file is read again if it has changed."""
@@ -298,8 +324,8 @@ class Source:
         size = file.stat().st_size if file.is_file() else 0
         if size != self._samples[0]:
             places, start = dict[str, list[int]](), 0
-            with file.open("rb") as lines:
-                for line in lines:
+            with open_file(file, inside=file.parent) as lines:
+                for line in read_lines(lines):
                     places.setdefault(_sample_owner(line), []).append(start)
                     start += len(line)
             self._samples = size, places

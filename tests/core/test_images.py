@@ -1,6 +1,7 @@
 """Reading images: the right pixels, or a typed error."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from image_attacks import ATTACKS, png_header
 from PIL import Image as Pillow
+from pydantic import ValidationError
 
 from envsdk.errors import ImageError
 from envsdk.images import MAX_BYTES, Image, RecentValues, rgb_image
@@ -252,3 +254,10 @@ def test_a_value_that_is_larger_than_a_cache_is_not_kept():
     cache = RecentValues(10, len)
     assert cache.get("a", lambda: bytes(11)) == bytes(11)
     assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize("form", ["content", "parts"])
+def test_a_mapping_does_not_choose_which_file_is_opened(form: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would never end
+    with pytest.raises(ValidationError, match="in a mapping"):
+        Message.model_validate({"role": "user", form: [{"type": "image", "data": str(tmp_path / "pipe")}]})

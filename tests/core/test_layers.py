@@ -18,7 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors",
-        "packages",
+        "packages untrusted",
         "images",
         "messages limits specifications visible",
         "cards",

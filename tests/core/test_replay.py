@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 import pytest
 from envsdk_environments.guess_number import GuessNumber
+from pydantic import ImportString
 from toy_policies import in_any_vocabulary
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Turn
+from envsdk import Action, Env, EnvConfig, Handoff, HandoffResult, Limits, Message, Turn
+from envsdk.authoring import NeedsTrust
 from envsdk.authoring.catalog import describe
+from envsdk.authoring.trust import Trust
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError
 from envsdk.rollouts import Rollouts, RunFolder, StoredRun, replay_run, replay_trajectory, rollout_many
@@ -340,7 +345,7 @@ def test_an_environment_that_was_made_by_its_class_is_found(tmp_path: Path) -> N
 
 def test_an_environment_that_a_function_made_is_refused_in_words(tmp_path: Path) -> None:
     Rollouts(lambda: Count(), "random", seeds=range(1), group_size=1, out=tmp_path / "run").run()
-    [result] = replay_run(StoredRun(tmp_path / "run"))
+    [result] = replay_run(StoredRun(tmp_path / "run"), trust=["imports"])
     assert "Use replay_run(run, make_env)" in (result.refused or "")
 
 
@@ -351,6 +356,101 @@ def test_an_environment_that_has_no_id_needs_a_function(episode: Trajectory, tmp
     [result] = replay_run(run, lambda trajectory: changed())
     assert not result.differences
     assert result.refused is None
+
+
+# What a record may not decide.
+
+
+class Rooms(Env):
+    """Its options are those through which a record could reach out of its folder."""
+
+    class Config(EnvConfig):
+        """Its options."""
+
+        score: ImportString[Any] | None = None
+        data: Path | None = None
+        isolation: Annotated[str, NeedsTrust("isolation")] = "auto"
+        rooms: int = 1
+
+    def start(self) -> Turn:
+        return Turn("Hello.")
+
+    def respond(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+
+envsdk.register_env("tests/Rooms-v0", Rooms)
+
+
+def forged(tmp_path: Path, name: str = "tests/Rooms-v0", *, made_by: str = "", **changed: Any) -> StoredRun:
+    """A run whose record was changed after it was written."""
+    trajectory = envsdk.rollout(envsdk.make(name), "random", seed=0)
+    trajectory.config = {**trajectory.config, **changed}
+    if made_by:
+        trajectory.env = "Rooms"
+    return stored(tmp_path / "run", [trajectory], envsdk.make(name), made_by=made_by)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "named"),
+    [
+        ({"score": "evilmod:X"}, "imports", "score='evilmod:X'"),
+        ({"data": "/etc/passwd"}, "paths", "data='/etc/passwd'"),
+        ({"isolation": "unsafe_no_isolation"}, "isolation", "isolation='unsafe_no_isolation'"),
+    ],
+)
+def test_an_option_that_reaches_out_of_the_record_is_not_taken_from_it(
+    changed: dict[str, Any], kind: Trust, named: str, tmp_path: Path
+) -> None:
+    run = forged(tmp_path, rooms=2, **changed)
+    [result] = replay_run(run)
+    assert named in (result.refused or "")
+    assert f"--trust-{kind}" in (result.refused or "")
+    [trusted] = replay_run(run, trust=[kind])
+    assert "--trust" not in (trusted.refused or "")
+
+
+def test_an_option_that_reaches_out_is_fine_where_the_environment_has_it_by_itself(tmp_path: Path) -> None:
+    envsdk.register_env("tests/RoomsOnDisk-v0", Rooms, kwargs={"data": Path("rooms.txt"), "rooms": 3})
+    [result] = replay_run(forged(tmp_path, "tests/RoomsOnDisk-v0"))
+    assert (result.refused, result.differences) == (None, [])
+
+
+def test_programs_of_a_record_are_never_run_without_isolation(tmp_path: Path) -> None:
+    if describe("envsdk/PythonSandbox-v0").problem is not None:
+        pytest.skip("programs cannot be isolated here")
+    [result] = replay_run(forged(tmp_path, "envsdk/PythonSandbox-v0", isolation="unsafe_no_isolation"))
+    assert "isolation='unsafe_no_isolation'" in (result.refused or "")
+
+
+def test_a_processor_that_a_record_names_is_not_loaded(tmp_path: Path) -> None:
+    trajectory = envsdk.rollout(Rooms(), "random", seed=0)
+    trajectory.renderer = {**trajectory.renderer, "processor": "owner/model"}
+    trajectory.env = "tests/Rooms-v0"
+    [result] = replay_run(stored(tmp_path, [trajectory], Rooms()))
+    assert "the processor 'owner/model' of the renderer" in (result.refused or "")
+
+
+@pytest.mark.parametrize("command", ["replay", "show", "report", "view"])
+def test_no_command_imports_a_module_that_lies_in_the_run_folder(command: str, tmp_path: Path) -> None:
+    run = forged(tmp_path, made_by="evilmod:X")
+    for module in ("evilmod", "tiktoken_ext", "zstandard"):
+        (run.path / f"{module}.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    options = ["--html", "view.html"] if command == "view" else []
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("envsdk"), command, ".", *options], cwd=run.path, capture_output=True, text=True
+    )
+    assert not (run.path / "imported").exists()
+    assert ("--trust-imports" in ended.stderr) == (command == "replay")
+    assert ended.returncode == (command == "replay"), ended.stderr
+
+
+def test_a_module_of_the_record_is_imported_only_on_request(tmp_path: Path) -> None:
+    run = forged(tmp_path, made_by="evilmod:X")
+    (run.path / "evilmod.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    envsdk_program = Path(sys.executable).with_name("envsdk")
+    subprocess.run([envsdk_program, "replay", ".", "--trust-imports"], cwd=run.path, capture_output=True)
+    assert (run.path / "imported").exists()
 
 
 # The command line.

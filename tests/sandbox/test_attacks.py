@@ -95,7 +95,8 @@ def test_a_fork_bomb_is_bounded_and_over_when_the_time_is_up(limited_run: Run, p
     code = """
 import os, sys
 if TOKEN not in sys.argv:
-    os.execv(sys.executable, [sys.executable, "-I", "-S", "main.py", TOKEN])
+    try: os.execv(sys.executable, [sys.executable, "-I", "-S", "main.py", TOKEN])
+    except PermissionError: pass  # Landlock
 count = 0
 while True:
     try:
@@ -421,6 +422,17 @@ for command in (["/bin/sh", "-c", "echo got through"], ["./script"], ["/usr/bin/
 print(os.system("echo got through") != 0)
 """
     assert run(code).stdout == "True\n"
+
+
+def test_a_lock_on_a_shared_file_tells_other_programs_nothing(run: Run):
+    code = """
+import fcntl, os, struct
+file = open(os.__file__)
+for attempt in (lambda: fcntl.flock(file, fcntl.LOCK_EX), lambda: fcntl.fcntl(file, fcntl.F_GETLK, bytes(32))):
+    try: print(attempt())
+    except PermissionError: print("refused")
+"""
+    assert run(code).stdout == "refused\n" * 2
 
 
 def test_packages_beside_the_standard_library_are_not_there(run: Run):

@@ -163,7 +163,7 @@ def test_what_landlock_leaves_open_is_refused_but_to_oneself():
         assert refusal("landlock", name, MYSELF + 1) == refusal("landlock", name, 2**32 - 1) == errno.EPERM
         assert refusal("namespaces", name, 1) == 0
     assert refusal("landlock", "prlimit64", MYSELF) == 0
-    for name in ("tkill", "setsid", "setpgid", "fchmod", "utimensat"):
+    for name in ("tkill", "setsid", "setpgid", "fchmod", "utimensat", "execve"):
         assert refusal("landlock", name) == errno.EPERM
         assert refusal("namespaces", name) == 0
 

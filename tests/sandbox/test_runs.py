@@ -1,6 +1,7 @@
 """Running programs: what comes of them, what is left of them, and what happens when it is not their fault."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 
 from envsdk import errors, sandbox
 from envsdk.sandbox import Isolation, SandboxError, SandboxLimits, SandboxUnavailable, arun_python, run_python
+from envsdk.sandbox import isolation as isolations
+from envsdk.sandbox.files import shown_files
 from envsdk.sandbox.output import Output
 from envsdk.sandbox.result import limit_in
 
@@ -37,8 +40,12 @@ Find = Callable[[str], list[int]]
 def sleeper(token: str) -> str:
     """A program that sleeps for long, and can be found by a word."""
     return f"""
-import os, sys
-os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", {token!r}])
+import ctypes, os, sys, time
+try:
+    os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", {token!r}])
+except PermissionError:  # Landlock
+    ctypes.CDLL(None).prctl(15, {token.encode()!r})
+    time.sleep(600)
 """
 
 
@@ -48,7 +55,10 @@ def escapee(token: str) -> str:
     return f"""
 import ctypes, os, sys, threading, time
 ctypes.CDLL(None).prctl(1, 0)
-threading.Thread(target=os.execv, args=(sys.executable, {arguments})).start()
+leaving = threading.Thread(target=os.execv, args=(sys.executable, {arguments}))
+leaving.start()
+leaving.join()  # under Landlock, it fails
+ctypes.CDLL(None).prctl(15, {token.encode()!r})
 time.sleep(600)
 """
 
@@ -72,8 +82,14 @@ def wait_until(condition) -> bool:
     return bool(condition())
 
 
-def children() -> list[int]:
-    return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+def children(parent: int | None = None) -> list[int]:
+    """The processes that a process has started, by default this one."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == (parent or os.getpid()):
+                found.append(int(file.parent.name))
+    return found
 
 
 # What comes of a program.
@@ -250,9 +266,43 @@ def test_a_program_ends_when_who_started_it_is_killed(
     token = uuid.uuid4().hex
     code = f"from envsdk.sandbox import run_python; run_python({program(token)!r}, isolation={isolation!r})"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        assert wait_until(lambda: processes_with(token))
+        assert wait_until(lambda: {*processes_with(token)} - {process.pid})  # whose own command has the word
         process.kill()
     assert wait_until(lambda: not processes_with(token))
+
+
+@pytest.mark.parametrize("restricted", ["bubblewrap", "namespaces", "landlock"])
+def test_a_program_ends_when_its_launcher_and_who_started_it_are_killed_together(
+    restricted: Isolation, processes_with: Find
+):
+    try:
+        sandbox.check_isolation(restricted)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    token = uuid.uuid4().hex
+    code = f"from envsdk.sandbox import run_python; run_python({escapee(token)!r}, isolation={restricted!r})"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        assert wait_until(lambda: {*processes_with(token)} - {process.pid})  # whose own command has the word
+        together = [process.pid, *children(process.pid)]
+        assert len(together) > 1
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in together:
+                os.kill(pid, number)
+    assert wait_until(lambda: not processes_with(token))
+
+
+def test_an_interpreter_in_the_temporary_folder_works_in_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    try:
+        sandbox.check_isolation("namespaces")
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    file = tmp_path / "part_of_the_interpreter"
+    file.write_text("found")
+    mounts, hidden = shown_files()
+    target = f"/tmp/{uuid.uuid4().hex}/part"
+    monkeypatch.setattr(isolations, "shown_files", lambda: ([*mounts, (str(file), target)], hidden))
+    result = run_python(f"open('own', 'w'); print(open({target!r}).read())", isolation="namespaces")
+    assert (result.stdout, result.stderr) == ("found\n", "")
 
 
 @pytest.mark.matrix
@@ -295,7 +345,7 @@ rules = [(0x20, 0, 0, 0)]
 for number in numbers:
     rules += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.EPERM)]
 launcher.call("prctl", 38, 1, 0, 0, 0)
-launcher.restrict_system_calls(launcher.packed([*rules, (0x06, 0, 0, 0x7FFF0000)]))
+launcher.restrict_system_calls(launcher.packed([*rules, (0x06, 0, 0, 0x7FFF0000)], {{}}))
 try:
     print(run_python("print(1)").isolation)
     print(run_python("print(1)", isolation="namespaces"))

@@ -1,11 +1,12 @@
 """Small problems that need a program, and a sandbox to run it in."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk.authoring import NeedsTrust
 from envsdk.authoring.tasks import Split
 from envsdk.sandbox import Isolation, SandboxLimits, arun_python, check_isolation
 
@@ -24,9 +25,11 @@ class PythonSandboxConfig(ToolEnvConfig):
     """No problem is in both splits."""
     difficulty: Difficulty = "medium"
     """`easy` problems need a loop, `medium` ones a well-known algorithm, `hard` ones an algorithm to be designed."""
-    sandbox_limits: SandboxLimits = SandboxLimits(timeout_s=5, cpu_s=5, memory_mib=256, output_kib=8)
+    sandbox_limits: Annotated[SandboxLimits, NeedsTrust("isolation")] = SandboxLimits(
+        timeout_s=5, cpu_s=5, memory_mib=256, output_kib=8
+    )
     """The limits of each program."""
-    isolation: Isolation = "auto"
+    isolation: Annotated[Isolation, NeedsTrust("isolation")] = "auto"
     """How programs are isolated from the machine; see `envsdk.sandbox`."""
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
+
+from pydantic import ConfigDict
 
 from .files import ModelFiles
 
@@ -10,6 +12,8 @@ from .files import ModelFiles
 @dataclass(frozen=True)
 class ChatTemplateSource:
     """A chat template, and what else a tokenizer's files specify about conversations."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     text: str
     """The Jinja text."""

@@ -17,7 +17,7 @@ from ...packages import load
 from .byte_level import BYTE_OF_CHAR
 from .corpus import corpus
 from .kinds import NamedTokenizer, is_failure
-from .saved import RANKS
+from .saved import RANKS, VocabularyFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class FastokensTokenizer(NamedTokenizer):
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
         return self._plain._rules_of_encoding()
 
-    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+    def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
         return self._plain._saved()
 
     def __reduce__(self) -> tuple[Any, ...]:  # the library's object cannot be pickled

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from ...errors import TokenizerError
+from ...errors import InvalidRecord, TokenizerError
+from ...untrusted import MAX_DESCRIPTION_BYTES, read_file
 
 VOCABULARY = "tokenizer.json"
 _TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")  # as transformers prefers them
@@ -91,9 +92,10 @@ class ModelFiles(NamedTuple):
 
 
 def _read(folder: Path) -> tuple[tuple[str, bytes], ...]:
+    found = [name for name in _TEXTS if (folder / name).is_file()]
     try:
-        return tuple((name, (folder / name).read_bytes()) for name in _TEXTS if (folder / name).is_file())
-    except OSError as error:
+        return tuple((name, read_file(folder / name, MAX_DESCRIPTION_BYTES)) for name in found)
+    except (OSError, InvalidRecord) as error:
         raise TokenizerError(f"The tokenizer's files in {folder} cannot be read: {error}") from error
 
 

@@ -6,7 +6,8 @@ import logging
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from ...errors import TokenizerError, unknown_name
 from .byte_level import BYTE_OF_CHAR
 from .chat_template import ChatTemplateSource
 from .protocol import UNNAMED
-from .saved import RANKS, SPECIFICATION, SavedTokenizer
+from .saved import RANKS, SPECIFICATION, SavedTokenizer, VocabularyFile
 
 if TYPE_CHECKING:
     import tiktoken
@@ -33,11 +34,24 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+@contextmanager
+def reading(what: str) -> Generator[None]:
+    """Turn any failure, of a library or of our own code on what a file holds, into a `TokenizerError`."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, TokenizerError) or not is_failure(error):
+            raise
+        raise TokenizerError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 # Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
 _PADDING = 1024
 _BLANK = 2**16
 """A run of at least twice as many blanks is not left to tiktoken, whose regular expressions have a stack."""
 _BLANKS = {r"\s": r"\p{White_Space}", r"\S": r"\P{White_Space}"}
+_MAX_IDS = 2**24
+"""The most ids of a tokenizer; the largest vocabularies have 2**18."""
 _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
@@ -53,6 +67,8 @@ class NamedTokenizer(ABC):
         padded = -(-named // _PADDING) * _PADDING
         if vocab_size is not None and vocab_size < named:
             raise TokenizerError(f"{name}: vocab_size is {vocab_size}, but the tokenizer names ids up to {named - 1}")
+        if max(padded, vocab_size or 0) > _MAX_IDS:
+            raise TokenizerError(f"{name}: it has {max(named, vocab_size or 0):,} ids; at most {_MAX_IDS:,} are read")
         self.name = name
         self._control_tokens = dict(control_tokens)
         self._vocab_size = vocab_size or padded
@@ -94,7 +110,7 @@ class NamedTokenizer(ABC):
         ).write(Path(folder), content)
 
     @abstractmethod
-    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+    def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
         """Return the name and the content of the file of the vocabulary, and the rules of encoding besides it."""
 
     @abstractmethod
@@ -229,7 +245,7 @@ class TiktokenTokenizer(NamedTokenizer):
         vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
         return vocabulary, pattern.encode(), b"NFC" if self._nfc else b""
 
-    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+    def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
         items = sorted(self.ranks.items(), key=lambda item: item[1])
         lines = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in items)
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
@@ -271,12 +287,8 @@ class HuggingFaceTokenizer(NamedTokenizer):
             "truncation": None,
             "padding": None,
         }
-        try:
+        with reading(f"{name}: the `tokenizers` library cannot read it"):
             self._plain = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            raise TokenizerError(f"{name}: the `tokenizers` library cannot read it: {error}") from error
         self._normalizer, self._plain.normalizer = self._plain.normalizer, None  # applied once, by `normalize`
         self._names = {token: text for text, token in self._plain.get_vocab(with_added_tokens=False).items()}
         self._names.update({token: text for text, token in control_tokens.items()})
@@ -362,7 +374,7 @@ class HuggingFaceTokenizer(NamedTokenizer):
         normalizer = b"" if self._normalizer is None else self._normalizer.__getstate__()  # as JSON
         return orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), normalizer
 
-    def _saved(self) -> tuple[str, bytes, dict[str, Any]]:
+    def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
         normalizer = None if self._normalizer is None else orjson.loads(self._normalizer.__getstate__())
         added = [{**_PLAIN_TOKEN, "id": token, "content": name} for name, token in self.control_tokens.items()]
         written = {**orjson.loads(self._plain.to_str()), "normalizer": normalizer, "added_tokens": added}

@@ -12,12 +12,13 @@ import numpy as np
 import orjson
 
 from ...errors import TokenizerError, unknown_name
+from ...untrusted import MAX_VOCABULARY_BYTES, check_values, read_file
 from .byte_level import as_encoding
 from .chat_template import template_in_files, template_of_object
 from .corpus import DATA, corpus
 from .fast import FastokensTokenizer
 from .files import VOCABULARY, ModelFiles, cached_snapshot, snapshot
-from .kinds import HuggingFaceTokenizer, NamedTokenizer, TiktokenTokenizer, is_failure
+from .kinds import HuggingFaceTokenizer, NamedTokenizer, TiktokenTokenizer, is_failure, reading
 from .protocol import Tokenizer
 from .saved import RANKS, SavedTokenizer, is_saved, state_of
 
@@ -103,11 +104,10 @@ def _load_file(file: Path, name: str, vocab_size: int | None) -> Tokenizer:
 @lru_cache(maxsize=32)
 def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokenizer:
     """Load a tokenizer; all that the result depends on is an argument, so the cache never returns outdated objects."""
-    try:
-        specification = orjson.loads(Path(files.vocabulary).read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise TokenizerError(f"{files.vocabulary} cannot be read as a tokenizer.json: {error}") from error
-    tokenizer = _fastest(name, specification, vocab_size or files.vocab_size)
+    with reading(f"{files.vocabulary} cannot be read as a tokenizer.json"):
+        content = read_file(files.vocabulary, MAX_VOCABULARY_BYTES)
+        check_values(content)
+        tokenizer = _fastest(name, orjson.loads(content), vocab_size or files.vocab_size)
     tokenizer.chat_template = template_in_files(files, tokenizer.control_tokens)
     return tokenizer
 
@@ -117,14 +117,14 @@ def _load_saved(folder: str, state: tuple[tuple[int, ...], ...], vocab_size: int
     """Load a tokenizer that was saved; `state` is that of its files, so the cache never returns outdated objects."""
     saved = SavedTokenizer.read(Path(folder))
     kind = TiktokenTokenizer if saved.vocabulary == RANKS else HuggingFaceTokenizer
-    try:
-        tokenizer = kind.of_saved(saved, (Path(folder) / saved.vocabulary).read_bytes(), vocab_size)
-    except (OSError, ValueError, KeyError) as error:
-        raise TokenizerError(f"{folder}/{saved.vocabulary} cannot be read: {error}") from error
-    if tokenizer.fingerprint != saved.fingerprint:
+    with reading(f"{folder}/{saved.vocabulary} cannot be read"):
+        content = saved.read_vocabulary(Path(folder))
+        tokenizer = kind.of_saved(saved, content, vocab_size)
+        fingerprint = tokenizer.fingerprint
+    if fingerprint != saved.fingerprint:
         raise TokenizerError(
             f"the tokenizer in {folder} gives other ids than the one that was saved there: its fingerprint is "
-            f"{tokenizer.fingerprint}; expected {saved.fingerprint}. A file of it was changed; save it again"
+            f"{fingerprint}; expected {saved.fingerprint}. A file of it was changed; save it again"
         )
     tokenizer.chat_template = saved.chat_template
     return tokenizer

@@ -7,16 +7,19 @@ more ids than the tokenizer names, and the tokens that end a turn are in other f
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import orjson
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ...errors import TokenizerError
+from ...errors import TokenizerError, what_is_invalid
+from ...untrusted import MAX_DESCRIPTION_BYTES, MAX_VOCABULARY_BYTES, parse_json, read_file
 from .chat_template import ChatTemplateSource
 
-RANKS = "vocabulary.tiktoken"
+VocabularyFile: TypeAlias = Literal["vocabulary.tiktoken", "tokenizer.json"]
+RANKS: VocabularyFile = "vocabulary.tiktoken"
 """The byte-pair ranks of a tiktoken encoding, as tiktoken writes them."""
-SPECIFICATION = "tokenizer.json"
+SPECIFICATION: VocabularyFile = "tokenizer.json"
 """The vocabulary and rules of the `tokenizers` library."""
 _DESCRIPTION = "envsdk_tokenizer.json"
 _TEMPLATE = "chat_template.jinja"
@@ -37,8 +40,10 @@ class SavedTokenizer:
         chat_template: The chat template that came with the tokenizer, if any.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     name: str
-    vocabulary: str
+    vocabulary: VocabularyFile
     vocab_size: int
     fingerprint: str
     control_tokens: Mapping[str, int]
@@ -70,7 +75,7 @@ class SavedTokenizer:
             TokenizerError: If they cannot be read, or another version of envsdk wrote them.
         """
         try:
-            description: dict[str, Any] = orjson.loads((folder / _DESCRIPTION).read_bytes())
+            description = parse_json(read_file(folder / _DESCRIPTION, MAX_DESCRIPTION_BYTES, inside=folder))
             schema = description.pop("schema", None)
             if schema != _SCHEMA:
                 raise TokenizerError(
@@ -79,10 +84,26 @@ class SavedTokenizer:
             template = description.pop("chat_template", None)
             if template is not None:
                 template["end_tokens"] = tuple(template["end_tokens"])
-                template = ChatTemplateSource(text=(folder / _TEMPLATE).read_bytes().decode(), **template)
-            return cls(**description, chat_template=template)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+                text = read_file(folder / _TEMPLATE, MAX_DESCRIPTION_BYTES, inside=folder).decode()
+                template = {**template, "text": text}
+            # As JSON, in which lists are tuples, although no other value is converted.
+            return _ADAPTER.validate_json(orjson.dumps({**description, "chat_template": template}), strict=True)
+        except ValidationError as error:
+            raise TokenizerError(f"the saved tokenizer in {folder} cannot be read: {what_is_invalid(error)}") from error
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise TokenizerError(f"the saved tokenizer in {folder} cannot be read: {error}") from error
+
+    def read_vocabulary(self, folder: Path) -> bytes:
+        """Read the file of the vocabulary.
+
+        Raises:
+            InvalidRecord: If it is too long, or not a regular file in the folder.
+            OSError: If it cannot be read.
+        """
+        return read_file(folder / self.vocabulary, MAX_VOCABULARY_BYTES, inside=folder)
+
+
+_ADAPTER = TypeAdapter(SavedTokenizer)
 
 
 def is_saved(folder: Path) -> bool:

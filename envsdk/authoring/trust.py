@@ -1,0 +1,44 @@
+"""Which options of an environment a stored record may not decide by itself, since they reach out of the record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal, TypeAlias, get_args
+
+from pydantic import BaseModel, ImportString
+
+Trust: TypeAlias = Literal["imports", "isolation", "paths"]
+"""What a record decides only on request: what is imported, how programs are isolated, and which files are opened."""
+
+_IMPORT_STRING: Any = ImportString
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsTrust:
+    """Marks an option that a replay takes from a record only on request: `Annotated[str, NeedsTrust("paths")]`.
+
+    Attributes:
+        kind: What has to be requested: `envsdk replay --trust-paths`, and so for the others.
+    """
+
+    kind: Trust
+
+
+def options_that_need_trust(config: type[BaseModel]) -> Mapping[str, Trust]:
+    """Return the options that are marked, and those whose type is an import path or a path in the file system."""
+    fields = config.model_fields.items()
+    return {name: kind for name, field in fields if (kind := _kind_of(field.annotation, *field.metadata)) is not None}
+
+
+def _kind_of(*parts: Any) -> Trust | None:
+    """Return the kind of the first part of a type that needs trust; an `Annotated` has its marks as parts."""
+    for part in parts:
+        if isinstance(part, NeedsTrust):
+            return part.kind
+        if _IMPORT_STRING in (part, type(part)):
+            return "imports"
+        if isinstance(part, type) and issubclass(part, PurePath):
+            return "paths"
+        if (kind := _kind_of(*get_args(part))) is not None:
+            return kind
+    return None
