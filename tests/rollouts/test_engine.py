@@ -22,7 +22,7 @@ from envsdk.rollouts import Rollouts, player, rollout_many
 class Counts(Env):
     """Three steps; it may raise or hang in any method, as its subclasses tell."""
 
-    def start(self) -> Turn:
+    def start(self) -> Turn | Handoff:
         self.said = 0
         return Turn("Go.")
 
@@ -233,7 +233,7 @@ class WaitsForOthers(Counts):
         self.block("start")
         return Handoff(Asks(self)) if self.where in ("resume", "sub-agent") else super().start()
 
-    def resume(self, result: HandoffResult) -> Turn:
+    def resume(self, result: HandoffResult) -> Turn | Handoff:
         self.block("resume")
         return Counts.start(self)
 
@@ -371,7 +371,7 @@ def test_a_parent_goes_on_after_a_sub_agent_that_never_returns() -> None:
         def start(self) -> Turn | Handoff:
             return Handoff(Child())
 
-        def resume(self, result: HandoffResult) -> Turn:
+        def resume(self, result: HandoffResult) -> Turn | Handoff:
             assert "start() of Child took longer than 0.3 s" in (result.error or "")
             return Counts.start(self)
 

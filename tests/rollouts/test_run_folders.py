@@ -413,7 +413,7 @@ def test_what_the_manifest_counts_may_not_be_missing(
         create(resume=True, compress=compress)
     assert "its end is missing" in damage_of(folder.path)
     file.unlink()
-    with pytest.raises(RunFolderError, match="its end is missing.*read the 0 episodes"):
+    with pytest.raises(RunFolderError, match=r"its end is missing.*read the 0 episodes"):
         list(stored.trajectories())
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
