@@ -17,7 +17,8 @@ class Commanded:
     """Replies with what was said last.
 
     `fail` raises an error, `hang` never ends, `hang once` does not when it is said first, `sleep` takes half a second,
-    `long` has a reply that no socket buffers as a whole, and `tasks` is answered with the number of tasks in the event loop.
+    `long` has a reply that no socket buffers as a whole, and `tasks` is answered with the number of tasks
+    in the event loop.
 
     Args:
         renderer: The name of the renderer of the environment.

@@ -136,7 +136,7 @@ class Breaks(Counts):
         while time.monotonic() < end:
             time.sleep(0.01)
 
-    def start(self) -> Turn:
+    def start(self) -> Turn | Handoff:
         if self.where == "start":
             self.fail_now()
         return super().start()
@@ -334,7 +334,7 @@ def test_more_methods_that_wait_than_may_compute_hold_no_other_one_up() -> None:
     everyone_waits = threading.Barrier(6)
 
     class Waits(Counts):
-        def start(self) -> Turn:
+        def start(self) -> Turn | Handoff:
             everyone_waits.wait(60)
             return super().start()
 
@@ -392,7 +392,7 @@ def test_the_code_of_an_environment_runs_in_one_thread_with_one_event_loop(async
         def note(self) -> None:
             places.add(threading.get_ident())
 
-        def start(self) -> Turn:
+        def start(self) -> Turn | Handoff:
             self.note()
             return super().start()
 
