@@ -409,7 +409,7 @@ def test_the_code_of_an_environment_runs_in_one_thread_with_one_event_loop(async
             super().close()
 
     class WithLoop(Base):
-        async def start(self) -> Turn:  # type: ignore[override]
+        async def start(self) -> Turn | Handoff:  # type: ignore[override]
             self.done = asyncio.get_running_loop().create_future()
             self.background = asyncio.create_task(self.work())
             return Base.start(self)
