@@ -358,8 +358,11 @@ class FixedBase(Renderer):
         for question in _QUESTIONS:
             with suppress(RenderError):
                 prompt = self.render([Message(role="user", content=question)], generation_prompt=True)
-                tail = prompt.tokens[prompt.starts[-1] :]
+                start = prompt.starts[-1]
+                tail = prompt.tokens[start:]
                 tails[tail.tobytes()] = tail
+                if any(map(self._encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                    break  # a control token shares nothing
         return [*tails.values()]
 
     @cached_property
@@ -610,13 +613,6 @@ class FixedBase(Renderer):
         return closers.get(self.parse(reply, prompt_tail=self._prompt_tail).open_block or "", "")
 
     @cached_property
-    def _prompt_tail(self) -> "NDArray[np.int32]":
-        """The tokens of the generation prompt: int32, shape (n,)."""
-        out = self.emission()
-        self._writer.write(out, self.generation_prompt)
-        return out.tokens()[0]
-
-    @cached_property
     def _reasoning_closer(self) -> str:
         """What closes a block of reasoning that several tokens open; empty if the end of a turn does (Harmony)."""
         if not self._reply_reader.is_measured or self._probe.thinking is None:
@@ -701,20 +697,17 @@ class FixedBase(Renderer):
         return self._reply_writer.write(out, given, hidden)
 
     def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none.
-
-        Raises:
-            RenderError: If the reply would be read as another one: a vocabulary without control tokens for the tags of
-                calls cannot distinguish a text that spells a call from a call.
-        """
+        """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""
         has_none = self._reply_writer.prompt_closes_block and message.reasoning is not None
-        tokens = super().reply(message.with_reasoning(None) if has_none else message)
-        if self._reply_reader.is_measured:
-            self._refuse_misread(message, tokens)
-        return tokens
+        return super().reply(message.with_reasoning(None) if has_none else message)
 
-    def _refuse_misread(self, message: Message, tokens: TokenIds) -> None:
-        """Refuse a reply that is read without an error as one with other calls, or with another text if it has none."""
+    def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
+        """See `Renderer`; without control tokens for the tags of calls, a text may spell a call.
+
+        A format that was given may read calls as text.
+        """
+        if not self._reply_reader.is_measured:
+            return tokens
         read = self.parse(tokens)
         names, found = ([call.name for call in one.tool_calls] for one in (message, read))
         if not read.errors and names != found:
@@ -722,6 +715,7 @@ class FixedBase(Renderer):
                 f"a reply with calls of {names} would be read as one with calls of {found}: {message.to_openai()}; "
                 "this chat template and vocabulary cannot distinguish its text from a call"
             )
+        return super()._checked_reply(message, tokens)
 
     def prefill(self, start: str | Message) -> "NDArray[np.int32]":
         """See `Renderer.prefill`.

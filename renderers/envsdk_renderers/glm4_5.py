@@ -94,7 +94,7 @@ class GLM45(ThinkingChatML):
         out = self.emission()
         self.emit_reply(out, message if self.enable_thinking else message.with_reasoning(None))
         out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])
-        return out.tokens()[0]
+        return self._checked_reply(message, out.tokens()[0])
 
     def end_of_turn(self, following: Message | None) -> str:
         """Return the opener of the next message."""

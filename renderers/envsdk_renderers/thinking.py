@@ -95,7 +95,7 @@ class ThinkingChatML(ToolChatML):
             return super().reply(message)
         out = self.emission()
         self.emit_pieces(out, self.pieces(message.with_reasoning(message.reasoning or ""), THINK[0]))
-        return out.tokens()[0]
+        return self._checked_reply(message, out.tokens()[0])
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """See `ChatML.parse`; newlines around the reasoning belong to the block."""

@@ -174,7 +174,7 @@ def test_the_doctor_prints_each_check_and_its_verdict():
     assert result.exit_code == 0
     assert "PASS         stop tokens" in result.output
     assert "NOT POSSIBLE parse what was rendered: reasoned: the family has no reasoning" in result.output
-    assert "0 of 50 checks failed" in result.output
+    assert "0 of 51 checks failed" in result.output
 
 
 def test_the_doctor_speaks_json():

@@ -73,12 +73,6 @@ def test_what_a_grammar_writes_reads_back(name: str) -> None:
         assert facts(read(grammar, written(grammar, shown))) == facts(message)
 
 
-@pytest.mark.parametrize("key", ["a>", ">", "a>b", "a\n>"])
-def test_a_key_that_spells_what_ends_it_is_refused(key: str) -> None:
-    with pytest.raises(RenderError, match="would be read as several: it spells '>'"):
-        write_reply(XML, said("", None, call(**{key: "x"})))
-
-
 def test_a_grammar_is_data() -> None:
     for grammar in GRAMMARS.values():
         assert pickle.loads(pickle.dumps(grammar)) == grammar

@@ -63,6 +63,15 @@ def test_the_reference_policy_earns_all_on_every_template_with_tools(name: str, 
             assert not any(step.metrics["tool_errors"] for step in trajectory.steps)
 
 
+@pytest.mark.parametrize("name", ["fixed_base", "qwen3.5", "qwen3.5 direct"])
+@pytest.mark.parametrize("key", ["a>", ">", "a>b"])
+def test_a_reply_whose_name_of_an_argument_spells_what_ends_it_is_refused(name: str, key: str) -> None:
+    renderer = fixed_base("qwen3_5_think") if name == "fixed_base" else FAMILIES[name].renderer()
+    renderer.reply(reply(calls=[call_of(0, {"a": "b > c"})]))
+    with pytest.raises(RenderError, match="would be read as one with calls of"):
+        renderer.reply(reply(calls=[call_of(0, {key: "x"})]))
+
+
 FORMS = {
     "qwen3": ("object",),
     "deepseekv3": ("name", "arguments"),

@@ -56,8 +56,10 @@ class CallWriter:
         for key, value in self._by_name(call):
             values = self._values_of(value)
             is_verbatim = isinstance(value, str) and values.style.is_verbatim
-            fields.append(WrittenField("key", self._bare("key", key, call)))
-            pieces = self._bare("value", value, call) if is_verbatim else self._write_value(value, values.style)
+            if is_verbatim:
+                self._refuse_split(call, key, value)
+            fields.append(WrittenField("key", [Piece(key, False)]))
+            pieces = self._write_value(value, values.style)
             opener, closer = grammar.wrapper
             if opener and is_verbatim and value.startswith(opener):
                 pieces = [Piece(opener, True), *pieces, Piece(closer, True)]
@@ -131,9 +133,9 @@ class CallWriter:
     def _field(self, field: Field, call: ToolCall, index: int) -> list[Piece]:
         match field:
             case "name" | "echo":
-                return self._bare(field, call.name, call)
+                return [Piece(call.name, False)]
             case "id":
-                return self._bare(field, self._id(call, index), call)
+                return [Piece(self._id(call, index), False)]
             case "arguments":
                 return self._arguments(call)
             case "object":
@@ -199,20 +201,18 @@ class CallWriter:
 
     # Arguments by name.
 
-    def _bare(self, field: Field, text: str, call: ToolCall) -> list[Piece]:
-        """Write a text that nothing quotes.
+    def _refuse_split(self, call: ToolCall, key: str, text: str) -> None:
+        """Refuse a bare string that spells what separates it from the next argument.
 
         Raises:
-            RenderError: If it would be read as ended earlier, since it spells what ends it.
+            RenderError: If it would be read as several.
         """
-        for constant in self._grammar.text_after[field]:
-            found = re.search(pattern_of(constant), text + constant) if constant[0] in text else None
-            if found is not None and found.start() < len(text):
+        for constant in self._grammar.text_after_values:
+            if constant.strip()[0] in text and re.search(pattern_of(constant), text):
                 raise RenderError(
-                    f"the {field} {text!r:.80} in the call of {call.name!r:.80} would be read as several: it spells "
-                    f"{constant!r}, which ends a {field} and is not a control token; take it out"
+                    f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as several: it spells "
+                    f"{constant.strip()!r}, which ends an argument and is not a control token; take it out"
                 )
-        return [Piece(text, False)]
 
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):

@@ -130,14 +130,10 @@ class Grammar:
         return styles[0].quotes[0] if is_raw else ""
 
     @cached_property
-    def text_after(self) -> Mapping[Field, tuple[str, ...]]:
-        """The constants after each field of a call that are text without control tokens, which it may thus spell."""
-        found: dict[Field, list[str]] = {field: [] for field in CALL_FIELDS}
-        for edge in self.edges:
-            found.get(edge.source, []).append(edge.constant.strip())
-        found["key"] = [values.before.strip() for values in self.values]
-        is_text = {text: not any(name in text for name in self.controls) for texts in found.values() for text in texts}
-        return {field: tuple(t for t in dict.fromkeys(texts) if t and is_text[t]) for field, texts in found.items()}
+    def text_after_values(self) -> tuple[str, ...]:
+        """The constants after a value that are text without control tokens, which a value may thus spell."""
+        found = (edge.constant for edge in self.edges if edge.source == "value" and edge.constant.strip())
+        return tuple(text for text in dict.fromkeys(found) if not any(name in text for name in self.controls))
 
     @cached_property
     def calls_are_marked(self) -> bool:
