@@ -8,11 +8,15 @@ No text holds a control token, so the template's text and an encoder that is saf
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
+
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.renderer import Rendered, Renderer
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
@@ -63,6 +67,21 @@ def random_text(rng: Random) -> str:
     while CONTROL_TOKEN.search(text):
         text = CONTROL_TOKEN.sub("", text)
     return text
+
+
+def emitted(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema] = (),
+    *,
+    generation_prompt: bool = False,
+) -> Rendered:
+    """Render messages as they are. `render` also reads tags in the content of assistants, which a model may sample."""
+    out = renderer.emission()
+    renderer.emit_history(out, messages, "keep", tools=tools, generation_prompt=generation_prompt)
+    if generation_prompt:
+        renderer.emit_generation_prompt(out, len(messages))
+    return Rendered(out)
 
 
 def _may(rng: Random, one_in: int = 2) -> bool:

@@ -336,6 +336,7 @@ class _Server:
     def _serve(self) -> None:
         while not self._is_replaced() and (call := self._shared.calls.get()) is not None:
             self._begin(call)
+            del call  # it holds an episode
             if self.loop is not None and self._runner is not None:
                 if not self._is_over():
                     self.loop.call_soon(self.serve_waiting)

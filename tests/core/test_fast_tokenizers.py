@@ -112,12 +112,9 @@ def test_a_long_run_of_one_text_gives_the_same_ids(name: str, run: str) -> None:
 
 
 def test_a_run_of_spaces_that_is_too_long_for_tiktoken_gives_the_ids_of_the_tokenizers_library() -> None:
-    plain, fast = both("embedded")
     text = " " * 1_000_000
-    with pytest.raises(TokenizerError, match="too much for its regular expression"):
-        plain.encode(text)
-    slow = HuggingFaceTokenizer("embedded", json.loads((DATA / "embedded.json").read_bytes()))
-    assert fast.encode(text).tolist() == slow.encode(text).tolist()
+    slow = HuggingFaceTokenizer("embedded", json.loads((DATA / "embedded.json").read_bytes())).encode(text).tolist()
+    assert [tokenizer.encode(text).tolist() for tokenizer in both("embedded")] == [slow, slow]
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udc80b", "\ud83d\ude00", "中\udfff" * 100])

@@ -55,6 +55,7 @@ def mamba_is_stateful() -> bool:
 
 LISTED = (
     Private("tiktoken", "_mergeable_ranks", lambda: tiny_encoding()._mergeable_ranks == {b"a": 0}),
+    Private("tiktoken", "_encode_single_piece", lambda: tiny_encoding()._encode_single_piece("a") == [0]),
     Private("tiktoken", "_pat_str", lambda: tiny_encoding()._pat_str == r"\w"),
     Private("gymnasium", "_np_random", lambda: gymnasium.Env._np_random is None),
     Private("gymnasium", "_np_random_seed", lambda: gymnasium.Env._np_random_seed is None),

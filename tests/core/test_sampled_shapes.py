@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import real_models
+from conversations import emitted
 
 from envsdk import Action, Env, Limits, Message, Renderer, Turn, load_tokenizer
 from envsdk.rendering.tokenizers import Tokenizer
@@ -235,7 +236,7 @@ def assert_rewritten(renderer: Any, replies: Sequence[Sequence[int]], history: A
         assert prompts[-1].tolist() == [*kept, *observation.tokens]
         assert observation.extends == ("break" not in info)
         view = env.episode.root.context.view  # pyright: ignore
-        rendered = renderer.render(view, tools=[SEARCH], generation_prompt=True, history="keep")
+        rendered = emitted(renderer, view, [SEARCH], generation_prompt=True)
         bounds = zip(rendered.starts, rendered.starts[1:], strict=False)
         texts = [verbatim.get(id(m)) or decode(rendered.tokens[a:b]) for m, (a, b) in zip(view, bounds, strict=True)]
         assert decode(prompts[-1]) == "".join(texts) + opening
