@@ -46,7 +46,6 @@ from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import Call as ThreadCall
 from .deadlines import MethodThread, Places
-from .garbage import rare_collections
 from .jobs import Job
 from .runner import EpisodeRunner
 from .simple import check_is_env
@@ -183,7 +182,6 @@ class Player:
         if env is not None:
             self._has_made.set()
         self._housekeeping = asyncio.create_task(self._keep_house())
-        rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -256,7 +254,6 @@ class Player:
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
-        rare_collections.end()
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
             await _until_done(closing)
@@ -511,7 +508,6 @@ class Player:
             due = now() + _LAG_PAUSE_S
             await asyncio.sleep(_LAG_PAUSE_S)
             self.statistics.lag.add(max(0.0, now() - due))
-            rare_collections.collect_young()
             if now() > look_at:
                 look_at = now() + pause
                 for wait in list(self._waits):
