@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +45,6 @@ from ..policies.policy import PolicyLike
 from ..trajectories.trajectory import ErrorKind, Trajectory
 from .deadlines import Call as ThreadCall
 from .deadlines import MethodThread, Places
-from .garbage import rare_collections
 from .jobs import Job
 from .runner import EpisodeRunner
 from .simple import check_is_env
@@ -64,8 +62,11 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
 _LAG_PAUSE_S = 0.05
-_TURN_S = 0.01
-"""How long the steps in one iteration of the event loop should take together, in seconds."""
+_TURNS = 8
+"""How many steps may begin in an iteration of the event loop, so that timers and sockets stay in time.
+
+Without it, a thousand replies that arrive together are a thousand steps before the loop looks at anything else.
+"""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Player:
         self._made = weakref.WeakSet([] if env is None else [env])
         self._logged: set[tuple[Any, ...]] = set()
         self._waits: set[_Wait] = set()
-        self._turns = _Turns()
+        self._turns = asyncio.Semaphore(_TURNS)
         self._places = Places(settings.max_threads)
         self._may_sample = asyncio.Event()
         self._may_sample.set()
@@ -183,7 +184,6 @@ class Player:
         if env is not None:
             self._has_made.set()
         self._housekeeping = asyncio.create_task(self._keep_house())
-        rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -256,7 +256,6 @@ class Player:
 
     async def aclose(self) -> None:
         """End what is running, and close the environments."""
-        rare_collections.end()
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
             await _until_done(closing)
@@ -461,7 +460,10 @@ class Player:
 
     async def take_turn(self) -> None:
         """Wait until the event loop has time for a step."""
-        self._waited("turn", await self._turns.take())
+        since = time.monotonic()
+        async with self._turns:
+            await asyncio.sleep(0)
+        self._waited("turn", time.monotonic() - since)
 
     def _count(self, action: object) -> None:
         if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
@@ -511,7 +513,6 @@ class Player:
             due = now() + _LAG_PAUSE_S
             await asyncio.sleep(_LAG_PAUSE_S)
             self.statistics.lag.add(max(0.0, now() - due))
-            rare_collections.collect_young()
             if now() > look_at:
                 look_at = now() + pause
                 for wait in list(self._waits):
@@ -541,52 +542,6 @@ class _Wait:
         elif now - self.late_at > _GRACE_S and self.play is not None and not self.play.given_up.done():
             text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
             self.play.given_up.set_exception(DeadlineExceeded(text))
-
-
-class _Turns:
-    """Lets only so many episodes step in an iteration of the event loop that timers and sockets stay in time.
-
-    Without it, a thousand replies that arrive together are a thousand steps before the loop looks at anything else.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_scheduled = False
-        self._per_iteration = 8
-        self._left = 8
-        self._last = 0.0
-
-    async def take(self) -> float:
-        """Wait for a turn; return the seconds that it took."""
-        loop = asyncio.get_running_loop()
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._last = loop.time()
-            loop.call_soon(self._admit, loop)
-        if self._left:
-            self._left -= 1
-            return 0.0
-        since = loop.time()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(future)
-        await future
-        return loop.time() - since
-
-    def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin another iteration: admit more than in the last one if that was short, and half if it was long."""
-        now = loop.time()
-        is_long = now - self._last > _TURN_S
-        self._last = now
-        self._per_iteration = max(1, self._per_iteration // 2) if is_long else min(64, self._per_iteration + 1)
-        self._left = self._per_iteration
-        while self._left and self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                self._left -= 1
-        self._is_scheduled = bool(self._waiting)
-        if self._is_scheduled:
-            loop.call_soon(self._admit, loop)
 
 
 class _Play:

@@ -21,7 +21,6 @@ from ..episodes.concurrent import run_all
 from ..errors import ConfigError, WorkerLost
 from . import worker
 from .deadlines import MethodThread
-from .garbage import rare_collections
 from .jobs import Job
 from .player import Played, PlaySettings, failed_before_it_began
 from .ray_workers import RayHosts, load_ray
@@ -174,7 +173,6 @@ class WorkerPool:
         self._open: set[_Assignment] = set()
         self._serving = asyncio.create_task(self._serve_all(n_workers, max_concurrency))
         self._serving.add_done_callback(self._end_open)
-        rare_collections.begin()
 
     @property
     def statistics(self) -> PlayStatistics:
@@ -215,7 +213,6 @@ class WorkerPool:
 
     async def aclose(self) -> None:
         """End the workers."""
-        rare_collections.end()
         self._closing.set()
         self._changed.set()
         if not self._serving.done():
