@@ -1,7 +1,9 @@
 """`envsdk show`: print episodes as conversations."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,7 +21,6 @@ from ..viewer.sources import Source
 from ..viewer.transcript import Entry, Part, hit_text, transcript
 from ..visible import on_one_line
 from .output import console, print_text
-from .pager import page, pager_command
 
 WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\"'."
 
@@ -34,7 +35,7 @@ def show(
 ) -> None:
     """Print episodes as conversations, with their rewards and breaks: the first one, or those that WHICH chooses.
 
-    On a terminal it opens a pager, $PAGER or less.
+    On a terminal it opens a pager: $MANPAGER, $PAGER or less.
     """
     source = Source(run)
     print_lines(line for match in _chosen(source, which) for line in _lines(source, match, contexts, full))
@@ -81,13 +82,12 @@ def _note_on_file(image: Image, folder: Path) -> str:
 
 def print_lines(lines: Iterator[Line]) -> None:
     """Print lines: through a pager on a terminal, else one after the other."""
-    is_terminal = console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty()
-    command = pager_command() if is_terminal else []
-    if command:
-        page(command, (f"\x1b[1m{line.text}\x1b[0m\n" if line.is_heading else f"{line.text}\n" for line in lines))
-        return
-    for line in lines:
-        print_text(line.text, style="bold" if line.is_heading else "")
+    is_paged = console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty()
+    # Unless the user chose otherwise, less ends if all fits, passes styles on, and leaves the text on the screen.
+    os.environ.setdefault("LESS", "-FRX")
+    with console.pager(styles=True) if is_paged else nullcontext():
+        for line in lines:
+            print_text(line.text, style="bold" if line.is_heading else "")
 
 
 def _chosen(source: Source, which: str) -> list[Match]:
