@@ -18,8 +18,6 @@ from ..trajectories.trajectory import Trajectory
 from ..viewer.images import image_name
 from .options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from .output import print_text, writable, write
-from .pictures import OPTION as IMAGES
-from .pictures import Choice, Pictures
 from .typed import HELP, TypingError, read_reply, signatures
 
 
@@ -36,7 +34,6 @@ def play(
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
     tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
-    images: Annotated[Choice, typer.Option(help=IMAGES)] = Choice.AUTO,
 ) -> None:
     """Play an episode yourself: you see what the model sees, and you type its replies.
 
@@ -55,7 +52,7 @@ def play(
         importlib.import_module("readline")  # adds line editing and a history of lines to input()
     with contextlib.closing(maker(env, options)()) as played:
         try:
-            trajectory = Game(played, Pictures(images)).play(seed)
+            trajectory = Game(played).play(seed)
         except (Quit, EOFError):
             steps = played.episode.root.usage.steps
             print_text(f"\nYou quit after {steps} {'step' if steps == 1 else 'steps'}.")
@@ -72,11 +69,10 @@ class Game:
 
     Args:
         env: The environment.
-        pictures: Shows the images of messages.
     """
 
-    def __init__(self, env: Env, pictures: Pictures) -> None:
-        self._env, self._pictures = env, pictures
+    def __init__(self, env: Env) -> None:
+        self._env = env
         self._shown: dict[str, int] = {}
         """The number of messages of each context that were shown."""
         self._tools: dict[str, list[ToolSchema]] = {}
@@ -142,7 +138,7 @@ class Game:
             self._shown[name] = len(context.messages)
 
     def _show_content(self, message: Message, context: Context) -> None:
-        """Show a message, with its images between its texts."""
+        """Show a message, with the names of its images between its texts."""
         if not message.images:
             print_text(_text_of(message))
             return
@@ -153,7 +149,6 @@ class Game:
             image, vision = part.data, context.renderer.vision
             facts = {**image.reference(), "tokens": None if vision is None else vision.count(image)}
             print_text(f"[{image_name(image.sha256, facts)}]", style="magenta")
-            self._pictures.show(image)
 
     def _show_tools(self, context: Context, *, again: bool = False) -> None:
         tools = list(context.tools)

@@ -4,15 +4,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from ..errors import ConfigError
 from ..reporting import as_html, as_markdown, report, write_plots
+from ..reporting.blocks import Section, Table
 from ..reporting.links import VIEWER
 from ..reporting.plots import check_matplotlib
 from ..reporting.sections import sections_of
-from ..reporting.text import lines_of
 from ..trajectories.records import storing, whole_file
-from .output import print_json, print_text
+from ..visible import on_one_line
+from .output import print_json, print_table, print_text
 
 _VIEWER = "Where links to episodes lead: the address of envsdk view, or a file of envsdk view --html."
 
@@ -28,7 +31,8 @@ def report_(
 ) -> None:
     """Report what happened in runs: rewards, lengths, endings, breaks, cost, failures, the best and worst episodes.
 
-    Each further run is compared with the first, with 95 % intervals. The environment is not needed.
+    Each further run is compared with the first, with 95 % intervals. The environment is not needed. It prints the
+    main figures; --html, --markdown and --json have all of them.
     """
     if plots is not None:
         check_matplotlib()  # before runs are read, which may take minutes
@@ -41,13 +45,27 @@ def report_(
     if as_json:
         print_json(found.to_dict())
         return
-    for number, section in enumerate(sections_of(found)):
-        heading, *lines = lines_of(section)
-        print_text(f"\n{heading}" if number else heading, style="bold")
-        for line in lines:
-            print_text(line)
+    for section in sections_of(found)[: 1 + len(found.comparisons)]:
+        _print(section)
+        print_text()
     for path in filter(None, (html, markdown, *drawn)):
         print_text(f"wrote {path}")
+
+
+def _print(section: Section) -> None:
+    """Print the tables and paragraphs of a section. What a record holds cannot control the terminal."""
+    print_text(on_one_line(section.title), style="bold")
+    for block in section.blocks:
+        if isinstance(block, Table):
+            drawn = RichTable(box=None, padding=(0, 1))
+            for index, head in enumerate(block.heads):
+                name = Text(on_one_line(head))
+                drawn.add_column(name, justify="left" if index < block.texts else "right", overflow="fold")
+            for row in block.rows:
+                drawn.add_row(*(Text(on_one_line(cell if isinstance(cell, str) else cell.text)) for cell in row))
+            print_table(drawn)
+        elif isinstance(block, str):
+            print_text(on_one_line(block))
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,9 @@
 """`envsdk show`: print episodes as conversations."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,11 +21,7 @@ from ..viewer.sources import Source
 from ..viewer.transcript import Entry, Part, hit_text, transcript
 from ..visible import on_one_line
 from .output import console, print_text
-from .pager import page, pager_command
-from .pictures import OPTION as IMAGES
-from .pictures import Choice, Pictures
 
-_IMAGE = b'"type":"image"'  # in a line of a record
 WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\"'."
 
 
@@ -34,29 +32,21 @@ def show(
         bool, typer.Option("--contexts", help="Print a drawing of the contexts, with handoffs and breaks, instead.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print long texts and repeated messages in full.")] = False,
-    images: Annotated[Choice, typer.Option(help=IMAGES)] = Choice.AUTO,
 ) -> None:
     """Print episodes as conversations, with their rewards and breaks: the first one, or those that WHICH chooses.
 
-    On a terminal it opens a pager, $PAGER or less, unless it shows images there.
+    On a terminal it opens a pager: $MANPAGER, $PAGER or less.
     """
     source = Source(run)
-    chosen = _chosen(source, which)
-    may_show = images is not Choice.NONE and not contexts and sys.stdout.isatty()
-    has_images = may_show and any(_IMAGE in source.line(match.line) for match in chosen)
-    print_lines(
-        (line for match in chosen for line in _lines(source, match, contexts, full)),
-        Pictures(images if has_images else Choice.NONE),
-    )
+    print_lines(line for match in _chosen(source, which) for line in _lines(source, match, contexts, full))
 
 
 class Line(NamedTuple):
-    """A text to print, which may have several lines, whether it is a heading, and the image that it names."""
+    """A text to print, which may have several lines, whether it is a heading, and the hash of the image it names."""
 
     text: str
     is_heading: bool
     sha256: str = ""
-    image: Image | None = None
 
 
 def _lines(source: Source, match: Match, contexts: bool, full: bool) -> Iterator[Line]:
@@ -75,12 +65,8 @@ def _lines(source: Source, match: Match, contexts: bool, full: bool) -> Iterator
     if match.count > len(match.hits):
         yield Line(f"found in {match.count - len(match.hits):,} further messages", False)
     for line in lines:
-        yield line if line.sha256 == "" else _with_file(line, images[line.sha256], note_of(line.sha256))
-
-
-def _with_file(line: Line, image: Image, note: str) -> Line:
-    """Add to the name of an image a note on its file, if there is one."""
-    return line._replace(text=f"{line.text[:-1]}: {note}]" if note else line.text, image=image)
+        note = note_of(line.sha256) if line.sha256 else ""
+        yield line._replace(text=f"{line.text[:-1]}: {note}]") if note else line
 
 
 def _note_on_file(image: Image, folder: Path) -> str:
@@ -94,17 +80,14 @@ def _note_on_file(image: Image, folder: Path) -> str:
         return f"{on_one_line(str(file))} ({what})"
 
 
-def print_lines(lines: Iterator[Line], pictures: Pictures) -> None:
-    """Print lines: through a pager on a terminal that shows no images, else one after the other."""
-    is_terminal = console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty()
-    command = pager_command() if is_terminal and pictures.protocol == "none" else []
-    if command:
-        page(command, (f"\x1b[1m{line.text}\x1b[0m\n" if line.is_heading else f"{line.text}\n" for line in lines))
-        return
-    for line in lines:
-        print_text(line.text, style="bold" if line.is_heading else "")
-        if line.image is not None:
-            pictures.show(line.image)
+def print_lines(lines: Iterator[Line]) -> None:
+    """Print lines: through a pager on a terminal, else one after the other."""
+    is_paged = console.is_terminal and sys.stdin.isatty() and sys.stdout.isatty()
+    # Unless the user chose otherwise, less ends if all fits, passes styles on, and leaves the text on the screen.
+    os.environ.setdefault("LESS", "-FRX")
+    with console.pager(styles=True) if is_paged else nullcontext():
+        for line in lines:
+            print_text(line.text, style="bold" if line.is_heading else "")
 
 
 def _chosen(source: Source, which: str) -> list[Match]:

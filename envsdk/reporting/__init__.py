@@ -1,4 +1,4 @@
-"""Reports on stored runs, and comparisons of runs with intervals: data, text, HTML, Markdown and plots.
+"""Reports on stored runs, and comparisons of runs with intervals: data, HTML, Markdown and plots.
 
 `report` reads runs one episode at a time and returns frozen figures; the other functions write them.
 """
@@ -20,7 +20,6 @@ from .html import as_html
 from .markdown import as_markdown
 from .plots import write_plots
 from .reports import report
-from .text import as_text
 
 __all__ = [
     "Breaks",
@@ -36,7 +35,6 @@ __all__ = [
     "RunReport",
     "as_html",
     "as_markdown",
-    "as_text",
     "report",
     "write_plots",
 ]

@@ -1,4 +1,6 @@
-"""A report as sections of paragraphs, tables and charts: the same for the terminal, HTML and Markdown.
+"""A report as sections of paragraphs, tables and charts: the same for HTML and Markdown.
+
+The command line prints the first ones: the summary, and the comparisons.
 
 All texts are as recorded, so whoever writes them escapes them.
 """

@@ -21,7 +21,6 @@ import envsdk
 from envsdk import Env, Message, Turn, cli, errors
 from envsdk.cli import output
 from envsdk.cli.checks import print_check, print_end
-from envsdk.cli.pictures import Choice, Pictures
 from envsdk.cli.playing import Game
 from envsdk.cli.showing import lines_of, print_lines
 from envsdk.testing.environments import EnvCheck, EnvReport
@@ -117,7 +116,7 @@ def checks_of(text: str) -> EnvReport:
 
 def print_everything(text: str) -> None:
     """Print a text in each way that the command line has."""
-    print_lines(lines_of(hostile(text)), Pictures(Choice.NONE))
+    print_lines(lines_of(hostile(text)))
     output.print_text(text, style="bold")
     print(checks_of(text), file=output.console.file)
     output.print_json({text: text})
@@ -156,7 +155,7 @@ def test_nothing_that_is_played_is_obeyed(text: str, written: io.StringIO, monke
     env.render_mode = "ansi"
     lines = iter([":tools", ":prompt", "/nothing " + text, text + "!", "Done.", "Done."])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
-    Game(env, Pictures(Choice.NONE)).play(0)
+    Game(env).play(0)
     print(env.render(), file=written)
 
 

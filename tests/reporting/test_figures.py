@@ -18,10 +18,9 @@ from envsdk import Trajectory
 from envsdk.credit import add_reference
 from envsdk.diagnostics import cost, kl
 from envsdk.errors import ConfigError
-from envsdk.reporting import report
+from envsdk.reporting import as_markdown, report
 from envsdk.reporting.collecting import Collector
 from envsdk.reporting.links import Links
-from envsdk.reporting.text import as_text
 from envsdk.rollouts import rollout_many
 from envsdk.rollouts.evaluation import Evaluation, Result
 from envsdk.rollouts.scores import Score
@@ -89,8 +88,8 @@ def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
     own = cost(made)
     sizes = [placed.stop - placed.start for one in made for log in one.contexts.values() for placed in log.media]
     assert (own.images, own.image_tokens) == (len(sizes), sum(sizes))
-    (line,) = [line for line in as_text(found).splitlines() if "image tokens" in line]
-    assert line.split()[-3:] == ["images", "image", "tokens"]
+    (line,) = [line for line in as_markdown(found).splitlines() if "image tokens" in line]
+    assert line.endswith("| images | image tokens |")
     score = Score.of(made)
     assert (2 * score.images, 2 * score.image_tokens) == (len(sizes), sum(sizes))
     assert f"{score.image_tokens:.0f} of them of" in next(Evaluation("x", (Result("e", "m", score),)).details())
@@ -100,7 +99,7 @@ def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
 
 def test_a_run_without_images_has_no_columns_of_images(tmp_path: Path):
     made = rollout_many("envsdk/MathChat-v0", "reference", seeds=range(2))
-    assert "image tokens" not in as_text(report(store(tmp_path / "run", made)))
+    assert "image tokens" not in as_markdown(report(store(tmp_path / "run", made)))
     assert "image" not in next(Evaluation("x", (Result("e", "m", Score.of(made)),)).details())
 
 
@@ -249,10 +248,10 @@ def test_a_run_is_reported_without_the_environment_the_renderer_and_the_hub(tmp_
 import sys
 for name in ("envsdk_environments", "envsdk_renderers", "huggingface_hub", "transformers", "torch", "matplotlib"):
     sys.modules[name] = None
-from envsdk.reporting import as_html, as_markdown, as_text, report
+from envsdk.reporting import as_html, as_markdown, report
 found = report({str(folder)!r})
 assert as_html(found) and as_markdown(found)
-print(as_text(found))
+print(found.to_dict())
 """
     printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert made[0].id in printed

@@ -1,4 +1,4 @@
-"""Text, HTML and Markdown show all figures, and what a record holds is only text in them."""
+"""HTML and Markdown show all figures, the terminal the main ones; what a record holds is only text in them."""
 
 import html
 import json
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from envsdk.cli import app
 from envsdk.errors import MissingPackage
-from envsdk.reporting import RunReport, as_html, as_markdown, as_text, report, write_plots
+from envsdk.reporting import RunReport, as_html, as_markdown, report, write_plots
 from envsdk.reporting.blocks import Histogram, Intervals
 from envsdk.reporting.sections import sections_of
 from envsdk.trajectories.records import write_jsonl
@@ -106,14 +106,14 @@ def test_the_page_is_well_formed_loads_nothing_and_leads_only_to_the_viewer(foun
 
 def test_all_pages_have_the_same_figures(found: RunReport):
     page = "\n".join(Page(as_html(found)).texts)
-    for text in (as_text(found), html.unescape(as_markdown(found)), page):
+    for text in (html.unescape(as_markdown(found)), page):
         for figure in ("0.625", "KeyError: 'a'", "second minus first", "correct", "2 paired", "terminated", "t0#0"):
             assert figure in text, figure
 
 
 def test_what_was_not_scored_is_no_zero_in_any_page(tmp_path: Path):
     found = report(store(tmp_path / "run", episodes([[None], [None]])))
-    for text in (as_text(found), html.unescape(as_markdown(found)), "\n".join(Page(as_html(found)).texts)):
+    for text in (html.unescape(as_markdown(found)), "\n".join(Page(as_html(found)).texts)):
         assert "no episode was scored" in text.lower()
         assert "Rewards" not in text
 
@@ -128,9 +128,11 @@ def test_hostile_texts_have_no_effect_in_a_page(hostile: RunReport):
 
 
 def test_hostile_texts_have_no_effect_in_a_terminal(hostile: RunReport):
-    text = as_text(hostile)
-    assert not CONTROLS.search(text)
-    assert r"\x1b[2J" in text
+    path = hostile.runs[0].path
+    result = CliRunner().invoke(app, ["report", path, path])
+    assert result.exit_code == 0, result.output
+    assert not CONTROLS.search(result.output)
+    assert r"\x1b[2J" in result.output
 
 
 def test_hostile_texts_have_no_effect_in_markdown(hostile: RunReport):
@@ -157,9 +159,15 @@ def test_extreme_runs_have_pages(tmp_path: Path, rewards: list):
     folder = store(tmp_path / "run", episodes(rewards))
     for found in (report(folder), report(folder, folder)):
         Page(as_html(found))
-        assert as_text(found).startswith("Summary")
         assert as_markdown(found).startswith("# Report")
         json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_command_prints_the_main_figures_of_each_run_and_the_comparison(tmp_path: Path):
+    paths = [store(tmp_path / name, episodes(own)) for name, own in {"a": [[1.0], [0.0]], "b": [[1.0], [1.0]]}.items()]
+    printed = CliRunner().invoke(app, ["report", *map(str, paths)]).output
+    assert "Summary" in printed and "b compared with a" in printed
+    assert "Lengths" not in printed
 
 
 def test_the_command_prints_text_and_writes_files(tmp_path: Path):
@@ -188,11 +196,11 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(("tasks", "is_noted"), [(1, False), (2, True), (19, True), (20, False)])
 def test_an_interval_over_few_tasks_is_noted_as_too_narrow(tmp_path: Path, tasks: int, is_noted: bool):
     found = report(store(tmp_path / "run", episodes([[float(task % 2)] for task in range(tasks)])))
-    assert ("fewer than 20 tasks" in as_text(found)) == is_noted
+    assert ("fewer than 20 tasks" in as_markdown(found)) == is_noted
 
 
 def test_a_run_that_was_interrupted_is_noted(tmp_path: Path):
     folder = store(tmp_path / "run", episodes([[1.0]]), episodes=3)
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"is_complete": true', '"is_complete": false'))
-    assert "The run is not complete. It has 1 of 3 episodes." in as_text(report(folder))
+    assert "The run is not complete. It has 1 of 3 episodes." in as_markdown(report(folder))

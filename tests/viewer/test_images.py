@@ -1,4 +1,4 @@
-"""Images for who looks at runs: the page's data, `envsdk show` and `play`, and terminals that can show them."""
+"""Images for who looks at runs: the page's data, `envsdk show` and `play`, the terminal viewer and cards."""
 
 import base64
 import gzip
@@ -6,30 +6,22 @@ import hashlib
 import http.client
 import io
 import json
-import os
-import pty
 import re
-import select
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image as Pillow
 from typer.testing import CliRunner
 from vision_models import picture, vision_renderer
 
 import envsdk
 from envsdk import Action, Env, Message, Turn
-from envsdk.cli import app, pictures
-from envsdk.cli.pictures import Choice, Pictures, detected, kitty, sixel
+from envsdk.cli import app
 from envsdk.cli.playing import Game
 from envsdk.errors import ImageError, UnknownName
-from envsdk.images import Image
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
@@ -202,9 +194,8 @@ def test_a_transcript_names_each_image_between_the_texts(run):
     assert [part.sha256 for part in entry.parts] == ["", FIRST.data.sha256, ""]
 
 
-@pytest.mark.parametrize("choice", ["auto", "kitty", "sixel", "none"])
-def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run, choice):
-    result = CliRunner().invoke(app, ["show", str(run), "--images", choice])
+def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run):
+    result = CliRunner().invoke(app, ["show", str(run)])
     assert result.exit_code == 0, result.output
     assert f"{FIRST.data.sha256[:12]}: {run / 'media' / FIRST.data.file_name}]" in result.output
     assert "\x1b" not in result.output
@@ -248,118 +239,10 @@ def test_show_names_an_image_of_a_record_that_has_its_bytes(run, tmp_path):
 
 def test_play_names_images(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Noise.\nStill noise.\n"))
-    trajectory = Game(Gallery(renderer=vision_renderer()), Pictures(Choice.AUTO)).play(0)
+    trajectory = Game(Gallery(renderer=vision_renderer())).play(0)
     assert trajectory.reward == 1
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[image")]
     assert [line.split(", ")[0] for line in shown] == ["[image 200 x 160 PNG", "[image 320 x 200 JPEG"]
-
-
-# Terminals.
-
-
-def test_kitty_gets_the_pixels_in_pieces():
-    codes = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", kitty(FIRST.data))
-    assert codes[0][0] == "a=T,f=100,q=2,m=1" and codes[-1][0] == "m=0"
-    assert all(len(piece) <= 4096 for _, piece in codes)
-    shown = Pillow.open(io.BytesIO(base64.b64decode("".join(piece for _, piece in codes))))
-    assert np.array_equal(np.asarray(shown), np.asarray(FIRST.data.pixels))
-
-
-def decoded(codes: str) -> np.ndarray:
-    """Draw what Sixel codes draw: uint8, shape (height, width, 3)."""
-    head = re.match(r'\x1bP0;1q"1;1;(\d+);(\d+)', codes)
-    assert head is not None and codes.endswith("\x1b\\")
-    width, height = int(head[1]), int(head[2])
-    drawn, palette, color, x, top = np.zeros((height, width, 3), np.uint8), {}, 0, 0, 0
-    for token in re.findall(r"#\d+;2;\d+;\d+;\d+|#\d+|!\d+.|.", codes[head.end() : -2]):
-        if token[0] == "#" and ";" in token:
-            number, _, *rgb = token[1:].split(";")
-            palette[int(number)] = [round(int(value) * 2.55) for value in rgb]
-        elif token[0] == "#":
-            color = int(token[1:])
-        elif token == "$":
-            x = 0
-        elif token == "-":
-            x, top = 0, top + 6
-        else:
-            count = int(token[1:-1]) if token[0] == "!" else 1
-            for bit in range(6):
-                if (ord(token[-1]) - 63) >> bit & 1:
-                    drawn[top + bit, x : x + count] = palette[color]
-            x += count
-    return drawn
-
-
-def test_sixel_draws_the_pixels():
-    colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0]], np.uint8)
-    pixels = np.kron(np.random.default_rng(0).integers(0, 5, (10, 7)), np.ones((4, 5), int))
-    image = Image.read(np.ascontiguousarray(colors[pixels][:-3]))  # 37 lines: the last band is not full
-    assert np.array_equal(decoded(sixel(image)), np.asarray(image.pixels))
-
-
-def test_a_large_image_is_made_smaller():
-    shown = decoded(sixel(picture(3, 1600, 300).data))
-    assert shown.shape == (120, 640, 3)
-
-
-@pytest.mark.parametrize(
-    ("environ", "answer", "expected"),
-    [
-        ({"TERM": "xterm-kitty"}, [], "kitty"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}, [], "kitty"),
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, [], "kitty"),
-        ({"TERM": "foot", "KITTY_WINDOW_ID": "1"}, [], "sixel"),
-        ({"TERM": "xterm-256color"}, ["62", "4", "22"], "sixel"),
-        ({"TERM": "xterm-256color"}, ["62", "22"], "none"),
-        ({"TERM": "tmux-256color", "TMUX": "x", "KITTY_WINDOW_ID": "1"}, ["1", "2"], "none"),
-        ({"TERM": "dumb"}, ["4"], "none"),
-    ],
-)
-def test_the_protocol_is_that_of_the_terminal(monkeypatch, environ, answer, expected):
-    monkeypatch.setattr(pictures, "_attributes", lambda: answer)
-    assert detected(environ) == expected
-
-
-def on_terminal(run: Path, *options: str, answer: bytes = b"", **environ: str) -> bytes:
-    """Run `envsdk show` on a pseudo-terminal that gives an answer to the request of its attributes."""
-    main, other = pty.openpty()
-    command = [sys.executable, "-m", "envsdk", "show", str(run), *options]
-    clean = {name: value for name, value in os.environ.items() if name not in ("TMUX", "KITTY_WINDOW_ID")}
-    given = {**clean, "PAGER": "", "TERM": "xterm-256color", **environ}
-    with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=given) as process:
-        os.close(other)
-        output = b""
-        while True:
-            ready = select.select([main], [], [], 60)[0]
-            try:
-                piece = os.read(main, 65536) if ready else b""
-            except OSError:
-                piece = b""
-            if not piece:
-                break
-            output += piece
-            if piece.endswith(b"\x1b[c"):
-                os.write(main, answer)
-        assert process.wait() == 0, output
-    os.close(main)
-    return output
-
-
-def test_show_shows_images_on_a_terminal_that_can(run):
-    assert b"\x1b_Ga=T" in on_terminal(run, TERM="xterm-kitty")
-    assert b'\x1bP0;1q"1;1;200;160' in on_terminal(run, answer=b"\x1b[?62;4;22c")
-    plain = on_terminal(run, answer=b"\x1b[?62;22c")
-    assert b"\x1b_G" not in plain and b"\x1bP" not in plain and b"[image 200 x 160 PNG" in plain
-    none = on_terminal(run, "--images", "none")
-    assert b"\x1b[c" not in none and b"\x1b_G" not in none
-
-
-def test_an_image_without_its_file_is_named_with_the_reason(run, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shown = Pictures(Choice.SIXEL)
-    assert shown.protocol == "sixel"
-    shown.show(Image.from_reference({**picture(9).data.reference(), "sha256": "0" * 64}))
-    assert "is not next to its images" in " ".join(capsys.readouterr().out.split())
 
 
 def test_cards_of_notebooks_name_images(run):

@@ -1,6 +1,5 @@
 """`envsdk show` takes a run or a file, and a number, an id or a filter, and folds what is long."""
 
-import itertools
 import os
 import pty
 import subprocess
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 import envsdk
 from envsdk.cli import app
-from envsdk.cli.pager import page, pager_command
 from envsdk.errors import ConfigError, InvalidFilter, InvalidRecord
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
@@ -130,23 +128,12 @@ def test_the_steps_of_a_transcript_are_those_of_the_episode_each_once():
     assert sorted(steps) == [index for index, step in enumerate(NOTES.steps) if step.reply is not None]
 
 
-def test_a_pager_that_is_left_early_ends_the_command(capfd):
-    endless = (f"line {number}\n" for number in itertools.count())
-    page([sys.executable, "-c", "print(input())"], endless)
-    assert capfd.readouterr().out == "line 0\n"
-
-
-@pytest.mark.parametrize(("given", "command"), [("", []), ("cat -u", ["cat", "-u"]), ("not-installed", [])])
-def test_the_pager_is_the_users(given, command, monkeypatch):
-    monkeypatch.setenv("PAGER", given)
-    assert pager_command() == command
-
-
 def test_a_pager_shows_episodes_on_a_terminal_and_hostile_text_is_inert(tmp_path):
     hostile = replace(NOTES, id="\x1b]0;title\x07\x9b31m\u202e")
     write_jsonl(tmp_path / "some.jsonl", [hostile])
     parent, child = pty.openpty()
-    environment = {**os.environ, "PAGER": f"{sys.executable} -c 'import sys; print(sys.stdin.read()[:200], \"paged\")'"}
+    pager = f"{sys.executable} -c 'import sys; print(sys.stdin.read()[:200], \"paged\")'"
+    environment = {**os.environ, "MANPAGER": pager}
     command = [sys.executable, "-m", "envsdk", "show", str(tmp_path / "some.jsonl")]
     with subprocess.Popen(command, stdin=child, stdout=child, env={**environment, "TERM": "xterm"}) as process:
         os.close(child)
