@@ -517,6 +517,7 @@ class Player:
                 look_at = now() + pause
                 for wait in list(self._waits):
                     wait.look()
+                    del wait  # it holds an episode while this task sleeps
 
 
 @dataclass(eq=False, slots=True)
