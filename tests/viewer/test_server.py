@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_the_committed_page_was_built_from_its_sources():
 def test_idle_connections_hold_a_bounded_number_of_threads(run):
     with ViewerServer(Resources([Source(run)])) as server, contextlib.ExitStack() as stack:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        before = threading.active_count()
+        before = set(threading.enumerate())
         address = ("127.0.0.1", server.server_port)
         idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(100)]
         for connection in idle[: len(idle) - server.max_connections]:
@@ -140,5 +141,7 @@ def test_idle_connections_hold_a_bounded_number_of_threads(run):
         connection.request("GET", "/api/runs", headers={"Host": f"127.0.0.1:{server.server_port}"})
         assert connection.getresponse().status == 200
         connection.close()
-        assert threading.active_count() <= before + server.max_connections + 1
+        # A connection is closed a moment before its thread ends.
+        while len(set(threading.enumerate()) - before) > server.max_connections:
+            time.sleep(0.01)
         server.shutdown()
