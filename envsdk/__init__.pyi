@@ -26,8 +26,6 @@ from .episodes.turn import Mask as Mask
 from .episodes.turn import Opening as Opening
 from .episodes.turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak
-from .exporting import ExportedTemplate as ExportedTemplate
-from .exporting import export_template as export_template
 from .images import Image as Image
 from .images import PlacedImage as PlacedImage
 from .limits import Limits as Limits
@@ -41,11 +39,13 @@ from .registry import list_envs as list_envs
 from .registry import list_renderers as list_renderers
 from .registry import register_env as register_env
 from .registry import register_renderer as register_renderer
+from .rendering.exporting import ExportedTemplate as ExportedTemplate
+from .rendering.exporting import export_template as export_template
 from .rendering.renderer import Renderer as Renderer
 from .rendering.tokenizers import load_tokenizer as load_tokenizer
 from .rollouts import arollout as arollout
 from .rollouts import rollout as rollout
-from .sft import sft_samples as sft_samples
+from .trainers.sft import sft_samples as sft_samples
 from .trajectories.samples import Sample as Sample
 from .trajectories.trajectory import Trajectory as Trajectory
 from .tree import tree_batch as tree_batch

@@ -20,13 +20,13 @@ from envsdk import make
 from envsdk.authoring.tasks import load_tasks
 from envsdk.cli.importing import _documents, _sessions
 from envsdk.errors import EnvsdkError
-from envsdk.reporting.divergence import stored_divergence
 from envsdk.rollouts import RunFolder, StoredRun, rollout_many
 from envsdk.rollouts.evaluation import runs_of
 from envsdk.rollouts.recovery import recover
 from envsdk.trajectories.records import read_jsonl
 from envsdk.trajectories.trajectory import Trajectory
 from envsdk.untrusted import MIB
+from envsdk.viewer.reporting.divergence import stored_divergence
 from envsdk.viewer.sources import Source
 
 MEMORY_MIB, CPU_S, HANGS_S = 500, 10, 120

@@ -32,9 +32,9 @@ from envsdk import Message, Renderer, load_tokenizer
 from envsdk.contexts.context import Context
 from envsdk.errors import EnvsdkError, RenderError
 from envsdk.history import Strip
+from envsdk.rendering.parity import own_template
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 from envsdk.testing import check_renderer
-from envsdk.testing.parity import own_template
 
 Messages = list[Message]
 SAMPLES: dict[type, tuple[object, ...]] = {str: ("another",), int: (0, 512)}

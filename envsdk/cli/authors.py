@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..scaffold import create
 from .output import print_text
+from .scaffold import create
 
 
 def init(

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ..exporting import ExportedHistory, export_template
+from ..rendering.exporting import ExportedHistory, export_template
 from .options import SPECIFICATION, TOKENIZER, renderer_from
 from .output import print_text
 

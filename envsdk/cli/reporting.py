@@ -8,12 +8,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..reporting import as_html, as_markdown, report, write_plots
-from ..reporting.blocks import Section, Table
-from ..reporting.links import VIEWER
-from ..reporting.plots import check_matplotlib
-from ..reporting.sections import sections_of
 from ..trajectories.records import storing, whole_file
+from ..viewer.reporting import as_html, as_markdown, report, write_plots
+from ..viewer.reporting.blocks import Section, Table
+from ..viewer.reporting.links import VIEWER
+from ..viewer.reporting.plots import check_matplotlib
+from ..viewer.reporting.sections import sections_of
 from ..visible import on_one_line
 from .output import print_json, print_table, print_text
 

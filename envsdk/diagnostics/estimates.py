@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, cast
 
 from ..authoring.env import Env
 from ..authoring.making import make
+from ..contexts.history import get_history
 from ..contexts.history_policy import HistoryPolicy
 from ..episodes.turn import Turn
 from ..errors import ConfigError
-from ..history import get_history
 from ..limits import plain_integer
 from ..messages import Message, ToolCall, ToolSchema
 from ..packages import load

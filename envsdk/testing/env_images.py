@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..authoring.env import Env
+from ..contexts.history import get_history
 from ..errors import EnvsdkError
-from ..history import get_history
 from ..images import Image, PlacedImage
 from ..rendering.vision import Vision
 from ..trajectories.trajectory import Trajectory

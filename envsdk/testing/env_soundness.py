@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..authoring.env import Env
+from ..contexts.history import get_history
 from ..errors import EnvsdkError
-from ..history import get_history
 from ..trajectories.trajectory import Trajectory
 from .env_episodes import MAX_REPLIES, Episodes, NoEnd, closing, sampler, trajectory_of
 from .env_rewards import declared_range

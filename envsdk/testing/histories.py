@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from ..authoring.env import Env, EnvConfig
+from ..contexts.history import get_history
 from ..contexts.history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from ..episodes.loop_tasks import in_event_loop
 from ..episodes.turn import Turn
 from ..errors import ConfigError
-from ..history import get_history
 from ..limits import Limits
 from ..messages import Message, ToolCall
 from ..rendering.renderer import Renderer

@@ -9,10 +9,10 @@ import numpy as np
 from ..errors import RenderError
 from ..messages import ImagePart, Message, TextPart, ToolCall, ToolSchema
 from ..registry import get_renderer
+from ..rendering import parity
+from ..rendering.parity import assistant
 from ..rendering.renderer import Renderer
-from . import parity
 from .masks import compare_masks
-from .parity import assistant
 from .reports import Check, CheckReport, Failure, Verdict
 
 if TYPE_CHECKING:

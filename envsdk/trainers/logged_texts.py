@@ -6,9 +6,9 @@ from dataclasses import replace
 from ..errors import ConfigError, InvalidRecord, RenderError
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
-from ..sft import sft_samples
 from ..trajectories.samples import Sample
 from .logged import ImportNote
+from .sft import sft_samples
 
 
 class TextReplies:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.parity import CONVERSATIONS, TOOL_NAME
 from envsdk.rendering.renderer import Renderer, TokenIds
-from envsdk.testing.parity import CONVERSATIONS, TOOL_NAME
 
 from .grammars.measuring import words_of
 from .grammars.probes import TOOLS

@@ -22,7 +22,7 @@ PACKAGES = {
     "envsdk.rollouts.evaluation": "Evaluation of suites",
     "envsdk.gateway": "Agent programs",
     "envsdk.tree": "Tree batches",
-    "envsdk.sft": "Supervised samples",
+    "envsdk.trainers.sft": "Supervised samples",
     "envsdk.credit": "Advantages",
     "envsdk.diagnostics": "Diagnostics and cost",
     "envsdk.rewards": "Rewards",
@@ -38,10 +38,10 @@ PACKAGES = {
     "envsdk.viewer.episodes": "An episode as JSON",
     "envsdk.viewer.tokens": "Tokens as columns",
     "envsdk.viewer.images": "Images of an episode",
-    "envsdk.reporting": "Reports on runs",
+    "envsdk.viewer.reporting": "Reports on runs",
     "envsdk.testing": "Conformance checks",
     "envsdk.testing.masks": "Checks of masks",
-    "envsdk.exporting": "Exported chat templates",
+    "envsdk.rendering.exporting": "Exported chat templates",
     "envsdk.rendering.renderer": "Renderers",
     "envsdk.rendering.reading": "Replies read while they are sampled",
     "envsdk.rendering.emission": "What a renderer writes to",
@@ -50,8 +50,6 @@ PACKAGES = {
     "envsdk.adapters": "Adapters for tasks and tools",
 }
 """The public packages and modules, each with the heading of its page."""
-OF_MODULES = ("envsdk.trainers", "envsdk.adapters")
-"""Packages whose modules are public, too, where they have public names."""
 
 
 class Public(NamedTuple):
@@ -63,19 +61,14 @@ class Public(NamedTuple):
 
 def public_names() -> list[Public]:
     """Return the public names of each public module, in the order of the reference."""
-    return [Public(module, names_of(module)) for module in PACKAGES] + adapters()
+    return [Public(module, names_of(module)) for module in PACKAGES] + trainers()
 
 
-def adapters() -> list[Public]:
-    """Return the public names of the modules of trainers and adapters: those with a `CAPABILITY`, and all adapters."""
-    found: list[Public] = []
-    for package in OF_MODULES:
-        for file in sorted(file_of(package).parent.glob("[a-z]*.py")):
-            source = file.read_text(encoding="utf-8")
-            if package == "envsdk.adapters" or "CAPABILITY = " in source or file.stem == "foreign":
-                module = f"{package}.{file.stem}"
-                found.append(Public(module, names_of(module)))
-    return found
+def trainers() -> list[Public]:
+    """Return the public names of the modules of trainers: those with a `CAPABILITY`, and `foreign`."""
+    files = sorted(file_of("envsdk.trainers").parent.glob("[a-z]*.py"))
+    names = [file.stem for file in files if "CAPABILITY = " in file.read_text("utf-8") or file.stem == "foreign"]
+    return [Public(f"envsdk.trainers.{name}", names_of(f"envsdk.trainers.{name}")) for name in names]
 
 
 def names_of(module: str) -> tuple[str, ...]:
@@ -97,7 +90,7 @@ def is_package(name: str) -> bool:
 def file_of(module: str) -> Path:
     """Return the file that names what a module contains: its stub, if it has one."""
     path = Path(*module.split("."))
-    candidates = (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py"))
+    candidates = (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".pyi"), path.with_suffix(".py"))
     return next(root / name for root in ROOTS for name in candidates if (root / name).is_file())
 
 

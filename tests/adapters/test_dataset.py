@@ -14,7 +14,7 @@ from adapters import scoring
 
 import envsdk
 from envsdk import Env, Message, Trajectory
-from envsdk.adapters.dataset import Dataset
+from envsdk.authoring.adapters.dataset import Dataset
 from envsdk.episodes import event_loops
 from envsdk.episodes.driver import driver_of
 from envsdk.errors import ConfigError, TaskError, TurnError
@@ -239,7 +239,7 @@ def test_it_is_registered_under_a_name_by_what_json_can_say(tmp_path: Path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     kwargs = {"score": "adapters.scoring:exact", "tasks": str(file), "question": "Q: {question}"}
-    envsdk.register_env("tests/Sums-v0", "envsdk.adapters.dataset:Dataset", kwargs=kwargs)
+    envsdk.register_env("tests/Sums-v0", "envsdk.adapters:Dataset", kwargs=kwargs)
     env = envsdk.make("tests/Sums-v0", renderer="qwen3", tokenizer="embedded")
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json())).unwrapped
     first, second = play(env, seed=3), play(again, seed=3)

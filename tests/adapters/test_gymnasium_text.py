@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Limits, Message, Trajectory, Turn
-from envsdk.adapters.gymnasium_text import GymnasiumText, _without_codes
+from envsdk.authoring.adapters.gymnasium_text import GymnasiumText, _without_codes
 from envsdk.errors import ConfigError
 from envsdk.policies import ReplyPolicy
 
@@ -302,7 +302,7 @@ def test_closing_closes_the_game_and_may_be_done_again(counting: str):
 
 def test_nothing_is_printed_and_nothing_warned_of():
     program = (
-        "from envsdk.adapters.gymnasium_text import GymnasiumText\n"
+        "from envsdk.authoring.adapters.gymnasium_text import GymnasiumText\n"
         "for game in ('FrozenLake-v1', 'Taxi-v4', 'CliffWalking-v1', 'Blackjack-v1'):\n"
         "    env = GymnasiumText(game=game)\n"
         "    env.reset(seed=0)\n"
@@ -315,7 +315,7 @@ def test_nothing_is_printed_and_nothing_warned_of():
 
 
 def test_it_is_registered_under_a_name_by_what_json_can_say():
-    envsdk.register_env("tests/Ice-v0", "envsdk.adapters.gymnasium_text:GymnasiumText", kwargs=STILL)
+    envsdk.register_env("tests/Ice-v0", "envsdk.adapters:GymnasiumText", kwargs=STILL)
     env = envsdk.make("tests/Ice-v0", renderer="qwen3", tokenizer="embedded")
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json())).unwrapped
     assert play(env, WAY).to_json() == play(again, WAY).to_json()

@@ -13,8 +13,8 @@ def test_the_code_of_its_page_runs():
 def test_importing_envsdk_or_an_adapter_imports_no_other_package():
     program = (
         "import envsdk, sys\n"
-        "assert not any(name.startswith('envsdk.adapters') for name in sys.modules)\n"
-        "import envsdk.adapters.reasoning_gym, envsdk.adapters.mcp, envsdk.adapters.dataset\n"
+        "assert not any(name.startswith('envsdk.authoring.adapters') for name in sys.modules)\n"
+        "from envsdk.adapters import Dataset, MCPServer, ReasoningGym\n"
         "assert not {'reasoning_gym', 'mcp', 'anyio', 'sympy', 'datasets'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)

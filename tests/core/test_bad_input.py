@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Action, Env, Limits, Message, Turn, errors, history, registry
+from envsdk import Action, Env, Limits, Message, Turn, errors, registry
 from envsdk.cli import app
+from envsdk.contexts import history
 from envsdk.rollouts import rollout_many
 
 

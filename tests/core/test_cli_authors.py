@@ -24,8 +24,8 @@ from envsdk import Env, Message, Trajectory, Turn, errors, registry
 from envsdk.cli import app, checks
 from envsdk.cli.checks import _Printer
 from envsdk.cli.options import options_of
+from envsdk.cli.scaffold import create
 from envsdk.cli.typed import TypingError, read_reply, signatures
-from envsdk.scaffold import create
 from envsdk.testing.environments import EnvCheck
 from envsdk.trajectories.records import read_jsonl
 

@@ -21,7 +21,7 @@ from envsdk import Action, Env, Message, Renderer, Sample, Trajectory, Turn, get
 from envsdk.errors import ConfigError, PlainTagsWarning, RenderError, UnknownName
 from envsdk.history import Budget, History, HistoryPolicy, Rewrite
 from envsdk.rendering.tokenizers import DATA
-from envsdk.sft import sft_samples
+from envsdk.trainers.sft import sft_samples
 from envsdk.tree import tree_batch
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": {"type": "object"}}}

@@ -37,9 +37,9 @@ from envsdk import (
 )
 from envsdk.cli import app
 from envsdk.errors import ConfigError, ExportRefused, RenderError
-from envsdk.exporting.proof import every_conversation
 from envsdk.rendering.emission import Emission
-from envsdk.testing.parity import render_text
+from envsdk.rendering.exporting.proof import every_conversation
+from envsdk.rendering.parity import render_text
 
 History = Literal["keep", "strip"]
 QWEN3 = {

@@ -10,10 +10,10 @@ from families import official_tokenizer
 
 from envsdk import Renderer, load_tokenizer
 from envsdk.errors import RenderError
+from envsdk.rendering.parity import CONVERSATIONS, render_spans
 from envsdk.rendering.tokenizers import ChatTemplateSource
 from envsdk.testing import check_renderer
 from envsdk.testing.masks import compare_masks, marked_tokens
-from envsdk.testing.parity import CONVERSATIONS, render_spans
 
 CHATML = r"""{%- for message in messages %}
     {%- if message.role == 'assistant' %}

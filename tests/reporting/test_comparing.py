@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_runs import episodes, store
 
-from envsdk.reporting import Difference, report
 from envsdk.rollouts.scores import compare
+from envsdk.viewer.reporting import Difference, report
 
 
 def difference(path: Path, first: list, second: list, quantity: str = "reward") -> Difference:

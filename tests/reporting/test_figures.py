@@ -18,14 +18,14 @@ from envsdk import Trajectory
 from envsdk.credit import add_reference
 from envsdk.diagnostics import cost, kl
 from envsdk.errors import ConfigError
-from envsdk.reporting import as_markdown, report
-from envsdk.reporting.collecting import Collector
-from envsdk.reporting.links import Links
 from envsdk.rollouts import rollout_many
 from envsdk.rollouts.evaluation import Evaluation, Result
 from envsdk.rollouts.scores import Score
 from envsdk.rollouts.stored_run import StoredRun
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.reporting import as_markdown, report
+from envsdk.viewer.reporting.collecting import Collector
+from envsdk.viewer.reporting.links import Links
 from envsdk.viewer.sources import Source
 
 
@@ -248,7 +248,7 @@ def test_a_run_is_reported_without_the_environment_the_renderer_and_the_hub(tmp_
 import sys
 for name in ("envsdk_environments", "envsdk_renderers", "huggingface_hub", "transformers", "torch", "matplotlib"):
     sys.modules[name] = None
-from envsdk.reporting import as_html, as_markdown, report
+from envsdk.viewer.reporting import as_html, as_markdown, report
 found = report({str(folder)!r})
 assert as_html(found) and as_markdown(found)
 print(found.to_dict())

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from envsdk.cli import app
 from envsdk.errors import MissingPackage
-from envsdk.reporting import RunReport, as_html, as_markdown, report, write_plots
-from envsdk.reporting.blocks import Histogram, Intervals
-from envsdk.reporting.sections import sections_of
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.reporting import RunReport, as_html, as_markdown, report, write_plots
+from envsdk.viewer.reporting.blocks import Histogram, Intervals
+from envsdk.viewer.reporting.sections import sections_of
 
 ELEMENT = re.compile(
     "html|head|meta|title|style|body|header|h1|nav|a|main|section|h2|p|div|table|thead|tbody|tr|th|td|code|bdi|figure|"

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import HOSTILE, episode, episodes
 
-from envsdk.reporting import report, write_plots
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.reporting import report, write_plots
 
 
 def test_each_plot_is_a_png_and_an_svg(tmp_path: Path):

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, pairwise
 
 from envsdk.contexts.context import Context
+from envsdk.contexts.history.thinking import Strip
 from envsdk.errors import RenderError
-from envsdk.history.thinking import Strip
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.renderer import Renderer
 

@@ -22,9 +22,9 @@ from reasoning_gym.factory import DATASETS
 
 import envsdk
 from envsdk import Message
-from envsdk.adapters import reasoning_gym as adapter
-from envsdk.adapters.reasoning_gym import ReasoningGym
-from envsdk.adapters.reasoning_gym_scorers import may_score
+from envsdk.authoring.adapters import reasoning_gym as adapter
+from envsdk.authoring.adapters.reasoning_gym import ReasoningGym
+from envsdk.authoring.adapters.reasoning_gym_scorers import may_score
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.rollouts import rollout_many
@@ -343,7 +343,7 @@ def test_a_data_set_that_is_kept_gives_what_a_new_one_gives(name: str):
 
 DIGEST = """
 import hashlib, json, sys
-from envsdk.adapters import reasoning_gym as adapter
+from envsdk.authoring.adapters import reasoning_gym as adapter
 adapter._UNORDERED = frozenset()
 for name in sys.argv[1:]:
     env = adapter.ReasoningGym(dataset=name)
@@ -374,9 +374,7 @@ def test_the_same_seed_is_the_same_task_in_another_process():
 
 
 def test_data_sets_that_depend_on_the_process_are_refused_unless_that_is_fixed():
-    program = (
-        "from envsdk.adapters.reasoning_gym import ReasoningGym\nReasoningGym(dataset='ransom_note').reset(seed=0)"
-    )
+    program = "from envsdk.adapters import ReasoningGym\nReasoningGym(dataset='ransom_note').reset(seed=0)"
     for hash_seed, code in (("0", 0), ("1", 1)):
         ended = subprocess.run(
             [sys.executable, "-c", program],
@@ -426,7 +424,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 
 def test_it_is_registered_rolled_out_and_forked():
     kwargs = {"dataset": "gcd", "options": {"max_numbers": 3}, "split": "test"}
-    envsdk.register_env("tests/Gcd-v0", "envsdk.adapters.reasoning_gym:ReasoningGym", kwargs=kwargs)
+    envsdk.register_env("tests/Gcd-v0", "envsdk.adapters:ReasoningGym", kwargs=kwargs)
     env = envsdk.make("tests/Gcd-v0", renderer="qwen3", tokenizer="embedded")
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json())).unwrapped
     assert envsdk.rollout(env, "reference", seed=1).to_json() == envsdk.rollout(again, "reference", seed=1).to_json()

@@ -7,10 +7,10 @@ import pytest
 
 import envsdk
 from envsdk.episodes.event_loops import run
-from envsdk.reporting import as_html, report
 from envsdk.viewer import notebook
 from envsdk.viewer.filters import parse_filter
 from envsdk.viewer.page import write_page
+from envsdk.viewer.reporting import as_html, report
 from envsdk.viewer.resources import Resources
 from envsdk.viewer.sources import Source
 

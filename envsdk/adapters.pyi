@@ -1,0 +1,10 @@
+from .authoring.adapters.dataset import Dataset as Dataset
+from .authoring.adapters.dataset import DatasetConfig as DatasetConfig
+from .authoring.adapters.gymnasium_images import GymnasiumImages as GymnasiumImages
+from .authoring.adapters.gymnasium_text import GymnasiumConfig as GymnasiumConfig
+from .authoring.adapters.gymnasium_text import GymnasiumText as GymnasiumText
+from .authoring.adapters.gymnasium_text import GymnasiumTextConfig as GymnasiumTextConfig
+from .authoring.adapters.mcp import MCPServer as MCPServer
+from .authoring.adapters.mcp import MCPServerError as MCPServerError
+from .authoring.adapters.reasoning_gym import ReasoningGym as ReasoningGym
+from .authoring.adapters.reasoning_gym import ReasoningGymConfig as ReasoningGymConfig

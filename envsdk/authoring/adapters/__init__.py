@@ -1,0 +1,1 @@
+"""Adapters for existing tasks and tools. Users import them from `envsdk.adapters`."""
