@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import json
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
@@ -219,20 +219,25 @@ def test_a_trainers_guard_leaves_the_rest_of_its_policy_as_it_is() -> None:
 
 
 class Counts(Once):
-    closed = 0
+    made: ClassVar[set["Counts"]] = set()
+    closed: ClassVar[set["Counts"]] = set()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.made.add(self)
 
     def close(self) -> None:
-        Counts.closed += 1
+        self.closed.add(self)
         super().close()
 
 
 def test_many_episodes_end_with_the_error_and_close_their_environments() -> None:
-    Counts.closed = 0
     with pytest.raises(TokenizerMismatch):
         rollout_many(lambda: Counts(tokenizer="embedded"), Plain(another()), seeds=range(8), max_concurrency=4)
     with pytest.raises(TokenizerMismatch):
         asyncio.run(arollout_many(Counts, plain_function, seeds=range(8), max_concurrency=4))
-    assert Counts.closed == 8
+    assert Counts.made
+    assert Counts.made == Counts.closed
 
 
 def test_a_judge_of_another_tokenizer_is_refused_when_it_is_made() -> None:

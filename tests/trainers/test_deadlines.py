@@ -104,7 +104,10 @@ def play_trl_async(model: Model, seeds: Sequence[int], monkeypatch: pytest.Monke
             worker.check_health(60)
             row = worker.rollout_buffer.get(timeout=600)
             found.setdefault(seeds[row.group_id % len(seeds)], row.input_ids.tolist())
-        while worker.metrics_queue.qsize() < len(seeds) and time.monotonic() < deadline:
+        retried = deadlines.get("max_retries", 0)
+        while (
+            worker.metrics_queue.qsize() < len(seeds) or any(model.calls[seed] <= retried for seed in model.hangs)
+        ) and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
         worker.stop()
