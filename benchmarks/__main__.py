@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from envsdk.viewer.reporting.plots import check_matplotlib
+from envsdk.viewer.reporting._plots import check_matplotlib
 
 from . import CHECKOUT
 from .contender import Size

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.viewer.reporting.plots import check_matplotlib
+from envsdk.viewer.reporting._plots import check_matplotlib
 
 from .formats import figure
 from .results import RowResult

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, 
 
 import numpy as np
 
+from ._packages import load
+from ._untrusted import open_file, read_file
 from .errors import ImageError, InvalidRecord
-from .packages import load
-from .untrusted import open_file, read_file
+
+__all__ = ["Image", "ImageSource", "PlacedImage"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

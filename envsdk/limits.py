@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import ConfigError, what_is_invalid
 
+__all__ = ["Limits", "StopReason"]
+
 
 def plain_integer(value: Any) -> Any:
     """Return a NumPy integer as an int, and any other value unchanged."""

@@ -23,6 +23,19 @@ from pydantic import (
 
 from .images import Image, ImageSource
 
+__all__ = [
+    "Arguments",
+    "ContentPart",
+    "ImagePart",
+    "Message",
+    "Role",
+    "TextPart",
+    "ToolCall",
+    "ToolSchema",
+    "text_of",
+    "to_messages",
+]
+
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]
 """The JSON schema of a tool in the OpenAI form: `{"type": "function", "function": {"name": ..., ...}}`."""

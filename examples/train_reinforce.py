@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments import GuessNumber
 
 from envsdk import Env, Message, Renderer, Sample, Trajectory, get_renderer, rollouts, sft_samples, tree_batch
 from envsdk.credit import add_kl_penalty, group_advantages

@@ -10,11 +10,13 @@ import statistics
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from documentation.names import names_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [ROOT / "envsdk", ROOT / "renderers" / "envsdk_renderers", ROOT / "environments" / "envsdk_environments"]
@@ -43,7 +45,7 @@ class Source:
             if isinstance(node, ast.ClassDef):
                 self.classes[node.name].add(str(file))
         if not any(part.startswith("_") and part != "__init__.py" for part in file.relative_to(ROOT).parts):
-            self.names += sum(not name.startswith("_") for name in defined(tree))
+            self.names += len(names_of(file))
 
 
 def lines_of_code(text: str, tree: ast.Module) -> set[int]:
@@ -59,17 +61,6 @@ def lines_of_code(text: str, tree: ast.Module) -> set[int]:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     lines -= set(range(child.lineno, (child.end_lineno or 0) + 1))
     return lines
-
-
-def defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module defines at its top level."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    yield target.id
 
 
 @dataclass

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import zstandard
 
 from envsdk import make
+from envsdk._untrusted import MIB
 from envsdk.authoring.tasks import load_tasks
-from envsdk.cli.importing import _documents, _sessions
+from envsdk.cli._importing import _documents, _sessions
 from envsdk.errors import EnvsdkError
 from envsdk.rollouts import RunFolder, StoredRun, rollout_many
+from envsdk.rollouts._recovery import recover
 from envsdk.rollouts.evaluation import runs_of
-from envsdk.rollouts.recovery import recover
+from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import read_jsonl
-from envsdk.trajectories.trajectory import Trajectory
-from envsdk.untrusted import MIB
-from envsdk.viewer.reporting.divergence import stored_divergence
-from envsdk.viewer.sources import Source
+from envsdk.viewer._sources import Source
+from envsdk.viewer.reporting._divergence import stored_divergence
 
 MEMORY_MIB, CPU_S, HANGS_S = 500, 10, 120
 

@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from envsdk_renderers.aliases import Alias
-from envsdk_renderers.families import ALIASES
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.grammars.probes import TOOLS as PROBED
-from envsdk_renderers.templates.chat_template import template_variables
+from envsdk_renderers._aliases import Alias
+from envsdk_renderers._families import ALIASES
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.grammars._probes import TOOLS as PROBED
+from envsdk_renderers.templates._chat_template import template_variables
 from stand_in_tokenizers import MORE_SHAPES, NAMES, SHAPE, tokenizer_with
 from template_conversations import TOOLS, called, emitted, random_conversation, random_reply, result
 from transformers.utils import chat_template_utils
 
 from envsdk import Message, Renderer, load_tokenizer
-from envsdk.contexts.context import Context
+from envsdk.contexts._context import Context
 from envsdk.errors import EnvsdkError, RenderError
 from envsdk.history import Strip
-from envsdk.rendering.parity import own_template
+from envsdk.rendering._parity import own_template
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 from envsdk.testing import check_renderer
 

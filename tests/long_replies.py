@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.harmony import Harmony
-from envsdk_renderers.qwen3 import Qwen3
-from envsdk_renderers.role_colon import RoleColon
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._harmony import Harmony
+from envsdk_renderers._qwen3 import Qwen3
+from envsdk_renderers._role_colon import RoleColon
 from families import FAMILIES, vocabulary
 
 from envsdk import Renderer

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from envsdk.images import Image
+from envsdk.rendering._vision import Vision
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
-from envsdk.rendering.vision import Vision
 
 _ROWS = 97
 PREFIX = "generate-tokens-"

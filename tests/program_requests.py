@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from envsdk import Message, ToolCall
-from envsdk.gateway.conversations import Continues, Conversations, Opens, Repeats
-from envsdk.gateway.requests import ModelReply, ModelRequest, ReceivedMessage
+from envsdk.gateway._conversations import Continues, Conversations, Opens, Repeats
+from envsdk.gateway._requests import ModelReply, ModelRequest, ReceivedMessage
 
 SYSTEM = "You are a careful agent."
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "add")]

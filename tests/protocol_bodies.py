@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from envsdk.gateway.requests import ModelRequest
+from envsdk.gateway._requests import ModelRequest
 
 
 def _text(raw: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from program_requests import TOOLS, as_sent, result, to_request, user
 
 from envsdk import Message, ToolCall
-from envsdk.gateway.requests import ModelRequest
+from envsdk.gateway._requests import ModelRequest
 
 ANY = "any"
 """The base of a conversation that begins with what several have."""

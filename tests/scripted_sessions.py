@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from envsdk.errors import ConfigError, EpisodeError, RequestError
-from envsdk.gateway.management import Gateway
-from envsdk.gateway.requests import ModelReply, ModelRequest
-from envsdk.gateway.serving import Server, listen
+from envsdk.gateway._management import Gateway
+from envsdk.gateway._requests import ModelReply, ModelRequest
+from envsdk.gateway._serving import Server, listen
 from envsdk.images import Image
 from envsdk.messages import Message
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from envsdk.policies.vocabularies import ANY_TOKENIZER
+from envsdk.policies._vocabularies import ANY_TOKENIZER
 
 _Policy = TypeVar("_Policy", bound=Callable[..., Any])
 

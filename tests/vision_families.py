@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import real_models
-from envsdk_renderers.families import ALIASES
+from envsdk_renderers._families import ALIASES
 from stand_in_tokenizers import raw_tokenizer_with, tokenizer_with
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin

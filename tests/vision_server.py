@@ -18,7 +18,7 @@ import envsdk
 from envsdk import Action, Message, Renderer
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import VLLM
-from envsdk.rendering.model_images import ModelImages
+from envsdk.rendering._model_images import ModelImages
 
 FAMILIES = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 _OPTIONS = ("--max-model-len", "2048", "--enable-prompt-tokens-details")

@@ -9,8 +9,10 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from .._untrusted import open_file, parse_json, read_lines
 from ..errors import ConfigError, InvalidRecord, TaskError, what_is_invalid
-from ..untrusted import open_file, parse_json, read_lines
+
+__all__ = ["Rows", "Split", "Task", "check_task", "draw_in_split", "find_task", "load_tasks", "pick_task", "split_of"]
 
 T = TypeVar("T")
 Task: TypeAlias = Any

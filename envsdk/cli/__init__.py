@@ -7,24 +7,24 @@ import traceback
 import typer
 
 from ..errors import EnvsdkError
-from .authors import init
-from .catalog import list_
-from .checks import check, doctor
-from .costs import cost
-from .episodes import demo, rollout
-from .evaluating import eval_
-from .explaining import explain
-from .exporting import export_template_
-from .gateway import gateway
-from .importing import import_
-from .onpolicy import onpolicy
-from .options import specification
-from .output import ErrorHandler, print_error
-from .playing import play
-from .replaying import replay
-from .reporting import report_
-from .showing import show
-from .viewing import view
+from ._authors import init
+from ._catalog import list_
+from ._checks import check, doctor
+from ._costs import cost
+from ._episodes import demo, rollout
+from ._evaluating import eval_
+from ._explaining import explain
+from ._exporting import export_template_
+from ._gateway import gateway
+from ._importing import import_
+from ._onpolicy import onpolicy
+from ._options import specification
+from ._output import ErrorHandler, print_error
+from ._playing import play
+from ._replaying import replay
+from ._reporting import report_
+from ._showing import show
+from ._viewing import view
 
 __all__ = ["app", "main", "specification"]
 

@@ -4,7 +4,7 @@ Every function is pure: it returns arrays or new samples and does not change its
 context does not matter: the samples of one context of one trajectory count once in a baseline.
 """
 
-from .advantages import (
+from ._advantages import (
     add_kl_penalty,
     anchor_advantages,
     group_advantages,
@@ -12,10 +12,10 @@ from .advantages import (
     role_advantages,
     step_advantages,
 )
-from .baselines import Baseline, leave_one_out, mean, none, normalized
-from .comparisons import observation_anchors, win_rates
-from .reference import Reference, add_reference
-from .returns import Scope, context_rewards, discounted, step_returns
+from ._baselines import Baseline, leave_one_out, mean, none, normalized
+from ._comparisons import observation_anchors, win_rates
+from ._reference import Reference, add_reference
+from ._returns import Scope, context_rewards, discounted, step_returns
 
 __all__ = [
     "Baseline",

@@ -1,17 +1,17 @@
 """Diagnostics and cost: the on-policy check, the comparison of token logs, the causes of breaks, token counts."""
 
-from .alignment import TokenMatch, token_match
-from .cache_hits import CacheHits
-from .causes import Cause
-from .costs import BreakCost, Cost, cost
-from .description import BatchDescription, Statistics, describe
-from .divergence import Estimate, NumericFormat, Verdict
-from .estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
-from .explanation import Explanation, explain_break
-from .forward import forward_logprobs
-from .importance import ImportanceWeights, importance_weights
-from .on_policy import KL, Cluster, kl
-from .training import Difference, TrainMode, train_mode
+from ._alignment import TokenMatch, token_match
+from ._cache_hits import CacheHits
+from ._causes import Cause
+from ._costs import BreakCost, Cost, cost
+from ._description import BatchDescription, Statistics, describe
+from ._divergence import Estimate, NumericFormat, Verdict
+from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
+from ._explanation import Explanation, explain_break
+from ._forward import forward_logprobs
+from ._importance import ImportanceWeights, importance_weights
+from ._on_policy import KL, Cluster, kl
+from ._training import Difference, TrainMode, train_mode
 
 __all__ = [
     "KL",

@@ -1,15 +1,15 @@
 """Policies: functions that sample a reply to a prompt."""
 
-from ..contexts.side_data import Aligned, Ragged
-from .named import policy_of
-from .openai_chat import OpenAIChat
-from .policy import Policy, PolicyLike
-from .random import RandomPolicy
-from .reply import ReplyPolicy
-from .sglang import SGLang
-from .stop_after_call import StopAfterCall
-from .transformers import TransformersPolicy, load_model
-from .vllm import VLLM
+from ..contexts._side_data import Aligned, Ragged
+from ._named import policy_of
+from ._openai_chat import OpenAIChat
+from ._policy import Policy, PolicyLike
+from ._random import RandomPolicy
+from ._reply import ReplyPolicy
+from ._sglang import SGLang
+from ._stop_after_call import StopAfterCall
+from ._transformers import TransformersPolicy, load_model
+from ._vllm import VLLM
 
 __all__ = [
     "VLLM",

@@ -17,10 +17,12 @@ from ..errors import RenderError
 from ..images import Image
 from .tokenizers import Tokenizer
 
+__all__ = ["Attribution", "Emission", "Encoder", "Piece", "Span"]
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .vision import Vision
+    from ._vision import Vision
 
 
 _TEXT = -1

@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from ..messages import Message, ToolCall
-from .splitting import Segment, SplitReply, Splitter
+from ._splitting import Segment, SplitReply, Splitter
+
+__all__ = [
+    "CallArguments",
+    "CallBegun",
+    "CallEnded",
+    "ContentText",
+    "Reading",
+    "ReadingError",
+    "ReasoningText",
+    "ReplyEvent",
+    "ReplyRead",
+    "ReplyReader",
+    "call_events",
+]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,17 +16,19 @@ import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
+from ._splitting import Segment, SplitReply, Splitter
 from .emission import Emission, Encoder, Span
-from .splitting import Segment, SplitReply, Splitter
 from .tokenizers import Tokenizer
+
+__all__ = ["EmittedDelta", "Rendered", "Renderer", "TokenIds", "errors_at_end", "sets_content", "writable"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..images import Image
+    from ._vision import Vision
     from .reading import Reading, ReplyReader
     from .tokenizers import ChatTemplateSource
-    from .vision import Vision
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 """Token ids, shape (n,)."""
@@ -39,7 +41,7 @@ _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a
 
 
 def _vision_of(processor: Any, tokenizer: Tokenizer) -> "Vision":
-    from .vision import Vision  # only models with images need it
+    from ._vision import Vision  # only models with images need it
 
     return Vision(processor, tokenizer)
 
@@ -151,7 +153,7 @@ class Renderer(ABC):
         """The processor of images; None if the renderer refuses images."""
         if not self.writes_images:
             return None
-        from .vision import find_processor
+        from ._vision import find_processor
 
         found = find_processor(self.tokenizer)
         return None if found is None else _vision_of(found, self.tokenizer)
@@ -176,7 +178,7 @@ class Renderer(ABC):
         return "" if self._known_processor() is not None else "give the model's processor, processor='FOLDER'"
 
     def _known_processor(self) -> Any:
-        from .vision import find_processor
+        from ._vision import find_processor
 
         return find_processor(self.tokenizer) if self._processor is None else self._named_processor
 
@@ -225,7 +227,7 @@ class Renderer(ABC):
             ConfigError: If the processor of images is an object that cannot be pickled.
         """
         if self._processor is not None:
-            from .vision import check_pickles
+            from ._vision import check_pickles
 
             check_pickles(self._processor)
         return vars(self).copy()

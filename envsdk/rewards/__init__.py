@@ -9,14 +9,14 @@ this package are objects whose options are checked when they are created. You ca
 A wrong or malformed reply gets a lower score. A malformed target raises `TaskError`, an invalid option `ConfigError`.
 """
 
-from .combined import aweighted, best, extract, in_thread, weighted
-from .comparing import compare
-from .judges import judge
-from .numbers import numeric
-from .programs import Call, Program, unit_tests
-from .schemas import json_schema
-from .scorer import AsyncScorer, Scorer
-from .texts import exact, f1, regex
+from ._combined import aweighted, best, extract, in_thread, weighted
+from ._comparing import compare
+from ._judges import judge
+from ._numbers import numeric
+from ._programs import Call, Program, unit_tests
+from ._schemas import json_schema
+from ._scorer import AsyncScorer, Scorer
+from ._texts import exact, f1, regex
 
 __all__ = [
     "AsyncScorer",

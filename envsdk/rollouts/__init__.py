@@ -1,15 +1,15 @@
 """Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
-from .comparing import Difference
-from .curriculum import TaskSampler
-from .engine import Rollouts
-from .jobs import Group
-from .many import arollout_many, rollout_many
-from .replaying import replay_run, replay_trajectory
-from .run_folder import RunFolder
-from .simple import arollout, rollout
-from .statistics import Lag, PlayStatistics, Statistics
-from .stored_run import StoredRun
+from ._comparing import Difference
+from ._curriculum import TaskSampler
+from ._engine import Rollouts
+from ._jobs import Group
+from ._many import arollout_many, rollout_many
+from ._replaying import replay_run, replay_trajectory
+from ._run_folder import RunFolder
+from ._simple import arollout, rollout
+from ._statistics import Lag, PlayStatistics, Statistics
+from ._stored_run import StoredRun
 
 __all__ = [
     "Difference",

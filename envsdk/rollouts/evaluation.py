@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..authoring.making import find_class
+from .._packages import load
+from .._untrusted import parse_json, read_file
+from .._visible import on_one_line
+from ..authoring._making import find_class
 from ..errors import ConfigError, RunFolderError, what_is_invalid
-from ..packages import load
-from ..policies.named import policy_of
-from ..trajectories.trajectory import Trajectory
-from ..untrusted import parse_json, read_file
-from ..visible import on_one_line
-from .engine import Rollouts
+from ..policies._named import policy_of
+from ..trajectories._trajectory import Trajectory
+from ._engine import Rollouts
+from ._stored_run import StoredRun
 from .scores import Comparison, Score, compare, rescored
-from .stored_run import StoredRun
+
+__all__ = ["Environment", "Evaluation", "Model", "Result", "Suite", "compared", "evaluate", "scored"]
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError
-from ..trajectories.media import observed_images
-from ..trajectories.trajectory import Trajectory
+from ..trajectories._media import observed_images
+from ..trajectories._trajectory import Trajectory
+
+__all__ = ["Comparison", "Score", "compare", "rescored", "task_of"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,10 +5,10 @@ user namespaces, or else Landlock and seccomp. Each isolation is tested once per
 """
 
 from ..errors import SandboxError, SandboxUnavailable
-from .isolation import check_isolation
-from .limits import Isolation, SandboxLimits
-from .result import Limit, SandboxResult
-from .run import arun_python, run_python
+from ._isolation import check_isolation
+from ._limits import Isolation, SandboxLimits
+from ._result import Limit, SandboxResult
+from ._run import arun_python, run_python
 
 __all__ = [
     "Isolation",

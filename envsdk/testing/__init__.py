@@ -1,9 +1,9 @@
 """Conformance checks for your own environments, renderers and history policies."""
 
-from .environments import EnvCheck, EnvReport, check_env
-from .histories import HistoryReport, check_history
-from .renderers import RendererReport, check_renderer
-from .reports import Check
+from ._environments import EnvCheck, EnvReport, check_env
+from ._histories import HistoryReport, check_history
+from ._renderers import RendererReport, check_renderer
+from ._reports import Check
 
 __all__ = [
     "Check",

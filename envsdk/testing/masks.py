@@ -12,8 +12,10 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message
-from ..rendering.parity import CONVERSATIONS, Conversation, has_generation_blocks, own_template, render_spans
+from ..rendering._parity import CONVERSATIONS, Conversation, has_generation_blocks, own_template, render_spans
 from ..rendering.renderer import Renderer
+
+__all__ = ["compare_masks", "differences"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

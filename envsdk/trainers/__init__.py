@@ -4,9 +4,9 @@ Each module has a `CAPABILITY`, which specifies whether the trainer takes severa
 adapter treats `Sample.loss_weight`. An adapter does not repair samples: it raises `InvalidSample` for an invalid one.
 """
 
-from .capability import Capability as Capability
-from .checks import check_samples as check_samples
-from .checks import check_sampling as check_sampling
-from .single import OnBreak as OnBreak
-from .single import SingleSample as SingleSample
-from .single import single_sample as single_sample
+from ._capability import Capability as Capability
+from ._checks import check_samples as check_samples
+from ._checks import check_sampling as check_sampling
+from ._single import OnBreak as OnBreak
+from ._single import SingleSample as SingleSample
+from ._single import single_sample as single_sample

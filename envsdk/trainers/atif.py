@@ -15,11 +15,13 @@ import numpy as np
 
 from ..errors import InvalidRecord
 from ..messages import Message, TextPart
-from ..trajectories.replay import Prompt
-from ..trajectories.trajectory import Trajectory
-from .atif_reading import from_atif as from_atif
-from .capability import Capability
-from .checks import check_samples
+from ..trajectories._replay import Prompt
+from ..trajectories._trajectory import Trajectory
+from ._atif_reading import from_atif as from_atif
+from ._capability import Capability
+from ._checks import check_samples
+
+__all__ = ["from_atif", "to_atif"]
 
 SCHEMA_VERSION = "ATIF-v1.8"
 

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, cast, get
 
 import numpy as np
 
-from ..contexts.arrays import LARGEST, GrowableArray
-from ..contexts.protocol import Action, Break
-from ..contexts.side_data import Aligned, part_of, per_token
-from ..episodes.actions import CheckedAction, PromptSize, check_action
+from ..contexts._arrays import LARGEST, GrowableArray
+from ..contexts._protocol import Action, Break
+from ..contexts._side_data import Aligned, part_of, per_token
+from ..episodes._actions import CheckedAction, PromptSize, check_action
 from ..errors import ActionError, ConfigError, ImageError, InvalidRecord
 from ..images import Image, ImageSource, PlacedImage
 from ..messages import Message
-from ..trajectories.context_log import ContextLog
-from ..trajectories.steps import Part, Step
-from ..trajectories.trajectory import Status, Trajectory
-from .differences import with_image_numbers
-from .open_prompts import Match, OpenPrompts
+from ..trajectories._context_log import ContextLog
+from ..trajectories._steps import Part, Step
+from ..trajectories._trajectory import Status, Trajectory
+from ._differences import with_image_numbers
+from ._open_prompts import Match, OpenPrompts
+
+__all__ = ["LoggedStep", "from_steps"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,32 +22,34 @@ from uuid import uuid4
 
 import numpy as np
 
-from ..authoring.env import Env
-from ..contexts.context import Context
-from ..contexts.protocol import Action, FinishReason
-from ..episodes.turn import Turn
+from ..authoring._env import Env
+from ..contexts._context import Context
+from ..contexts._protocol import Action, FinishReason
+from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, PolicyError
 from ..images import PlacedImage, rgb_image
 from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema
-from ..rollouts.jobs import Job
-from ..rollouts.options import Deadlines, check_deadlines
-from ..rollouts.player import PlaySettings
-from ..rollouts.shared import play_one
-from ..trajectories.samples import Sample
-from ..trajectories.steps import Step
-from ..trajectories.trajectory import Trajectory
-from .capability import Capability
-from .checks import check_sampling, refusal_of
-from .conversations import to_conversations
-from .ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
-from .ms_swift_records import Response as Response
-from .ms_swift_records import to_response as to_response
-from .ms_swift_records import to_sft_records as to_sft_records
-from .ms_swift_records import to_turns
-from .packages import load
-from .rows import check_one_reward, response_start
-from .single import OnBreak, check_on_break, single_sample
+from ..rollouts._jobs import Job
+from ..rollouts._options import Deadlines, check_deadlines
+from ..rollouts._player import PlaySettings
+from ..rollouts._shared import play_one
+from ..trajectories._samples import Sample
+from ..trajectories._steps import Step
+from ..trajectories._trajectory import Trajectory
+from ._capability import Capability
+from ._checks import check_sampling, refusal_of
+from ._conversations import to_conversations
+from ._ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
+from ._ms_swift_records import Response as Response
+from ._ms_swift_records import to_response as to_response
+from ._ms_swift_records import to_sft_records as to_sft_records
+from ._ms_swift_records import to_turns
+from ._packages import load
+from ._rows import check_one_reward, response_start
+from ._single import OnBreak, check_on_break, single_sample
+
+__all__ = ["make_scheduler", "to_response", "to_sft_records"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

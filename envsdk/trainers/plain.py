@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..contexts.arrays import LARGEST
-from ..contexts.side_data import PerToken, Ragged, per_token
+from .._packages import load
+from ..contexts._arrays import LARGEST
+from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
-from ..packages import load
-from ..trajectories.samples import Sample
-from .capability import Capability
-from .checks import check_samples
-from .image_inputs import whole_images
-from .places import Places
-from .plain_inputs import model_inputs as model_inputs
-from .rows import IGNORED, check_lengths, check_max_length, observation_weights
+from ..trajectories._samples import Sample
+from ._capability import Capability
+from ._checks import check_samples
+from ._image_inputs import whole_images
+from ._places import Places
+from ._plain_inputs import model_inputs as model_inputs
+from ._rows import IGNORED, check_lengths, check_max_length, observation_weights
+
+__all__ = ["Batch", "collate", "model_inputs"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

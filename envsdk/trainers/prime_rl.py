@@ -12,12 +12,14 @@ import numpy as np
 
 from ..errors import InvalidSample
 from ..images import rgb_image
-from ..rendering.vision import token_types
-from ..trajectories.samples import Sample
-from .capability import Capability
-from .checks import check_samples
-from .rows import advantages, logprobs, temperatures
-from .rows import routed_experts as experts_of
+from ..rendering._vision import token_types
+from ..trajectories._samples import Sample
+from ._capability import Capability
+from ._checks import check_samples
+from ._rows import advantages, logprobs, temperatures
+from ._rows import routed_experts as experts_of
+
+__all__ = ["TrainingSample", "to_training_samples"]
 
 CAPABILITY = Capability(
     "prime-rl",

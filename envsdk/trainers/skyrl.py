@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDi
 import numpy as np
 
 from ..errors import InvalidSample
-from ..rendering.vision import Vision
-from ..trajectories.samples import Sample
-from .capability import Capability
-from .checks import check_samples
-from .image_inputs import NEEDS_VISION, image_arrays
-from .packages import load
-from .rows import group_by_rollout, logprobs, response_start
-from .rows import routed_experts as experts_of
+from ..rendering._vision import Vision
+from ..trajectories._samples import Sample
+from ._capability import Capability
+from ._checks import check_samples
+from ._image_inputs import NEEDS_VISION, image_arrays
+from ._packages import load
+from ._rows import group_by_rollout, logprobs, response_start
+from ._rows import routed_experts as experts_of
+
+__all__ = ["GeneratorOutput", "to_generator_output"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from ..credit.baselines import mean, normalized
-from ..credit.values import finite_array
+from ..credit._baselines import mean, normalized
+from ..credit._values import finite_array
 from ..errors import ConfigError, InvalidSample
-from ..rendering.vision import Vision
-from ..trajectories.samples import Sample
-from .capability import Capability
-from .checks import check_samples
-from .image_inputs import NEEDS_VISION, image_arrays
-from .packages import load
-from .rows import group_by_rollout, logprobs, response_start
-from .rows import routed_experts as experts_of
+from ..rendering._vision import Vision
+from ..trajectories._samples import Sample
+from ._capability import Capability
+from ._checks import check_samples
+from ._image_inputs import NEEDS_VISION, image_arrays
+from ._packages import load
+from ._rows import group_by_rollout, logprobs, response_start
+from ._rows import routed_experts as experts_of
+
+__all__ = ["SlimeSample", "post_process_rewards", "to_slime_samples"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import orjson
 
+from .._packages import load
+from .._untrusted import parse_json
 from ..errors import InvalidRecord, InvalidSample
-from ..packages import load
-from ..trajectories.fragments import fragment
+from ..trajectories._fragments import fragment
+from ..trajectories._samples import Sample
+from ..trajectories._stored import dump_media, pack
 from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
-from ..trajectories.samples import Sample
-from ..trajectories.stored import dump_media, pack
-from ..untrusted import parse_json
-from .capability import Capability
-from .checks import check_samples
-from .rows import IGNORED, check_lengths, check_max_length, labels, padded
+from ._capability import Capability
+from ._checks import check_samples
+from ._rows import IGNORED, check_lengths, check_max_length, labels, padded
+
+__all__ = ["from_row", "read_parquet", "to_dataset", "write_parquet"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..authoring.env import Env
-from ..authoring.making import make
-from ..contexts.protocol import Action
+from ..authoring._env import Env
+from ..authoring._making import make
+from ..contexts._protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..images import PlacedImage, rgb_image
 from ..limits import StopReason
-from ..policies.vocabularies import check_tokenizer
+from ..policies._vocabularies import check_tokenizer
+from ..rendering._vision import token_types
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rendering.vision import token_types
-from ..trajectories.samples import Sample
-from ..trajectories.trajectory import Trajectory
-from .capability import Capability
-from .checks import check_samples, check_sampling, refusal_of
-from .packages import load, load_if_installed
-from .rows import advantages, logprobs
+from ..trajectories._samples import Sample
+from ..trajectories._trajectory import Trajectory
+from ._capability import Capability
+from ._checks import check_samples, check_sampling, refusal_of
+from ._packages import load, load_if_installed
+from ._rows import advantages, logprobs
+
+__all__ = [
+    
+    "CompleterPolicy",
+    "CookbookEnv",
+    "CookbookEnvGroupBuilder",
+    "loss_fn_inputs",
+    "model_input",
+    "to_datums",
+    "with_logprobs",
+]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,25 +24,37 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ..authoring.env import Env
+from ..authoring._env import Env
 from ..errors import ConfigError, EpisodeError
-from ..policies.policy import PolicyLike
-from ..policies.transformers import TransformersPolicy
+from ..policies._policy import PolicyLike
+from ..policies._transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts.engine import Rollouts
-from ..rollouts.options import Deadlines, check_deadlines
-from ..trajectories.samples import Sample
-from ..trajectories.trajectory import Trajectory
-from .capability import Capability
-from .checks import check_samples, guard_policy
-from .conversations import split_conversation, to_conversations
-from .packages import load
-from .rows import logprobs, response_start
-from .single import OnBreak, SingleSample, check_on_break, single_sample
-from .trl_images import image_trainer as image_trainer
-from .trl_rewards import conversational as conversational
-from .trl_rewards import reward_func as reward_func
-from .trl_rewards import scored as scored
+from ..rollouts._engine import Rollouts
+from ..rollouts._options import Deadlines, check_deadlines
+from ..trajectories._samples import Sample
+from ..trajectories._trajectory import Trajectory
+from ._capability import Capability
+from ._checks import check_samples, guard_policy
+from ._conversations import split_conversation, to_conversations
+from ._packages import load
+from ._rows import logprobs, response_start
+from ._single import OnBreak, SingleSample, check_on_break, single_sample
+from ._trl_images import image_trainer as image_trainer
+from ._trl_rewards import conversational as conversational
+from ._trl_rewards import reward_func as reward_func
+from ._trl_rewards import scored as scored
+
+__all__ = [
+    
+    "RolloutFunc",
+    "conversational",
+    "dataset",
+    "image_trainer",
+    "reward_func",
+    "scored",
+    "to_batch",
+    "to_row",
+]
 
 _log = logging.getLogger(__name__)
 

@@ -24,24 +24,26 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ..authoring.env import Env
+from ..authoring._env import Env
 from ..credit import Baseline, group_advantages
-from ..credit.baselines import get_baseline
-from ..episodes.concurrent import run_all
+from ..credit._baselines import get_baseline
+from ..episodes._concurrent import run_all
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
-from ..policies.transformers import TransformersPolicy
-from ..policies.vocabularies import PolicyWrapper
-from ..rollouts.background import Background
-from ..rollouts.engine import Rollouts
-from ..rollouts.options import Deadlines, check_deadlines
-from ..trajectories.samples import Sample
-from ..trajectories.trajectory import Trajectory
-from .capability import Capability
-from .checks import check_samples, guard_policy
-from .conversations import split_conversation
-from .packages import load
-from .rows import advantages, logprobs
+from ..policies._transformers import TransformersPolicy
+from ..policies._vocabularies import PolicyWrapper
+from ..rollouts._background import Background
+from ..rollouts._engine import Rollouts
+from ..rollouts._options import Deadlines, check_deadlines
+from ..trajectories._samples import Sample
+from ..trajectories._trajectory import Trajectory
+from ._capability import Capability
+from ._checks import check_samples, guard_policy
+from ._conversations import split_conversation
+from ._packages import load
+from ._rows import advantages, logprobs
 from .trl import deadlines_for, raise_if_all_failed, read_prompt
+
+__all__ = ["LocalWeights", "RolloutWorker", "to_fields"]
 
 _log = logging.getLogger(__name__)
 

@@ -9,25 +9,27 @@ from functools import lru_cache
 from typing import Any, Self, cast
 from uuid import uuid4
 
-from ..authoring.env import Env
-from ..contexts.protocol import Action
+from .._registry import get_renderer
+from ..authoring._env import Env
+from ..contexts._protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..images import PlacedImage
-from ..registry import get_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts.jobs import Job
-from ..rollouts.options import Deadlines, check_deadlines
-from ..rollouts.player import PlaySettings
-from ..rollouts.shared import play_one
-from ..trajectories.samples import Sample
-from ..trajectories.trajectory import Trajectory
-from .capability import Capability
-from .checks import check_samples, check_sampling, refusal_of
-from .packages import load, load_if_installed
-from .rows import check_one_reward, response_start
-from .rows import routed_experts as experts_of
-from .single import OnBreak, check_on_break, single_sample
+from ..rollouts._jobs import Job
+from ..rollouts._options import Deadlines, check_deadlines
+from ..rollouts._player import PlaySettings
+from ..rollouts._shared import play_one
+from ..trajectories._samples import Sample
+from ..trajectories._trajectory import Trajectory
+from ._capability import Capability
+from ._checks import check_samples, check_sampling, refusal_of
+from ._packages import load, load_if_installed
+from ._rows import check_one_reward, response_start
+from ._rows import routed_experts as experts_of
+from ._single import OnBreak, check_on_break, single_sample
+
+__all__ = ["EnvAgentLoop", "to_outputs", "untrained_output"]
 
 CAPABILITY = Capability(
     "verl, with its V1 trainer",

@@ -14,9 +14,11 @@ from typing import Any, Protocol, TypeVar, cast
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from .._untrusted import open_file, parse_json, read_lines
 from ..errors import InvalidRecord, StorageError, what_is_invalid
-from ..untrusted import open_file, parse_json, read_lines
-from .stored import Stored
+from ._stored import Stored
+
+__all__ = ["read_jsonl", "write_jsonl"]
 
 SCHEMA_VERSION = 2
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

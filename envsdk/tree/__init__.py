@@ -5,9 +5,9 @@ trained token it computes the same log-probability as the separate samples, over
 `tree.tokens_separate`.
 """
 
-from .batch import Reduction as Reduction
-from .batch import TreeBatch as TreeBatch
-from .batch import tree_batch as tree_batch
-from .builder import TreeSample as TreeSample
-from .masks import check_model as check_model
-from .run_attention import tree_attention as tree_attention
+from ._batch import Reduction as Reduction
+from ._batch import TreeBatch as TreeBatch
+from ._batch import tree_batch as tree_batch
+from ._builder import TreeSample as TreeSample
+from ._masks import check_model as check_model
+from ._run_attention import tree_attention as tree_attention

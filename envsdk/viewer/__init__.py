@@ -1,5 +1,9 @@
 """Pages that show runs, episodes and tokens, and the data that any front end needs for that.
 
-`sources` reads runs, also while they are written; `rows` has one line of the list for each episode; `filters` selects
-rows; `episodes` and `tokens` have everything about one episode as JSON. They know nothing of a page or a terminal.
+A `Source` reads a run, also while it is written. A `Filter` selects rows of the list of episodes. `episode` and
+`context_tokens` return everything about one episode as JSON, and `drawing` its contexts as lines of text.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]

@@ -8,17 +8,17 @@ from typing import Any
 
 import docstring_parser
 
-from envsdk.contexts.protocol import Break
-from envsdk.gateway.description import description as description_of
-from envsdk.gateway.management import OpenRequest, RewardRequest
+from envsdk.contexts._protocol import Break
+from envsdk.gateway._description import description as description_of
+from envsdk.gateway._management import OpenRequest, RewardRequest
 from envsdk.messages import Message, TextPart, ToolCall
-from envsdk.rollouts.run_description import Manifest, RunDescription, StoredRenderer
-from envsdk.trajectories.context_log import ContextLog
+from envsdk.rollouts._run_description import Manifest, RunDescription, StoredRenderer
+from envsdk.trajectories._context_log import ContextLog
+from envsdk.trajectories._roles import Roles
+from envsdk.trajectories._samples import Sample
+from envsdk.trajectories._steps import Origin, Part, Step
+from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import SCHEMA_VERSION
-from envsdk.trajectories.roles import Roles
-from envsdk.trajectories.samples import Sample
-from envsdk.trajectories.steps import Origin, Part, Step
-from envsdk.trajectories.trajectory import Trajectory
 
 from .commands import cell
 

@@ -27,17 +27,8 @@ PACKAGES = {
     "envsdk.diagnostics": "Diagnostics and cost",
     "envsdk.rewards": "Rewards",
     "envsdk.sandbox": "The sandbox",
-    "envsdk.trajectories.steps": "Steps and the logs of contexts",
     "envsdk.trajectories.records": "Files of records",
-    "envsdk.viewer.sources": "Runs for a viewer",
-    "envsdk.viewer.rows": "Rows of a list of episodes",
-    "envsdk.viewer.filters": "Filters of episodes",
-    "envsdk.viewer.contents": "Search in contents",
-    "envsdk.viewer.drawing": "Contexts as a drawing in text",
-    "envsdk.viewer.divergence": "Where episodes diverge",
-    "envsdk.viewer.episodes": "An episode as JSON",
-    "envsdk.viewer.tokens": "Tokens as columns",
-    "envsdk.viewer.images": "Images of an episode",
+    "envsdk.viewer": "Runs, episodes and tokens for a viewer",
     "envsdk.viewer.reporting": "Reports on runs",
     "envsdk.testing": "Conformance checks",
     "envsdk.testing.masks": "Checks of masks",
@@ -48,6 +39,8 @@ PACKAGES = {
     "envsdk.rendering.tokenizers": "Tokenizers",
     "envsdk.trainers": "Trainer adapters",
     "envsdk.adapters": "Adapters for tasks and tools",
+    "envsdk_renderers": "Built-in families of renderers",
+    "envsdk_environments": "Built-in environments",
 }
 """The public packages and modules, each with the heading of its page."""
 
@@ -61,25 +54,28 @@ class Public(NamedTuple):
 
 def public_names() -> list[Public]:
     """Return the public names of each public module, in the order of the reference."""
-    return [Public(module, names_of(module)) for module in PACKAGES] + trainers()
+    return [Public(module, names_of(file_of(module))) for module in PACKAGES] + trainers()
 
 
 def trainers() -> list[Public]:
     """Return the public names of the modules of trainers: those with a `CAPABILITY`, and `foreign`."""
     files = sorted(file_of("envsdk.trainers").parent.glob("[a-z]*.py"))
     names = [file.stem for file in files if "CAPABILITY = " in file.read_text("utf-8") or file.stem == "foreign"]
-    return [Public(f"envsdk.trainers.{name}", names_of(f"envsdk.trainers.{name}")) for name in names]
+    return [Public(f"envsdk.trainers.{name}", names_of(file_of(f"envsdk.trainers.{name}"))) for name in names]
 
 
-def names_of(module: str) -> tuple[str, ...]:
-    """Return the public names of a module: its `__all__`, or what it defines or imports under the same name."""
-    tree = ast.parse(file_of(module).read_text(encoding="utf-8"))
+def names_of(file: Path) -> tuple[str, ...]:
+    """Return the public names of a module: its `__all__`, or what it or its stub defines or imports by the same name."""
+    stub = file.with_suffix(".pyi")
+    tree = ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8"))
     names = list(dict.fromkeys(name for node in tree.body for name in _defined(node)))
     listed = [node for node in tree.body if isinstance(node, ast.Assign) and _is_all(node)]
     if listed:
         everything: list[str] = ast.literal_eval(listed[0].value)
         names = sorted(everything, key=lambda name: (name in names, names.index(name) if name in names else 0))
-    return tuple(name for name in names if not name.startswith("_") and not is_package(f"{module}.{name}"))
+    module = ".".join(file.relative_to(next(root for root in reversed(ROOTS) if file.is_relative_to(root))).with_suffix("").parts)
+    package = module.removesuffix(".__init__")
+    return tuple(name for name in names if not name.startswith("_") and not is_package(f"{package}.{name}"))
 
 
 def is_package(name: str) -> bool:
@@ -88,9 +84,9 @@ def is_package(name: str) -> bool:
 
 
 def file_of(module: str) -> Path:
-    """Return the file that names what a module contains: its stub, if it has one."""
+    """Return the source file of a module."""
     path = Path(*module.split("."))
-    candidates = (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".pyi"), path.with_suffix(".py"))
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
     return next(root / name for root in ROOTS for name in candidates if (root / name).is_file())
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import envsdk
 from envsdk import Message
-from envsdk.authoring.adapters.gymnasium_images import GymnasiumImages
+from envsdk.authoring.adapters._gymnasium_images import GymnasiumImages
 from envsdk.errors import ConfigError, ImageError
 from envsdk.policies import ReplyPolicy
 from envsdk.testing import check_env

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Limits, Message, Trajectory, Turn
-from envsdk.authoring.adapters.gymnasium_text import GymnasiumText, _without_codes
+from envsdk.authoring.adapters._gymnasium_text import GymnasiumText, _without_codes
 from envsdk.errors import ConfigError
 from envsdk.policies import ReplyPolicy
 
@@ -302,7 +302,7 @@ def test_closing_closes_the_game_and_may_be_done_again(counting: str):
 
 def test_nothing_is_printed_and_nothing_warned_of():
     program = (
-        "from envsdk.authoring.adapters.gymnasium_text import GymnasiumText\n"
+        "from envsdk.authoring.adapters._gymnasium_text import GymnasiumText\n"
         "for game in ('FrozenLake-v1', 'Taxi-v4', 'CliffWalking-v1', 'Blackjack-v1'):\n"
         "    env = GymnasiumText(game=game)\n"
         "    env.reset(seed=0)\n"

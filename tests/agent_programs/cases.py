@@ -11,10 +11,10 @@ import real_models
 
 import envsdk
 from envsdk import Message, Trajectory
-from envsdk.episodes.driver import driver_of
+from envsdk.episodes._driver import driver_of
 from envsdk.gateway import Endpoint, ProgramEnv
-from envsdk.gateway.conversations import Continues, Conversations, Opens, Repeats
-from envsdk.gateway.requests import ModelReply, ModelRequest
+from envsdk.gateway._conversations import Continues, Conversations, Opens, Repeats
+from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.policies import ReplyPolicy
 
 Script = Mapping[str, Sequence[Message]]
@@ -141,7 +141,7 @@ def played(case: Case) -> Run:
     def reply(env: envsdk.Env) -> Message:
         return next(left[key_of(case.script, opening_of(env.episode.agent.context.conversation))])
 
-    with mock.patch("envsdk.gateway.driver.Conversations", RecordedConversations):
+    with mock.patch("envsdk.gateway._driver.Conversations", RecordedConversations):
         options = {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()}
         env = case.env(**options) if case.env else ProgramOfCase(case.program, **options)
         # The ids that the gateway issues follow from the seed: runs that are put together later need different ones.

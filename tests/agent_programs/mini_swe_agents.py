@@ -8,7 +8,7 @@ from typing import Any
 
 from envsdk import Message
 from envsdk.gateway import ProgramEnv
-from envsdk.gateway.programs import ProgramResult
+from envsdk.gateway._programs import ProgramResult
 
 from .cases import Case, edited
 from .replies import said

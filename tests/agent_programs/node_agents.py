@@ -9,7 +9,7 @@ from typing import Any
 
 from envsdk import Message
 from envsdk.gateway import ProgramEnv
-from envsdk.gateway.programs import ProgramResult
+from envsdk.gateway._programs import ProgramResult
 
 from .cases import Case
 from .replies import AGAIN, ANSWER, CHAT, FINAL, LOOK, TEXT_AND_CALL, TWO_CALLS

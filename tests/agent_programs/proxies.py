@@ -9,9 +9,9 @@ import real_models
 import transformers
 
 from envsdk import Message, Renderer, get_renderer
-from envsdk.gateway.requests import ModelRequest
+from envsdk.gateway._requests import ModelRequest
 from envsdk.trainers.foreign import LoggedStep, from_steps
-from envsdk.trajectories.trajectory import Trajectory
+from envsdk.trajectories._trajectory import Trajectory
 
 from .cases import Run
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from envsdk import Message
-from envsdk.gateway.conversations import Conversations, Opens, Repeats
+from envsdk.gateway._conversations import Conversations, Opens, Repeats
 
 from .cases import Asked, Run, key_of, opening_of
 

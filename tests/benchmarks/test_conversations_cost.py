@@ -9,7 +9,7 @@ import pytest
 from program_requests import TOOLS, Session, as_sent, result, user
 
 from envsdk import Message
-from envsdk.gateway.requests import ModelRequest, ReceivedMessage
+from envsdk.gateway._requests import ModelRequest, ReceivedMessage
 
 LENGTHS = (10, 200, 1000)
 NEW_WORDS = 200

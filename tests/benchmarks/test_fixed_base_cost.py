@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 
 from envsdk import Message
 

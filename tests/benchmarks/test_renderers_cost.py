@@ -7,7 +7,7 @@ from statistics import median
 import openai_harmony as oh
 import pytest
 import real_models
-from envsdk_renderers.harmony import Harmony
+from envsdk_renderers._harmony import Harmony
 
 from envsdk import Message
 

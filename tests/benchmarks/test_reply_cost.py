@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from long_replies import ENDS, MAKERS, STARTS, TOOL, long_reply, units
 
 from envsdk import Message, Renderer, ToolCall

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Action, Env, Limits, Message, Turn, errors, registry
+from envsdk import Action, Env, Limits, Message, Turn, errors
+from envsdk import _registry as registry
 from envsdk.cli import app
 from envsdk.contexts import history
 from envsdk.rollouts import rollout_many
@@ -405,7 +406,7 @@ print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v0")).__mo
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "envsdk/MathChat-v0" in run.stdout
-    assert run.stdout.split()[-1] == "envsdk_environments.calculator"
+    assert run.stdout.split()[-1] == "envsdk_environments._calculator"
     assert "the plug-in 'acme'" in run.stderr
 
 

@@ -9,8 +9,8 @@ import pytest
 import envsdk
 from envsdk import Env, EnvConfig, ImagePart, Message, Turn
 from envsdk.testing import check_env
-from envsdk.testing.env_images import _check_places
-from envsdk.testing.reports import Failure
+from envsdk.testing._env_images import _check_places
+from envsdk.testing._reports import Failure
 
 
 class Config(EnvConfig):

@@ -20,13 +20,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Env, Message, Trajectory, Turn, errors, registry
-from envsdk.cli import app, checks
-from envsdk.cli.checks import _Printer
-from envsdk.cli.options import options_of
+from envsdk import Env, Message, Trajectory, Turn, errors
+from envsdk import _registry as registry
+from envsdk.cli import _checks as checks
+from envsdk.cli import app
+from envsdk.cli._checks import _Printer
+from envsdk.cli._options import options_of
+from envsdk.cli._typed import TypingError, read_reply, signatures
 from envsdk.cli.scaffold import create
-from envsdk.cli.typed import TypingError, read_reply, signatures
-from envsdk.testing.environments import EnvCheck
+from envsdk.testing._environments import EnvCheck
 from envsdk.trajectories.records import read_jsonl
 
 
@@ -345,7 +347,7 @@ def test_check_prints_each_check_as_it_ends() -> None:
             assert len(printed) == number + 1
 
 
-@pytest.mark.parametrize("env", ["envsdk_environments.math_chat:MathChat", "broken_environments:Sound"])
+@pytest.mark.parametrize("env", ["envsdk_environments._math_chat:MathChat", "broken_environments:Sound"])
 def test_rollout_takes_a_class_as_check_and_play_do(env: str, tmp_path: Path) -> None:
     printed = run("rollout", env, "--episodes", 2, "--history", "strip", "--out", tmp_path)
     assert env.rpartition(":")[2] in printed
@@ -383,9 +385,9 @@ def test_check_prints_a_command_that_repeats_it_with_the_same_name_and_options()
 
 
 def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
-    name = "envsdk_environments.guess_number:GuessNumber"
+    name = "envsdk_environments._guess_number:GuessNumber"
     assert "0 of 1" in run("check", name, "--only", "same bytes", "--seeds", 2)
-    printed = run("check", "envsdk.authoring.env:Env", "--only", "reward range", "--seeds", 1, status=1)
+    printed = run("check", "envsdk.authoring._env:Env", "--only", "reward range", "--seeds", 1, status=1)
     assert "FAIL" in printed
 
 
@@ -394,8 +396,8 @@ def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
     [
         ("envsdk/Nothing-v0", "No environment"),
         ("no_such_module:Env", "cannot be imported"),
-        ("envsdk.authoring.env:Nothing", "cannot be imported"),
-        ("envsdk.episodes.turn:Turn", "expected a subclass of envsdk.Env"),
+        ("envsdk.authoring._env:Nothing", "cannot be imported"),
+        ("envsdk.episodes._turn:Turn", "expected a subclass of envsdk.Env"),
         (":Env", "cannot be imported"),
     ],
 )

@@ -29,8 +29,8 @@ from envsdk.credit import (
 )
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.rollouts import rollout_many
-from envsdk.trajectories.context_log import ContextLog
-from envsdk.trajectories.steps import Part, Step
+from envsdk.trajectories._context_log import ContextLog
+from envsdk.trajectories._steps import Part, Step
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 NAN, INF = float("nan"), float("inf")

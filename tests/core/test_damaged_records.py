@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.calculator import Calculator
+from envsdk_environments._calculator import Calculator
 from trainers.episodes import delegated, kept, stripped, truncated
 
 from envsdk import Sample, Trajectory, rollout

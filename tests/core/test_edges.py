@@ -16,12 +16,12 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
-from envsdk.contexts.protocol import Break
+from envsdk.contexts._protocol import Break
 from envsdk.history import History, Rewrite
 from envsdk.rollouts import arollout_many, rollout_many
-from envsdk.trajectories.context_log import ContextLog
+from envsdk.trajectories._context_log import ContextLog
+from envsdk.trajectories._steps import Part, Step
 from envsdk.trajectories.records import read_jsonl, write_jsonl
-from envsdk.trajectories.steps import Part, Step
 
 
 class Talks(Env):

@@ -19,7 +19,7 @@ from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.episodes import event_loops
+from envsdk.episodes import _event_loops as event_loops
 from envsdk.rollouts import rollout_many
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import errors
 from envsdk.cli import app
-from envsdk.cli.explaining import Explanation, explanations, find_explanation
+from envsdk.cli._explaining import Explanation, explanations, find_explanation
 
 ENTRIES = explanations()
 WITH_EXAMPLE = [entry for entry in ENTRIES.values() if entry.example]
@@ -29,7 +29,7 @@ def by_name(entry: Explanation) -> str:
 
 def public_errors() -> Iterator[type[Exception]]:
     """The errors of `envsdk.errors`, and those of other modules that the reference lists."""
-    for module in ("envsdk.errors", "envsdk.registry", *(public.module for public in public_names())):
+    for module in ("envsdk.errors", "envsdk._registry", *(public.module for public in public_names())):
         for value in vars(importlib.import_module(module)).values():
             is_error = isinstance(value, type) and issubclass(value, (errors.EnvsdkError, Warning))
             if is_error and value.__module__.startswith("envsdk") and not value.__name__.startswith("_"):

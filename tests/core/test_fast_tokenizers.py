@@ -28,7 +28,7 @@ from envsdk.rendering.tokenizers import (
     Tokenizer,
     load_tokenizer,
 )
-from envsdk.rendering.tokenizers.byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
 
 pytest.importorskip("fastokens", reason="pip install 'envsdk[fast]'")
 DEEPSEEK = real_models.SHARED / "tokenizers" / "deepseek-v4"
@@ -202,7 +202,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
     program = (
         "import os\n"
         "from envsdk import load_tokenizer\n"
-        "from envsdk.rendering.tokenizers.corpus import corpus\n"
+        "from envsdk.rendering.tokenizers._corpus import corpus\n"
         "fast, plain = load_tokenizer('embedded', backend='fastokens'), load_tokenizer('embedded')\n"
         "fast.encode(corpus())\n"
         "pid = os.fork()\n"

@@ -13,10 +13,10 @@ from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
-from envsdk.authoring.tool_env import tool_driver_of
+from envsdk.authoring._tool_env import tool_driver_of
 from envsdk.errors import ConfigError, EpisodeError, InvalidRecord
 from envsdk.policies import RandomPolicy
-from envsdk.policies.find import find_policy
+from envsdk.policies._find import find_policy
 
 
 class Draws(Env):

@@ -16,7 +16,7 @@ from trainers.episodes import copy_of, delegated, stripped
 
 from envsdk import Sample
 from envsdk.diagnostics import importance_weights
-from envsdk.diagnostics.importance import Level, Mode, Ratio
+from envsdk.diagnostics._importance import Level, Mode, Ratio
 from envsdk.errors import ConfigError, InvalidSample, UnknownName
 from envsdk.trainers.plain import collate
 

@@ -21,7 +21,7 @@ import conversations
 import numpy as np
 import pytest
 import real_models
-from envsdk_renderers.qwen3 import Qwen3
+from envsdk_renderers._qwen3 import Qwen3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import PrivateAttr
@@ -40,7 +40,7 @@ from envsdk import (
     Trajectory,
     Turn,
 )
-from envsdk.contexts.protocol import RewriteReason
+from envsdk.contexts._protocol import RewriteReason
 from envsdk.errors import ContextFull
 from envsdk.history import History, Rewrite, get_history
 from envsdk.messages import check_calls

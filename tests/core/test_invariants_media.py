@@ -15,9 +15,9 @@ from vision_families import renderer_of
 from vision_models import picture
 
 from envsdk import Action, Env, HistoryPolicy, Limits, Message, Renderer, Trajectory, Turn
-from envsdk.contexts.edits import Edit
-from envsdk.contexts.protocol import RewriteReason
-from envsdk.episodes.handoff import Handoff, HandoffResult
+from envsdk.contexts._edits import Edit
+from envsdk.contexts._protocol import RewriteReason
+from envsdk.episodes._handoff import Handoff, HandoffResult
 from envsdk.errors import TemplateUnsupported
 from envsdk.history import History, Rewrite
 from envsdk.images import PlacedImage

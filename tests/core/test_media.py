@@ -8,17 +8,17 @@ import sys
 import numpy as np
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from vision_models import picture, processed_ids, qwen_processor, vision_renderer
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
-from envsdk.diagnostics.costs import cost
+from envsdk.diagnostics._costs import cost
 from envsdk.errors import ConfigError, RenderError, TurnError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rendering.tokenizers import load_tokenizer
 from envsdk.rollouts import Rollouts, StoredRun
-from envsdk.trajectories.media import write_images
+from envsdk.trajectories._media import write_images
 
 PLACEHOLDER = "<|image_pad|>"
 
@@ -219,7 +219,7 @@ def test_an_edit_that_replaces_an_image_by_one_of_the_same_size_drops_it():
             return Turn([Message(role="user", content=[picture(1)])])
 
         def respond(self, reply):
-            return Turn([Message(role="user", content=[picture(2)])], edit=envsdk.episodes.turn.Edit(0))
+            return Turn([Message(role="user", content=[picture(2)])], edit=envsdk.episodes._turn.Edit(0))
 
     env = Swap(renderer=vision_renderer(), limits={"max_steps": 2})
     env.reset(seed=0)

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.authoring.machinery import EnvConfig
-from envsdk.authoring.tool_env import ToolEnvConfig
+from envsdk.authoring._machinery import EnvConfig
+from envsdk.authoring._tool_env import ToolEnvConfig
 from envsdk.rollouts import arollout_many, rollout_many
 
 

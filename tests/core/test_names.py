@@ -12,10 +12,10 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
-from envsdk.authoring.machinery import EnvDriver
-from envsdk.authoring.reserved import DECLARATIONS, METHODS
-from envsdk.authoring.tool_env import ToolDriver
-from envsdk.episodes.driver import Driver
+from envsdk.authoring._machinery import EnvDriver
+from envsdk.authoring._reserved import DECLARATIONS, METHODS
+from envsdk.authoring._tool_env import ToolDriver
+from envsdk.episodes._driver import Driver
 from envsdk.errors import ReservedName
 
 POPULAR = re.findall(

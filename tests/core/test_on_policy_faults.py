@@ -13,8 +13,8 @@ from trainers.episodes import copy_of, delegated
 
 from envsdk import Message, Renderer, Sample, get_renderer
 from envsdk.diagnostics import KL, Cluster, Estimate, kl
-from envsdk.diagnostics.divergence import THRESHOLDS
-from envsdk.diagnostics.token_kinds import KINDS, token_kinds
+from envsdk.diagnostics._divergence import THRESHOLDS
+from envsdk.diagnostics._token_kinds import KINDS, token_kinds
 from envsdk.errors import UnknownName
 
 NAN = float("nan")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import gymnasium
 import pytest
-from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments._guess_number import GuessNumber
 from pydantic import ImportString
 from toy_policies import in_any_vocabulary
 from typer.testing import CliRunner
@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Action, Env, EnvConfig, Handoff, HandoffResult, Limits, Message, Turn
 from envsdk.authoring import NeedsTrust
-from envsdk.authoring.catalog import describe
-from envsdk.authoring.trust import Trust
+from envsdk.authoring._catalog import describe
+from envsdk.authoring._trust import Trust
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError
 from envsdk.rollouts import Rollouts, RunFolder, StoredRun, replay_run, replay_trajectory, rollout_many
-from envsdk.trajectories.trajectory import Trajectory
+from envsdk.trajectories._trajectory import Trajectory
 
 BUILT_IN = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
 

@@ -7,7 +7,7 @@ import pytest
 from envsdk import rewards
 from envsdk.errors import TaskError
 from envsdk.rewards import Call, Program, unit_tests
-from envsdk.rewards.programs import code_in
+from envsdk.rewards._programs import code_in
 from envsdk.sandbox import SandboxLimits, SandboxUnavailable, check_isolation
 
 try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core.test_edges import Talks, says
-from envsdk_environments.calculator import Calculator
+from envsdk_environments._calculator import Calculator
 
 import envsdk
 from envsdk import Action, Message, Sample, Trajectory, rollout

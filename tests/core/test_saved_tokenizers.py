@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from envsdk.errors import TokenizerError
 from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, Tokenizer, load_tokenizer
-from envsdk.rendering.tokenizers.byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
 
 TEXTS = (DATA / "corpus.txt").read_text(encoding="utf-8").splitlines()
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments._guess_number import GuessNumber
 from trainers.episodes import thinks
 
 import envsdk
 from envsdk import Action, Sample, Trajectory, rollout, tree_batch
-from envsdk.episodes.turn import Opening
+from envsdk.episodes._turn import Opening
 from envsdk.errors import ActionError, InvalidRecord, InvalidSample
 from envsdk.policies import Aligned, Ragged, ReplyPolicy
 from envsdk.trajectories.records import read_jsonl, write_jsonl

@@ -10,8 +10,8 @@ from trainers.episodes import DEFECTS, all_kinds, copy_of, kept, stripped
 
 from envsdk import Sample
 from envsdk.errors import InvalidSample
-from envsdk.trajectories import soundness
-from envsdk.trajectories.soundness import are_sound
+from envsdk.trajectories import _soundness as soundness
+from envsdk.trajectories._soundness import are_sound
 
 EPISODE = stripped().samples()
 ARRAYS = {

@@ -16,7 +16,7 @@ from envsdk.errors import ConfigError, TokenizerError, TokenizerMismatch
 from envsdk.policies import RandomPolicy
 from envsdk.rendering.tokenizers import DATA, Tokenizer, load_tokenizer
 from envsdk.rollouts import arollout_many, rollout_many
-from envsdk.trainers.checks import guard_policy
+from envsdk.trainers._checks import guard_policy
 
 
 class Once(Env):
@@ -127,7 +127,7 @@ def test_a_plain_function_may_declare_one() -> None:
 def test_an_object_of_transformers_is_compared_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Plain(transformers.PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json")))
     assert envsdk.rollout(Once(tokenizer="embedded"), policy, seed=0).status == "terminated"
-    monkeypatch.setattr("envsdk.policies.vocabularies.load_tokenizer", None)
+    monkeypatch.setattr("envsdk.policies._vocabularies.load_tokenizer", None)
     assert envsdk.rollout(Once(tokenizer="embedded"), policy, seed=1).status == "terminated"
     with pytest.raises(TokenizerMismatch):
         envsdk.rollout(Once(tokenizer=another()), policy, seed=0)

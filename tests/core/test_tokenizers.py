@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.errors import TokenizerError
-from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load, load_tokenizer
-from envsdk.rendering.tokenizers.byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import _load as load
+from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["embedded", str(real_models.qwen3_folder())]

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
-from envsdk.authoring import tool_runner
+from envsdk.authoring import _tool_runner as tool_runner
 from envsdk.rollouts import rollout_many
 
 

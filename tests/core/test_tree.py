@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from envsdk import Break, Handoff, Limits, Sample, Trajectory, get_renderer, load_tokenizer, rollout
 from envsdk.errors import ConfigError, EnvsdkError, InvalidSample, TreeTooLarge, TreeUnsupported, UnknownName
 from envsdk.policies import RandomPolicy
-from envsdk.trajectories.context_log import ContextLog
-from envsdk.trajectories.steps import Part, Step
+from envsdk.trajectories._context_log import ContextLog
+from envsdk.trajectories._steps import Part, Step
 from envsdk.tree import TreeBatch, check_model, tree_batch
 
 # Random trajectories.

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from random_trees import branch, trees
 
-from envsdk.tree.paths import paths_of
-from envsdk.tree.runs import Runs
+from envsdk.tree._paths import paths_of
+from envsdk.tree._runs import Runs
 
 
 @given(tree=trees())

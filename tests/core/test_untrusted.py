@@ -18,11 +18,11 @@ import orjson
 import pytest
 from attacks_on_files import ATTACKS
 
+from envsdk._untrusted import MAX_DEPTH, max_line_bytes, parse_json
 from envsdk.errors import EnvsdkError, InvalidRecord
 from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, load_tokenizer
 from envsdk.rollouts import StoredRun
-from envsdk.untrusted import MAX_DEPTH, max_line_bytes, parse_json
-from envsdk.viewer.sources import Source
+from envsdk.viewer._sources import Source
 
 
 @pytest.fixture(scope="module")

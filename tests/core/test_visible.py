@@ -19,14 +19,14 @@ from terminal_attacks import ATTACKS, obeyed
 
 import envsdk
 from envsdk import Env, Message, Turn, cli, errors
-from envsdk.cli import output
-from envsdk.cli.checks import print_check, print_end
-from envsdk.cli.playing import Game
-from envsdk.cli.showing import lines_of, print_lines
-from envsdk.testing.environments import EnvCheck, EnvReport
-from envsdk.trajectories.report import Report, table
-from envsdk.trajectories.trajectory import Trajectory
-from envsdk.visible import on_one_line, visible
+from envsdk._visible import on_one_line, visible
+from envsdk.cli import _output as output
+from envsdk.cli._checks import print_check, print_end
+from envsdk.cli._playing import Game
+from envsdk.cli._showing import lines_of, print_lines
+from envsdk.testing._environments import EnvCheck, EnvReport
+from envsdk.trajectories._report import Report, table
+from envsdk.trajectories._trajectory import Trajectory
 
 TEXTS = st.lists(st.sampled_from(ATTACKS) | st.text(max_size=8), max_size=4).map("".join)
 OURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -2,7 +2,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from envsdk_environments.calculator import MAX_NUMBERS, Calculator, evaluate
+from envsdk_environments._calculator import MAX_NUMBERS, Calculator, evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 

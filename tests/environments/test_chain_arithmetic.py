@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.chain_arithmetic import ChainArithmetic, random_chain, read_answer
+from envsdk_environments._chain_arithmetic import ChainArithmetic, random_chain, read_answer
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.delegate import Article, Delegate, Researcher, ResearcherTask
+from envsdk_environments._delegate import Article, Delegate, Researcher, ResearcherTask
 from real_models import FAMILIES
 from toy_policies import in_any_vocabulary
 

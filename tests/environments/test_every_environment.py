@@ -3,7 +3,8 @@
 import pytest
 
 import envsdk
-from envsdk.testing import check_env, environments
+from envsdk.testing import _environments as environments
+from envsdk.testing import check_env
 
 ENVS = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
 SLOW = ("same bytes in another process", "garbage replies", "injected text", "enormous replies", "cut replies")

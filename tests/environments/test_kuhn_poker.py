@@ -2,7 +2,7 @@ import itertools
 from typing import Any
 
 import pytest
-from envsdk_environments.kuhn_poker import LEGAL, OPTIMAL, PLAYERS, KuhnPoker, first_players_gain
+from envsdk_environments._kuhn_poker import LEGAL, OPTIMAL, PLAYERS, KuhnPoker, first_players_gain
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import FAMILIES

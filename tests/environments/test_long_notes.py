@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.long_notes import Fact, LongNotes, put_together, random_task, read_answers
+from envsdk_environments._long_notes import Fact, LongNotes, put_together, random_task, read_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import FAMILIES

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.chart_reader import ChartReader, draw_plot
-from envsdk_environments.crop_zoom import SHOWN, CropZoom
-from envsdk_environments.grid_screen import COLUMNS, HEIGHT, ROWS, WIDTH, GridScreen
-from envsdk_environments.pictures import COLORS, NAMES, Picture, Point
+from envsdk_environments._chart_reader import ChartReader, draw_plot
+from envsdk_environments._crop_zoom import SHOWN, CropZoom
+from envsdk_environments._grid_screen import COLUMNS, HEIGHT, ROWS, WIDTH, GridScreen
+from envsdk_environments._pictures import COLORS, NAMES, Picture, Point
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 import real_models
-from envsdk_environments.search_inline import SearchInline, first_tagged
+from envsdk_environments._search_inline import SearchInline, first_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from scripted_sessions import ScriptedSession
 
-from envsdk.gateway.background import BackgroundServer, background_server
+from envsdk.gateway._background import BackgroundServer, background_server
 
 BODY: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -86,7 +86,7 @@ PROGRAM = """
 import asyncio, os, sys, threading, time
 import httpx
 from scripted_sessions import ScriptedSession
-from envsdk.gateway.background import background_server
+from envsdk.gateway._background import background_server
 
 server, session = background_server(), ScriptedSession()
 server.add(session)

@@ -7,8 +7,8 @@ import pytest
 from program_requests import OTHER_TOOLS, SYSTEM, TOOLS, Session, as_sent, assistant, result, user
 
 from envsdk import Message
-from envsdk.gateway.conversations import Continues, Opens, Repeats
-from envsdk.gateway.requests import ModelReply
+from envsdk.gateway._conversations import Continues, Opens, Repeats
+from envsdk.gateway._requests import ModelReply
 
 
 @pytest.fixture

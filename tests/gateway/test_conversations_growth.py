@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from program_requests import Session, as_sent, user
 
 from envsdk import Message
-from envsdk.gateway.conversations import Conversations
-from envsdk.gateway.requests import ModelRequest, ReceivedMessage
+from envsdk.gateway._conversations import Conversations
+from envsdk.gateway._requests import ModelRequest, ReceivedMessage
 
 TEXTS = st.sampled_from(["ok", "no", "A text that is long enough to be evidence."])
 

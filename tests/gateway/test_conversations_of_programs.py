@@ -9,8 +9,8 @@ from program_requests import Session
 from random_programs import ANY, Expected, RandomProgram, Thread
 
 from envsdk import Message
-from envsdk.gateway.conversations import Continues, Opens
-from envsdk.gateway.requests import ModelReply
+from envsdk.gateway._conversations import Continues, Opens
+from envsdk.gateway._requests import ModelReply
 
 PROGRAMS = 2000 if settings().max_examples >= 100 else 200  # in a full run, and in a short one
 

@@ -22,10 +22,10 @@ import envsdk
 from envsdk import Action, Message, get_renderer
 from envsdk.errors import InvalidRecord, RequestError
 from envsdk.gateway import ProgramEnv, from_requests
-from envsdk.gateway.conversations import Continues
-from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway._conversations import Continues
+from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway.protocols import load_protocol
-from envsdk.gateway.protocols.contents import RequestImages
+from envsdk.gateway.protocols._contents import RequestImages
 from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from envsdk import Sample, Trajectory
 from envsdk.cli import app
 from envsdk.errors import EnvsdkError
-from envsdk.rollouts.stored_run import StoredRun
+from envsdk.rollouts._stored_run import StoredRun
 from envsdk.trainers.atif import to_atif
 from envsdk.trajectories.records import read_jsonl
 

@@ -15,9 +15,9 @@ from malformed_requests import Malformed, Mutations
 from scripted_sessions import RunningGateway, ScriptedSession
 
 from envsdk import Trajectory
-from envsdk.gateway.background import BackgroundServer
-from envsdk.gateway.outside import PlayedSessions
-from envsdk.gateway.standalone import SessionLimits
+from envsdk.gateway._background import BackgroundServer
+from envsdk.gateway._outside import PlayedSessions
+from envsdk.gateway._standalone import SessionLimits
 
 INSIDE = ("Traceback", 'File "', ".py", "object at 0x", "site-packages", "swordfish", "pydantic.dev")
 BATCH = 50

@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_sessions import SECRET, RunningGateway, ScriptedFactory
 
 from envsdk.errors import ConfigError
-from envsdk.gateway.app import ServerLimits
-from envsdk.gateway.management import Gateway
-from envsdk.gateway.serving import listen, serve
-from envsdk.gateway.standalone import SessionLimits
+from envsdk.gateway._app import ServerLimits
+from envsdk.gateway._management import Gateway
+from envsdk.gateway._serving import listen, serve
+from envsdk.gateway._standalone import SessionLimits
 
 TOKEN = "a-token-of-the-gateway"
 BODY: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -316,8 +316,8 @@ def test_whatever_comes_to_the_management_is_answered_or_refused(
 PROGRAM = """
 import sys
 from scripted_sessions import ScriptedFactory
-from envsdk.gateway.management import Gateway
-from envsdk.gateway.serving import serve
+from envsdk.gateway._management import Gateway
+from envsdk.gateway._serving import serve
 
 factory = ScriptedFactory()
 serve(Gateway(factory), grace_s=0.3, on_start=lambda url: print(url, flush=True))

@@ -23,9 +23,9 @@ from scripted_sessions import RunningGateway
 
 from envsdk import Message, Trajectory
 from envsdk.errors import RunFolderError
-from envsdk.gateway.app import ServerLimits
-from envsdk.gateway.outside import PlayedSessions
-from envsdk.gateway.standalone import SessionLimits
+from envsdk.gateway._app import ServerLimits
+from envsdk.gateway._outside import PlayedSessions
+from envsdk.gateway._standalone import SessionLimits
 from envsdk.rollouts import StoredRun
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 50}}

@@ -13,7 +13,7 @@ from documents import CHECKOUT
 from example_programs import EXAMPLES
 from scripted_sessions import RunningGateway
 
-from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway._outside import PlayedSessions
 from envsdk.rollouts import StoredRun
 
 PAGE = (CHECKOUT / "docs" / "programs.md").read_text(encoding="utf-8")

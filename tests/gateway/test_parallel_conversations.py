@@ -14,7 +14,7 @@ from scripted_sessions import RunningGateway
 
 import envsdk
 from envsdk import Action, Message, Trajectory, arollout
-from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway._outside import PlayedSessions
 from envsdk.policies import VLLM, OpenAIChat, SGLang, StopAfterCall
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}

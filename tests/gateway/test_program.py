@@ -29,7 +29,8 @@ from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
 from envsdk.history import History, Keep
 from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.rollouts import Rollouts
-from envsdk.testing import check_env, environments
+from envsdk.testing import _environments as environments
+from envsdk.testing import check_env
 
 Messages = list[dict[str, Any]]
 

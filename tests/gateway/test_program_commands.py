@@ -9,7 +9,7 @@ from toy_policies import in_any_vocabulary
 from envsdk import Action, rollout
 from envsdk.errors import ConfigError
 from envsdk.gateway import ProgramEnv
-from envsdk.gateway.programs import ProgramResult
+from envsdk.gateway._programs import ProgramResult
 
 ASK = """
 import openai

@@ -22,13 +22,13 @@ from random_programs import ANY, Expected, RandomProgram, Thread
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, rollout
-from envsdk.authoring.machinery import DRIVERS
+from envsdk.authoring._machinery import DRIVERS
 from envsdk.errors import RequestError
 from envsdk.gateway import ProgramEnv
-from envsdk.gateway.driver import ProgramDriver
-from envsdk.gateway.programs import Endpoint, ThreadProgram
-from envsdk.gateway.requests import ModelReply, ModelRequest
-from envsdk.gateway.session import ProgramSession
+from envsdk.gateway._driver import ProgramDriver
+from envsdk.gateway._programs import Endpoint, ThreadProgram
+from envsdk.gateway._requests import ModelReply, ModelRequest
+from envsdk.gateway._session import ProgramSession
 
 FACTOR = 20  # with the profile's examples: 40 programs, and 2,000 in a full run
 SAME = "same"

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from scripted_sessions import SECRET, ScriptedSession
 
 from envsdk.errors import ConfigError
-from envsdk.gateway.app import ServerLimits, model_app
-from envsdk.gateway.background import BackgroundServer
+from envsdk.gateway._app import ServerLimits, model_app
+from envsdk.gateway._background import BackgroundServer
+from envsdk.gateway._sessions import Sessions, TokenBucket
 from envsdk.gateway.protocols import load_protocol
-from envsdk.gateway.sessions import Sessions, TokenBucket
 from envsdk.images import Image
 
 PROTOCOLS = ("chat", "responses", "anthropic")
@@ -715,7 +715,7 @@ def test_with_few_file_descriptors_idle_connections_stop_nothing_and_the_log_sta
     program = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
-from envsdk.gateway.background import BackgroundServer
+from envsdk.gateway._background import BackgroundServer
 server = BackgroundServer()
 print(server._address, flush=True)
 input()

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from envsdk.gateway.session import result_of
+from envsdk.gateway._session import result_of
 
 
 @pytest.mark.parametrize("is_same_thread", [True, False])

@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 
 import envsdk
 from envsdk import Action, Message, ToolCall, Trajectory, rollout

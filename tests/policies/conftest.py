@@ -1,6 +1,6 @@
 import pytest
 
-from envsdk.policies import client
+from envsdk.policies import _client as client
 
 
 @pytest.fixture(autouse=True)

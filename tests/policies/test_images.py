@@ -17,11 +17,11 @@ from envsdk.errors import ConfigError, PolicyError, ServerMismatch, ServerReplyE
 from envsdk.images import Image, PlacedImage
 from envsdk.messages import Message, TextPart
 from envsdk.policies import VLLM, OpenAIChat, SGLang
-from envsdk.policies.openai_chat import chat_messages
-from envsdk.policies.sampling import Sampling
-from envsdk.policies.server_replies import ServerRequest
-from envsdk.policies.vllm_images import image_fields
-from envsdk.rendering.vision import Vision
+from envsdk.policies._openai_chat import chat_messages
+from envsdk.policies._sampling import Sampling
+from envsdk.policies._server_replies import ServerRequest
+from envsdk.policies._vllm_images import image_fields
+from envsdk.rendering._vision import Vision
 
 GENERATE = "/inference/v1/generate"
 PARTS = [TextPart(text="Compare "), picture(1, 200, 160), TextPart(text=" with "), picture(2, 96, 60)]

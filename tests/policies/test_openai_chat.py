@@ -19,7 +19,7 @@ from envsdk.errors import (
 )
 from envsdk.messages import Message, ToolCall
 from envsdk.policies import OpenAIChat
-from envsdk.policies.openai_chat import chat_messages
+from envsdk.policies._openai_chat import chat_messages
 
 
 def chat(server, **options):

@@ -13,8 +13,9 @@ from policy_requests import PROMPT, request
 
 import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
-from envsdk.policies import VLLM, SGLang, client
-from envsdk.policies.servers import Servers, base_urls
+from envsdk.policies import VLLM, SGLang
+from envsdk.policies import _client as client
+from envsdk.policies._servers import Servers, base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"

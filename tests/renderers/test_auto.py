@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envsdk_renderers import auto
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.qwen2_5 import Qwen25
-from envsdk_renderers.templates import shared
-from envsdk_renderers.templates.chat_template import ChatTemplate, template_hash
-from envsdk_renderers.templates.store import VARIABLE
+from envsdk_renderers import _auto as auto
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._qwen2_5 import Qwen25
+from envsdk_renderers.templates import _shared as shared
+from envsdk_renderers.templates._chat_template import ChatTemplate, template_hash
+from envsdk_renderers.templates._store import VARIABLE
 from families import CHATML, with_template
 from template_conversations import templates
 
-from envsdk import Message, get_renderer, registry
+from envsdk import Message, get_renderer
+from envsdk import _registry as registry
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 

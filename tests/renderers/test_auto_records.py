@@ -16,9 +16,9 @@ from envsdk.cli import app
 from envsdk.errors import RunFolderError
 from envsdk.rendering.tokenizers import Tokenizer
 from envsdk.rollouts import RunFolder, StoredRun
-from envsdk.rollouts.replaying import replay_trajectory
+from envsdk.rollouts._replaying import replay_trajectory
 from envsdk.testing import check_renderer
-from envsdk.viewer.transcript import transcript
+from envsdk.viewer._transcript import transcript
 
 ODD = CHATML.replace("message.content", "'> ' + message.content")
 

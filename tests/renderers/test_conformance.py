@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 import real_models
-from envsdk_renderers.chatml import ChatML
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.harmony import Harmony
-from envsdk_renderers.qwen3 import Qwen3
+from envsdk_renderers._chatml import ChatML
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._harmony import Harmony
+from envsdk_renderers._qwen3 import Qwen3
 from typer.testing import CliRunner
 
 from envsdk import Message, Renderer, get_renderer, load_tokenizer
@@ -19,7 +19,7 @@ from envsdk.errors import TemplateUnsupported
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import ChatTemplateSource
 from envsdk.testing import check_renderer
-from envsdk.testing.renderers import summary
+from envsdk.testing._renderers import summary
 
 RENDERERS = {
     "qwen3": lambda: Qwen3(load_tokenizer(real_models.qwen3_folder())),

@@ -8,9 +8,9 @@ import pytest
 import real_models
 import template_conversations
 from conversations import Messages, Tools, random_conversation
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.harmony import Harmony
-from envsdk_renderers.qwen3 import Qwen3
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._harmony import Harmony
+from envsdk_renderers._qwen3 import Qwen3
 from families import (
     FAMILIES,
     Family,
@@ -37,9 +37,9 @@ from envsdk import (
 )
 from envsdk.cli import app
 from envsdk.errors import ConfigError, ExportRefused, RenderError
+from envsdk.rendering._parity import render_text
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.exporting.proof import every_conversation
-from envsdk.rendering.parity import render_text
+from envsdk.rendering.exporting._proof import every_conversation
 
 History = Literal["keep", "strip"]
 QWEN3 = {

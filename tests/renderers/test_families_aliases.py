@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 import tokenizers
 from documents import CHECKOUT
-from envsdk_renderers import auto
-from envsdk_renderers.aliases import Alias
-from envsdk_renderers.deepseek_r1 import DeepSeekR1
-from envsdk_renderers.families import ALIASES, DEEPSEEK_R1, GEMMA_3, GEMMA_4, LLAMA_3, NEMOTRON_3
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.llama3 import Llama3
-from envsdk_renderers.qwen2_5 import Qwen25
+from envsdk_renderers import _auto as auto
+from envsdk_renderers._aliases import Alias
+from envsdk_renderers._deepseek_r1 import DeepSeekR1
+from envsdk_renderers._families import ALIASES, DEEPSEEK_R1, GEMMA_3, GEMMA_4, LLAMA_3, NEMOTRON_3
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._llama3 import Llama3
+from envsdk_renderers._qwen2_5 import Qwen25
 from families import CHATML, vocabulary
 from family_checks import KNOWN_DIFFERENCES, check, family_of, stand_in, with_template
 from template_conversations import emitted, templates
 
 import envsdk
-from envsdk import Message, get_renderer, load_tokenizer, registry
+from envsdk import Message, get_renderer, load_tokenizer
+from envsdk import _registry as registry
 from envsdk.errors import ConfigError, TokenizerError
 from envsdk.testing import check_renderer
 
@@ -169,7 +170,7 @@ def test_each_family_has_an_entry_point_and_a_row_in_the_documentation() -> None
     rows = {row.split("|")[1].strip(): row for row in page.splitlines() if row.startswith("| `")}
     for name, alias in ALIASES.items():
         module, _, variable = points[name].partition(":")
-        assert module == "envsdk_renderers.families" and variable.isupper()
+        assert module == "envsdk_renderers._families" and variable.isupper()
         row = rows[f"`{name}`"]
         assert alias.models in row
         assert [switch for switch in alias.switches if f"`{switch}`" not in row] == []

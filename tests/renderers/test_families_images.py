@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from template_conversations import TOOLS, called, emitted, result, user
 from vision_conversations import random_conversation
 from vision_families import FAMILIES, processor_of, renderer_of, tokenizer_of

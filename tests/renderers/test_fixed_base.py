@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import real_models
 from conversations import random_conversation as random_qwen3_conversation
-from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported, Verdict
-from envsdk_renderers.templates.chat_template import ChatTemplate, TemplateFailed
-from envsdk_renderers.templates.mask import Mask
+from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported, Verdict
+from envsdk_renderers.templates._chat_template import ChatTemplate, TemplateFailed
+from envsdk_renderers.templates._mask import Mask
 from template_conversations import (
     TOOLS,
     emitted,

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.templates.chat_template import ChatTemplate
-from envsdk_renderers.templates.history_rule import HistoryRule
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.templates._chat_template import ChatTemplate
+from envsdk_renderers.templates._history_rule import HistoryRule
 from numpy.typing import NDArray
 from template_conversations import TOOLS, called, every_template, fixed_base, qwen3, result, said, user
 
 from envsdk import Env, Message, ToolCall, Turn, load_tokenizer
-from envsdk.contexts.context import Context
+from envsdk.contexts._context import Context
 from envsdk.errors import TemplateUnsupported
 from envsdk.history import Strip
 from envsdk.testing import check_renderer

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import pytest
-from envsdk_renderers.fixed_base import FixedBase, TemplateUnsupported
+from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported
 from template_conversations import (
     TOOLS,
     emitted,

@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.grammars.proof import stripped
-from envsdk_renderers.templates.mask import STEM
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.grammars._proof import stripped
+from envsdk_renderers.templates._mask import STEM
 from stand_in_tokenizers import tokenizer_with
 from template_conversations import TOOLS, fixed_base, short_run_templates, template_text, templates, written_by_template
 
 from envsdk import Message, ToolCall
-from envsdk.contexts.context import Context
+from envsdk.contexts._context import Context
 from envsdk.errors import RenderError
 from envsdk.history import HistoryPolicy, Keep, Strip
 

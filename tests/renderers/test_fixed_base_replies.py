@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
-from envsdk_environments.calculator import Calculator
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_environments._calculator import Calculator
+from envsdk_renderers._fixed_base import FixedBase
 from families import vocabulary
 from template_conversations import (
     NAMES,

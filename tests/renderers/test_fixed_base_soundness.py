@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.templates.chat_template import ChatTemplate
-from envsdk_renderers.templates.mask import STEM, Mask
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.templates._chat_template import ChatTemplate
+from envsdk_renderers.templates._mask import STEM, Mask
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from template_conversations import TOOLS, emitted, result, said, turns_of, user
 
 import envsdk
 from envsdk import Message, Renderer, ToolCall, load_tokenizer
-from envsdk.contexts.context import Context
+from envsdk.contexts._context import Context
 from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported
 from envsdk.history import History, HistoryPolicy, Keep, Rewrite, Strip
 from envsdk.rendering.renderer import EmittedDelta

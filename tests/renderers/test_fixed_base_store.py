@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.grammars.grammar import Grammar
-from envsdk_renderers.grammars.proof import ReadingVerdict
-from envsdk_renderers.templates import measured_grammar, shared, store
-from envsdk_renderers.templates.chat_template import ChatTemplate
-from envsdk_renderers.templates.store import VARIABLE, Store
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.grammars._grammar import Grammar
+from envsdk_renderers.grammars._proof import ReadingVerdict
+from envsdk_renderers.templates import _measured_grammar as measured_grammar
+from envsdk_renderers.templates import _shared as shared
+from envsdk_renderers.templates import _store as store
+from envsdk_renderers.templates._chat_template import ChatTemplate
+from envsdk_renderers.templates._store import VARIABLE, Store
 from pydantic import TypeAdapter
 from template_conversations import TOOLS, called, end_token, result, templates, tokenizer_of, user
 
-from envsdk.contexts.context import Context
+from envsdk.contexts._context import Context
 from envsdk.history import Strip
 
 NUMBER = TypeAdapter(int)

@@ -6,8 +6,8 @@ On every renderer and every template: the control tokens are those of the same c
 from typing import Any
 
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.qwen3 import Qwen3
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._qwen3 import Qwen3
 from families import vocabulary
 from forgeries import BEGINNINGS, FIELDS, forged
 from hostile_replies import every_reader, reader

@@ -5,12 +5,12 @@ import copy
 import pytest
 import real_models
 import template_conversations
-from envsdk_renderers.qwen3 import Qwen3Instruct2507
+from envsdk_renderers._qwen3 import Qwen3Instruct2507
 from families import official_tokenizer
 
 from envsdk import Renderer, load_tokenizer
 from envsdk.errors import RenderError
-from envsdk.rendering.parity import CONVERSATIONS, render_spans
+from envsdk.rendering._parity import CONVERSATIONS, render_spans
 from envsdk.rendering.tokenizers import ChatTemplateSource
 from envsdk.testing import check_renderer
 from envsdk.testing.masks import compare_masks, marked_tokens

@@ -11,8 +11,8 @@ import openai_harmony as oh
 import pytest
 import real_models
 from conversations import random_text
-from envsdk_renderers import harmony_vocabulary
-from envsdk_renderers.harmony import Harmony
+from envsdk_renderers import _harmony_vocabulary as harmony_vocabulary
+from envsdk_renderers._harmony import Harmony
 from jinja2.ext import loopcontrols
 
 import envsdk

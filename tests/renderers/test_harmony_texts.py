@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import real_models
-from envsdk_renderers.harmony import Harmony
+from envsdk_renderers._harmony import Harmony
 
 from envsdk import Message, ToolCall
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_renderers.families import ALIASES
+from envsdk_renderers._families import ALIASES
 from long_replies import ENDS, MAKERS, PIECES, STARTS, TOOL, long_reply, units
 
 from envsdk import Message, Renderer, list_renderers

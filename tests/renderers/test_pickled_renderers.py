@@ -4,7 +4,7 @@ import pickle
 from typing import Any
 
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from real_models import qwen3_folder, template
 from template_conversations import TOOLS, called, result, user
 from vision_families import renderer_of

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.grammars.probes import TOOLS as PROBE_TOOLS
-from envsdk_renderers.grammars.reading import GrammarReader
-from envsdk_renderers.grammars.source import Source
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers.grammars._probes import TOOLS as PROBE_TOOLS
+from envsdk_renderers.grammars._reading import GrammarReader
+from envsdk_renderers.grammars._source import Source
 from hypothesis import given
 from hypothesis import strategies as st
 from long_replies import MAKERS, PIECES, TOOL, as_tokens

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import real_models
 import tokenizers
-from envsdk_renderers.fixed_base import FixedBase
-from envsdk_renderers.qwen2_5 import Qwen25
+from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._qwen2_5 import Qwen25
 from transformers import PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, ToolCall, load_tokenizer

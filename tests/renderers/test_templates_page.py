@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from documents import CHECKOUT, code_of
-from envsdk_environments.calculator import Calculator
+from envsdk_environments._calculator import Calculator
 from real_models import qwen3_folder
 
 PAGE = CHECKOUT / "docs" / "templates.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from families import FAMILIES, vocabulary
 from template_conversations import fixed_base, templates
 

@@ -19,14 +19,14 @@ from envsdk.credit import add_reference
 from envsdk.diagnostics import cost, kl
 from envsdk.errors import ConfigError
 from envsdk.rollouts import rollout_many
+from envsdk.rollouts._stored_run import StoredRun
 from envsdk.rollouts.evaluation import Evaluation, Result
 from envsdk.rollouts.scores import Score
-from envsdk.rollouts.stored_run import StoredRun
 from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer._sources import Source
 from envsdk.viewer.reporting import as_markdown, report
-from envsdk.viewer.reporting.collecting import Collector
-from envsdk.viewer.reporting.links import Links
-from envsdk.viewer.sources import Source
+from envsdk.viewer.reporting._collecting import Collector
+from envsdk.viewer.reporting._links import Links
 
 
 def test_the_mean_reward_is_over_tasks_and_leaves_out_what_was_not_scored(tmp_path: Path):

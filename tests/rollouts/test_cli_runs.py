@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from envsdk.cli import app
 from envsdk.errors import EnvsdkError
-from envsdk.rollouts.run_folder import RunFolder
+from envsdk.rollouts._run_folder import RunFolder
 
 ENVSDK = [sys.executable, "-m", "envsdk"]
 MATH = "envsdk/MathChat-v0"

@@ -16,7 +16,8 @@ from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolCall, ToolEnv, Trajectory, Turn, errors, tool
-from envsdk.rollouts import Rollouts, player, rollout_many
+from envsdk.rollouts import Rollouts, rollout_many
+from envsdk.rollouts import _player as player
 
 
 class Counts(Env):

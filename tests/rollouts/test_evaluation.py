@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk.rollouts import Rollouts
+from envsdk.rollouts._run_folder import RunFolder
 from envsdk.rollouts.evaluation import Evaluation, Suite, compared, evaluate, runs_of, scored
-from envsdk.rollouts.run_folder import RunFolder
 from envsdk.rollouts.scores import Score, compare, rescored
-from envsdk.trajectories.scoring import DEADLINE, NO_REWARD
+from envsdk.trajectories._scoring import DEADLINE, NO_REWARD
 
 
 class Lucky(Env):

@@ -11,8 +11,10 @@ import pytest
 from model_servers import Fault, ModelServer
 
 from envsdk import Env, Message, Trajectory, Turn, errors
-from envsdk.policies import VLLM, client
-from envsdk.rollouts import Rollouts, player
+from envsdk.policies import VLLM
+from envsdk.policies import _client as client
+from envsdk.rollouts import Rollouts
+from envsdk.rollouts import _player as player
 
 WAYS = ("fine", "raises in start", "raises in respond", "hangs in start", "hangs in respond", "hangs in a thread")
 

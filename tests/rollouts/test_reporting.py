@@ -21,8 +21,11 @@ from toy_policies import in_any_vocabulary
 
 from envsdk import Action, Env, Message, Turn, errors
 from envsdk.limits import Limits
-from envsdk.rollouts import PlayStatistics, Rollouts, Statistics, progress, reporting, trackers
-from envsdk.rollouts.scalars import Rates, scalars
+from envsdk.rollouts import PlayStatistics, Rollouts, Statistics
+from envsdk.rollouts import _progress as progress
+from envsdk.rollouts import _reporting as reporting
+from envsdk.rollouts import _trackers as trackers
+from envsdk.rollouts._scalars import Rates, scalars
 
 Values = dict[str, float]
 

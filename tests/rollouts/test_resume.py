@@ -16,7 +16,7 @@ from killed_runs import PROGRAM, play, stored
 
 from envsdk import Action, Env, Message, Turn, errors
 from envsdk.rollouts import Rollouts
-from envsdk.rollouts.run_folder import RunFolder
+from envsdk.rollouts._run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ import envsdk
 from envsdk import Renderer, Trajectory, get_renderer
 from envsdk.errors import InvalidRecord, RunFolderError, StorageError
 from envsdk.rollouts import RunFolder, StoredRun, rollout_many
-from envsdk.rollouts.journal import Journal, read_batches
-from envsdk.rollouts.run_description import differences
-from envsdk.viewer.sources import Source
+from envsdk.rollouts._journal import Journal, read_batches
+from envsdk.rollouts._run_description import differences
+from envsdk.viewer._sources import Source
 
 CONFIGURATION = {
     "env": "envsdk/GuessNumber-v0",
@@ -628,7 +628,7 @@ import asyncio, copy, os, random, signal, sys, time
 import orjson
 from envsdk import Trajectory, get_renderer
 from envsdk.rollouts import RunFolder, StoredRun
-from envsdk.rollouts.journal import read_batches
+from envsdk.rollouts._journal import read_batches
 
 path, lines, count, kills, compress = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "zst"
 episodes = [Trajectory.from_json(line) for line in open(lines, "rb")]

@@ -53,7 +53,7 @@ def test_an_episode_that_ends_its_process_each_time_fails_alone() -> None:
 
 @pytest.mark.full
 def test_a_worker_whose_event_loop_is_blocked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
+    monkeypatch.setattr("envsdk.rollouts._workers._ANSWER_S", 1.0)
     rollouts = Rollouts(
         Stalls,
         Answers(),
@@ -90,7 +90,7 @@ def test_weights_reach_the_workers() -> None:
 
 @pytest.mark.full
 def test_a_pause_that_waits_for_long_replies_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.rollouts.workers._ANSWER_S", 1.0)
+    monkeypatch.setattr("envsdk.rollouts._workers._ANSWER_S", 1.0)
 
     async def run() -> Rollouts:
         rollouts = Rollouts(

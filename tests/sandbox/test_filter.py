@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.sandbox import seccomp
-from envsdk.sandbox.job import OWN_PID, Instruction
-from envsdk.sandbox.system_calls import NUMBERS, machine, system_call
+from envsdk.sandbox import _seccomp as seccomp
+from envsdk.sandbox._job import OWN_PID, Instruction
+from envsdk.sandbox._system_calls import NUMBERS, machine, system_call
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 pytestmark = pytest.mark.skipif(platform.machine() not in MACHINES, reason="no filter for this machine")

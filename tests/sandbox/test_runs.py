@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from envsdk import errors, sandbox
 from envsdk.sandbox import Isolation, SandboxError, SandboxLimits, SandboxUnavailable, arun_python, run_python
-from envsdk.sandbox import isolation as isolations
-from envsdk.sandbox.files import shown_files
-from envsdk.sandbox.output import Output
-from envsdk.sandbox.result import limit_in
+from envsdk.sandbox import _isolation as isolations
+from envsdk.sandbox._files import shown_files
+from envsdk.sandbox._output import Output
+from envsdk.sandbox._result import limit_in
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.delegate import Delegate
-from envsdk_environments.guess_number import GuessNumber
-from envsdk_environments.kuhn_poker import KuhnPoker
+from envsdk_environments._delegate import Delegate
+from envsdk_environments._guess_number import GuessNumber
+from envsdk_environments._kuhn_poker import KuhnPoker
 from program_environments import Trimming
 
 from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
-from envsdk.contexts.protocol import Break
+from envsdk.contexts._protocol import Break
 from envsdk.errors import InvalidSample
 from envsdk.policies import ReplyPolicy
 

@@ -13,9 +13,9 @@ from vision_models import picture, qwen_processor, vision_renderer
 from envsdk import Image, Sample, Trajectory
 from envsdk.errors import InvalidRecord, InvalidSample
 from envsdk.trainers import check_samples, tables
+from envsdk.trainers._image_inputs import image_arrays
 from envsdk.trainers.atif import from_atif, to_atif
 from envsdk.trainers.foreign import LoggedStep, from_steps
-from envsdk.trainers.image_inputs import image_arrays
 from envsdk.trainers.plain import collate
 from envsdk.trainers.prime_rl import to_training_samples
 from envsdk.trainers.tables import read_parquet, write_parquet

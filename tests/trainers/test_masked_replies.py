@@ -17,11 +17,11 @@ from envsdk import Env, Mask, Message, Sample, Trajectory, Turn, rollout, traine
 from envsdk.errors import InvalidRecord, InvalidSample
 from envsdk.policies import ReplyPolicy
 from envsdk.trainers import single_sample, tables
+from envsdk.trainers._rows import observation_weights
 from envsdk.trainers.atif import from_atif, to_atif
 from envsdk.trainers.ms_swift import to_response, to_sft_records
 from envsdk.trainers.plain import collate
 from envsdk.trainers.prime_rl import to_training_samples
-from envsdk.trainers.rows import observation_weights
 from envsdk.trainers.skyrl import to_generator_output
 from envsdk.trainers.slime import to_slime_samples
 from envsdk.trainers.tinker import CookbookEnvGroupBuilder, loss_fn_inputs

@@ -11,7 +11,7 @@ from envsdk import load_tokenizer, tree_batch
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.policies import RandomPolicy
 from envsdk.rollouts import Rollouts
-from envsdk.trainers.checks import guard_policy
+from envsdk.trainers._checks import guard_policy
 
 
 def test_one_conversation_is_one_sample_and_all_that_was_sampled_is_trained_in_it():

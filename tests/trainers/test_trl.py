@@ -30,7 +30,7 @@ from envsdk.errors import (
     TokenizerMismatch,
 )
 from envsdk.rendering.tokenizers import DATA
-from envsdk.trainers.conversations import to_conversations
+from envsdk.trainers._conversations import to_conversations
 from envsdk.trainers.trl import (
     RolloutFunc,
     conversational,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.contents import FOLDED_TO_ASCII, Contents, find
-from envsdk.viewer.episodes import episode
-from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.sources import Source
+from envsdk.viewer._contents import FOLDED_TO_ASCII, Contents, find
+from envsdk.viewer._episodes import episode
+from envsdk.viewer._filters import parse_filter
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._sources import Source
 
 EPISODES = [envsdk.rollout("envsdk/Delegate-v0", "reference", seed=seed) for seed in range(2)]
 TEXTS = st.text(st.sampled_from('abkKsSßſ\u212aﬁİıΣσς/\\"\n é😀\x00') | st.characters(exclude_categories=["Cs"]))
@@ -101,7 +101,7 @@ def test_a_search_answers_in_parts_that_together_are_all(tmp_path, monkeypatch):
     resources = Resources([source])
     whole = resources.search(0, "text:founded")
     assert (whole["more"], whole["searched"], len(whole["matches"])) == (False, 6, 6)
-    monkeypatch.setattr("envsdk.viewer.resources._SEARCH_S", -1)
+    monkeypatch.setattr("envsdk.viewer._resources._SEARCH_S", -1)
     found, searched, more = [], 0, True
     while more:
         part = resources.search(0, "text:founded", searched)

@@ -5,10 +5,10 @@ from typer.testing import CliRunner
 
 import envsdk
 from envsdk.cli import app
+from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import write_jsonl
-from envsdk.trajectories.trajectory import Trajectory
-from envsdk.viewer.drawing import drawing
-from envsdk.viewer.episodes import episode
+from envsdk.viewer._drawing import drawing
+from envsdk.viewer._episodes import episode
 
 NOTES = envsdk.make("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500})
 EPISODES = {

@@ -9,9 +9,9 @@ import pytest
 import envsdk
 from envsdk.errors import InvalidRecord
 from envsdk.tree import tree_batch
-from envsdk.viewer.episodes import episode, tokens_of
-from envsdk.viewer.ranges import prompt_of, sample_segments, segment_ranges, tree_nodes
-from envsdk.viewer.tokens import context_tokens
+from envsdk.viewer._episodes import episode, tokens_of
+from envsdk.viewer._ranges import prompt_of, sample_segments, segment_ranges, tree_nodes
+from envsdk.viewer._tokens import context_tokens
 
 
 def rolled_out(env, policy="reference", *, seed=0, **options):

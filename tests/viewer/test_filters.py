@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from envsdk.errors import ConfigError, InvalidFilter
-from envsdk.viewer.contents import Contents
-from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.rows import EpisodeRow
+from envsdk.viewer._contents import Contents
+from envsdk.viewer._filters import parse_filter
+from envsdk.viewer._rows import EpisodeRow
 
 CASES = json.loads((Path(__file__).parent / "filter_cases.json").read_text())
 ROWS = {

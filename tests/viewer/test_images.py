@@ -20,23 +20,23 @@ from vision_models import picture, vision_renderer
 import envsdk
 from envsdk import Action, Env, Message, Turn
 from envsdk.cli import app
-from envsdk.cli.playing import Game
+from envsdk.cli._playing import Game
 from envsdk.errors import ImageError, UnknownName
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer import notebook
-from envsdk.viewer.divergence import context_pairs
-from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.images import image_facts, image_file
-from envsdk.viewer.page import write_page
-from envsdk.viewer.ranges import Range
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.server import ViewerServer
-from envsdk.viewer.sources import Source
-from envsdk.viewer.terminal.conversation import ConversationLines
-from envsdk.viewer.terminal.tokens import TokenColumns, TokenLines
-from envsdk.viewer.transcript import transcript
+from envsdk.viewer import _notebook as notebook
+from envsdk.viewer._divergence import context_pairs
+from envsdk.viewer._filters import parse_filter
+from envsdk.viewer._images import image_facts, image_file
+from envsdk.viewer._page import write_page
+from envsdk.viewer._ranges import Range
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._server import ViewerServer
+from envsdk.viewer._sources import Source
+from envsdk.viewer._transcript import transcript
+from envsdk.viewer.terminal._conversation import ConversationLines
+from envsdk.viewer.terminal._tokens import TokenColumns, TokenLines
 
 FIRST, SECOND = picture(1, 200, 160), picture(2, 320, 200)
 JPEG = io.BytesIO()

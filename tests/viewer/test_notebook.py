@@ -13,12 +13,12 @@ from nbclient import NotebookClient
 from terminal_attacks import ATTACKS, obeyed
 
 import envsdk
-from envsdk.cards import mask_bar
+from envsdk._cards import mask_bar
 from envsdk.messages import Message
 from envsdk.rollouts import Rollouts
-from envsdk.viewer import notebook
-from envsdk.viewer.notebook import TrajectoryPage
-from envsdk.viewer.page import PAGE
+from envsdk.viewer import _notebook as notebook
+from envsdk.viewer._notebook import TrajectoryPage
+from envsdk.viewer._page import PAGE
 
 EPISODE = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=0)
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</details></div>"

@@ -17,11 +17,11 @@ from envsdk.cli import app
 from envsdk.errors import ConfigError
 from envsdk.rollouts import rollout_many
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.page import PAGE, write_page
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.server import ViewerServer
-from envsdk.viewer.sources import Source
+from envsdk.viewer._filters import parse_filter
+from envsdk.viewer._page import PAGE, write_page
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._server import ViewerServer
+from envsdk.viewer._sources import Source
 
 ROOT = Path(__file__).parents[2]
 EPISODES = rollout_many("envsdk/MathChat-v0", "reference", seeds=range(3))

@@ -15,7 +15,7 @@ from envsdk.cli import app
 from envsdk.errors import ConfigError, InvalidFilter, InvalidRecord
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.transcript import Part, transcript
+from envsdk.viewer._transcript import Part, transcript
 
 NOTES = envsdk.rollout(
     envsdk.make("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500}), "reference", seed=0

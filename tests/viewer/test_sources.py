@@ -13,8 +13,8 @@ from envsdk import get_renderer
 from envsdk.errors import ConfigError, InvalidRecord
 from envsdk.rollouts import Rollouts, RunFolder, rollout_many
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.rows import read_row
-from envsdk.viewer.sources import Source
+from envsdk.viewer._rows import read_row
+from envsdk.viewer._sources import Source
 
 EPISODES = [
     *rollout_many("envsdk/Delegate-v0", "reference", seeds=range(2)),

@@ -24,13 +24,13 @@ from envsdk.errors import ConfigError, InvalidFilter
 from envsdk.messages import Message
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.sources import Source
-from envsdk.viewer.terminal.app import TerminalViewer
-from envsdk.viewer.terminal.conversation import wrapped
-from envsdk.viewer.terminal.episodes import EpisodeLines
-from envsdk.viewer.terminal.lines import Lines
-from envsdk.viewer.terminal.tokens import shade
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._sources import Source
+from envsdk.viewer.terminal._app import TerminalViewer
+from envsdk.viewer.terminal._conversation import wrapped
+from envsdk.viewer.terminal._episodes import EpisodeLines
+from envsdk.viewer.terminal._lines import Lines
+from envsdk.viewer.terminal._tokens import shade
 
 EPISODES = [
     envsdk.rollout(

@@ -19,7 +19,7 @@ import envsdk
 from envsdk import errors
 from envsdk.cli import app
 from envsdk.diagnostics import forward_logprobs
-from envsdk.diagnostics.stack import check_stack
+from envsdk.diagnostics._stack import check_stack
 from envsdk.policies import TransformersPolicy, policy_of
 
 pytestmark = pytest.mark.filterwarnings("default")

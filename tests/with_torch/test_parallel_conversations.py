@@ -15,7 +15,7 @@ from scripted_sessions import RunningGateway
 from torch_models import tiny_qwen3
 
 from envsdk import Trajectory, rollout
-from envsdk.gateway.outside import PlayedSessions
+from envsdk.gateway._outside import PlayedSessions
 from envsdk.policies import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import trees
 
-from envsdk.tree import path_attention
-from envsdk.tree.path_attention import attend_by_paths
-from envsdk.tree.run_attention import TreeRuns, attend, attend_by_runs
-from envsdk.tree.runs import Runs
+from envsdk.tree import _path_attention as path_attention
+from envsdk.tree._path_attention import attend_by_paths
+from envsdk.tree._run_attention import TreeRuns, attend, attend_by_runs
+from envsdk.tree._runs import Runs
 
 
 def tensors(count: int, heads: int, key_heads: int, dtype: Any = torch.float64) -> list[Any]:

@@ -9,7 +9,7 @@ from trainers.pictures import shown_sample
 from vision_models import vision_renderer
 
 from envsdk.errors import InvalidSample
-from envsdk.trainers.image_inputs import image_arrays
+from envsdk.trainers._image_inputs import image_arrays
 from envsdk.trainers.skyrl import to_generator_output
 from envsdk.trainers.slime import to_slime_samples
 

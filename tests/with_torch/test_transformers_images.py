@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 
 pytest.importorskip("torch.nn")
 
@@ -21,12 +21,12 @@ from vision_models import picture, qwen_processor, vision_renderer
 import envsdk
 from envsdk import Env, Message, Turn, credit, images
 from envsdk.diagnostics import forward_logprobs, kl
-from envsdk.diagnostics.stack import check_stack
+from envsdk.diagnostics._stack import check_stack
 from envsdk.errors import ConfigError, ImageError, InvalidSample, TreeUnsupported
 from envsdk.images import Image, RecentValues
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import TransformersPolicy, load_model
-from envsdk.rendering.model_images import ModelImages
+from envsdk.rendering._model_images import ModelImages
 from envsdk.trainers.plain import collate, model_inputs
 from envsdk.tree import TreeBatch
 

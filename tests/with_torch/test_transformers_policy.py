@@ -18,8 +18,8 @@ import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Trajectory, Turn, rollouts
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.policies import TransformersPolicy
-from envsdk.policies.sampling import Sampling, draw
-from envsdk.policies.transformers import Statistics
+from envsdk.policies._sampling import Sampling, draw
+from envsdk.policies._transformers import Statistics
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -30,8 +30,8 @@ from torch_models import (
 from envsdk import Action, Env, Handoff, Message, Sample, Trajectory, Turn, arollout, get_renderer
 from envsdk.errors import TreeTooLarge, TreeUnsupported, UnknownName
 from envsdk.tree import TreeBatch, tree_attention, tree_batch
-from envsdk.tree.run_attention import TreeRuns, attend, attend_in_one_call
-from envsdk.tree.runs import Runs
+from envsdk.tree._run_attention import TreeRuns, attend, attend_in_one_call
+from envsdk.tree._runs import Runs
 
 pytestmark = pytest.mark.filterwarnings("default")
 

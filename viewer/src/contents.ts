@@ -1,4 +1,4 @@
-// What is searched in an episode, and where a text was found: envsdk/viewer/contents.py has the same rules.
+// What is searched in an episode, and where a text was found: envsdk/viewer/_contents.py has the same rules.
 
 import { folded, placesOf } from "./folding";
 import { asText } from "./text";

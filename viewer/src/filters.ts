@@ -1,4 +1,4 @@
-// The filter language of envsdk/viewer/filters.py, which has its grammar. tests/viewer/filter_cases.json holds for both.
+// The filter language of envsdk/viewer/_filters.py, which has its grammar. tests/viewer/filter_cases.json holds for both.
 
 import { folded } from "./folding";
 import type { Row } from "./types";

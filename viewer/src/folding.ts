@@ -1,4 +1,4 @@
-// Texts without regard to case, in any script: what envsdk/viewer/contents.py does with str.casefold.
+// Texts without regard to case, in any script: what envsdk/viewer/_contents.py does with str.casefold.
 
 /** Return a character without its case: ß and ẞ are ss, and all sigmas are one. */
 const foldedCharacter = (character: string) => (character === "ı" ? character : character.toLowerCase().toUpperCase().toLowerCase());

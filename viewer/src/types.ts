@@ -1,4 +1,4 @@
-// What the server answers: see envsdk/viewer/rows.py, episodes.py and tokens.py.
+// What the server answers: see envsdk/viewer/_rows.py, episodes.py and tokens.py.
 
 export interface RunInfo {
   name: string;

@@ -3,7 +3,7 @@
 from benchmarks.contender import Repetition, contender
 from benchmarks.logs import fields, is_sound, logged_steps
 from envsdk.trainers.foreign import from_steps
-from envsdk.trajectories.samples import Sample
+from envsdk.trajectories._samples import Sample
 
 
 def checked(size: str, samples: list[Sample]) -> None:

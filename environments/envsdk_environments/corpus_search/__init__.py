@@ -10,8 +10,8 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, too
 from envsdk.authoring.tasks import Split
 from envsdk.errors import TaskError, ToolError
 
-from .index import FullTextSearchUnavailable, Index, Page, check_full_text_search, get_index
-from .questions import CorpusSearchTask, Difficulty, get_questions
+from ._index import FullTextSearchUnavailable, Index, Page, check_full_text_search, get_index
+from ._questions import CorpusSearchTask, Difficulty, get_questions
 
 __all__ = ["CorpusSearch", "CorpusSearchConfig", "CorpusSearchTask", "FullTextSearchUnavailable"]
 

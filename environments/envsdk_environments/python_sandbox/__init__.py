@@ -10,7 +10,7 @@ from envsdk.authoring import NeedsTrust
 from envsdk.authoring.tasks import Split
 from envsdk.sandbox import Isolation, SandboxLimits, arun_python, check_isolation
 
-from .problems import Difficulty, Problem, random_problem
+from ._problems import Difficulty, Problem, random_problem
 
 _SYSTEM = (
     "Solve the problem with programs. A program may take {timeout_s:g} seconds and {memory_mib} MiB of memory. When "

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn
+from envsdk.authoring._tools import Tool
 from envsdk.authoring.tasks import Split
-from envsdk.authoring.tools import Tool
 
-from .customer import END, GREETING, ScriptedCustomer, briefing, is_end
-from .desk import Desk, tools_of
-from .generator import Difficulty, draw_task
-from .reference import reference_reply
-from .tasks import RetailDeskTask
+from ._customer import END, GREETING, ScriptedCustomer, briefing, is_end
+from ._desk import Desk, tools_of
+from ._generator import Difficulty, draw_task
+from ._reference import reference_reply
+from ._tasks import RetailDeskTask
 
 __all__ = ["RetailDesk", "RetailDeskConfig", "RetailDeskTask"]
 

@@ -12,12 +12,12 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, too
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ConfigError, TaskError, ToolError
 
-from .domains import TRADES, draw_names, make_database
-from .guarded.query import Found, QueryLimits, Row
-from .images import make_image, run_script, tables_of
-from .questions import Difficulty, Question, draw_question
-from .results import as_text, is_same
-from .worker import QueryWorker, TooManySteps
+from ._domains import TRADES, draw_names, make_database
+from ._images import make_image, run_script, tables_of
+from ._questions import Difficulty, Question, draw_question
+from ._results import as_text, is_same
+from ._worker import QueryWorker, TooManySteps
+from .guarded._query import Found, QueryLimits, Row
 
 __all__ = ["SqlAnalyst", "SqlAnalystConfig", "SqlAnalystTask"]
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..._specifications import specification
 from ...errors import ConfigError, unknown_name, what_is_invalid
-from ...specifications import specification
-from ..history_policy import History as History
-from ..history_policy import HistoryPolicy as HistoryPolicy
-from ..history_policy import Rewrite as Rewrite
-from ..history_policy import SummaryRequest as SummaryRequest
-from .budget import DROPPED_RESULT as DROPPED_RESULT
-from .budget import Budget as Budget
-from .images import DROPPED_IMAGE as DROPPED_IMAGE
-from .summarize import Summarize as Summarize
-from .thinking import Compact as Compact
-from .thinking import Keep as Keep
-from .thinking import Strip as Strip
+from .._history_policy import History as History
+from .._history_policy import HistoryPolicy as HistoryPolicy
+from .._history_policy import Rewrite as Rewrite
+from .._history_policy import SummaryRequest as SummaryRequest
+from ._budget import DROPPED_RESULT as DROPPED_RESULT
+from ._budget import Budget as Budget
+from ._images import DROPPED_IMAGE as DROPPED_IMAGE
+from ._summarize import Summarize as Summarize
+from ._thinking import Compact as Compact
+from ._thinking import Keep as Keep
+from ._thinking import Strip as Strip
 
 _POLICIES: dict[str, type[HistoryPolicy]] = {
     policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize)

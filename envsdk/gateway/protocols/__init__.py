@@ -14,10 +14,10 @@ wire.error(error)                                       # or wire.error_event(er
 
 from typing import Any
 
+from ..._packages import load
 from ...errors import unknown_name
-from ...packages import load
-from .memory import SessionMemory as SessionMemory
-from .wire import WireFormat as WireFormat
+from ._memory import SessionMemory as SessionMemory
+from ._wire import WireFormat as WireFormat
 
 _CLASSES = {"chat": "Chat", "responses": "Responses", "anthropic": "Anthropic"}
 

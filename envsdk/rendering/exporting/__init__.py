@@ -1,5 +1,5 @@
 """Chat templates with which inference servers render conversations as a renderer does."""
 
-from .export import ExportedHistory, ExportedTemplate, export_template
+from ._export import ExportedHistory, ExportedTemplate, export_template
 
 __all__ = ["ExportedHistory", "ExportedTemplate", "export_template"]

@@ -4,7 +4,7 @@ So tokens, masks and segments are made in the same way as those of an episode. A
 sample it, after the prompt that an environment would have shown. Reasoning that later prompts drop is still trained.
 """
 
-from .conversation import TrainOn
-from .supervised import sft_samples
+from ._conversation import TrainOn
+from ._supervised import sft_samples
 
 __all__ = ["TrainOn", "sft_samples"]

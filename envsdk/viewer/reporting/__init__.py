@@ -3,7 +3,7 @@
 `report` reads runs one episode at a time and returns frozen figures; the other functions write them.
 """
 
-from .figures import (
+from ._figures import (
     Breaks,
     Damage,
     Difference,
@@ -16,10 +16,10 @@ from .figures import (
     RunFigures,
     RunReport,
 )
-from .html import as_html
-from .markdown import as_markdown
-from .plots import write_plots
-from .reports import report
+from ._html import as_html
+from ._markdown import as_markdown
+from ._plots import write_plots
+from ._reports import report
 
 __all__ = [
     "Breaks",

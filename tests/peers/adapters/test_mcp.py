@@ -21,7 +21,7 @@ import pytest
 
 import envsdk
 from envsdk import Limits, Message, Tool, ToolCall, ToolEnv, Trajectory, Turn
-from envsdk.authoring.adapters.mcp import MCPServer, MCPServerError
+from envsdk.authoring.adapters._mcp import MCPServer, MCPServerError
 from envsdk.errors import ConfigError
 from envsdk.policies import ReplyPolicy
 from envsdk.rollouts import rollout_many
@@ -375,7 +375,7 @@ def test_a_call_in_flight_when_the_server_is_closed_fails():
 
 def test_a_program_that_closes_nothing_ends_without_noise_and_leaves_no_process():
     program = (
-        "import asyncio, sys; from envsdk.authoring.adapters.mcp import MCPServer\n"
+        "import asyncio, sys; from envsdk.authoring.adapters._mcp import MCPServer\n"
         "server = MCPServer(sys.argv[1:], timeout_s=600)\n"
         "tools = {tool.name: tool for tool in server.tools()}\n"
         "print(asyncio.run(tools['process'].function()))"

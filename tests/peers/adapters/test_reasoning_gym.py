@@ -22,9 +22,9 @@ from reasoning_gym.factory import DATASETS
 
 import envsdk
 from envsdk import Message
-from envsdk.authoring.adapters import reasoning_gym as adapter
-from envsdk.authoring.adapters.reasoning_gym import ReasoningGym
-from envsdk.authoring.adapters.reasoning_gym_scorers import may_score
+from envsdk.authoring.adapters import _reasoning_gym as adapter
+from envsdk.authoring.adapters._reasoning_gym import ReasoningGym
+from envsdk.authoring.adapters._reasoning_gym_scorers import may_score
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.rollouts import rollout_many

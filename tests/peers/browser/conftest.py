@@ -15,15 +15,15 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolEnv, Trajectory, Turn, get_renderer, tool
-from envsdk.episodes.event_loops import run
+from envsdk.episodes._event_loops import run
 from envsdk.images import Image, PlacedImage
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts, RunFolder
-from envsdk.trajectories.media import MEDIA, write_images
+from envsdk.trajectories._media import MEDIA, write_images
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.server import ViewerServer
-from envsdk.viewer.sources import Source
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._server import ViewerServer
+from envsdk.viewer._sources import Source
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FIGURES: list[str] = []

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import envsdk
-from envsdk.episodes.event_loops import run
-from envsdk.viewer import notebook
-from envsdk.viewer.filters import parse_filter
-from envsdk.viewer.page import write_page
+from envsdk.episodes._event_loops import run
+from envsdk.viewer import _notebook as notebook
+from envsdk.viewer._filters import parse_filter
+from envsdk.viewer._page import write_page
+from envsdk.viewer._resources import Resources
+from envsdk.viewer._sources import Source
 from envsdk.viewer.reporting import as_html, report
-from envsdk.viewer.resources import Resources
-from envsdk.viewer.sources import Source
 
 VIEWS = {
     "list": ("#/run/0", ".tr[aria-rowindex='2'] .reward"),

@@ -25,7 +25,7 @@ from trainers.pictures import FIRST, SECOND
 from vision_models import picture
 
 from envsdk import Env, Message, Renderer, Sample, Turn
-from envsdk.contexts.edits import Edit
+from envsdk.contexts._edits import Edit
 from envsdk.messages import TextPart
 from envsdk.trainers.ms_swift import make_scheduler
 from envsdk.trainers.plain import collate, model_inputs

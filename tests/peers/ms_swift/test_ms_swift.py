@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import real_models
 import torch
-from envsdk_environments.calculator import Calculator
-from envsdk_environments.delegate import Delegate
-from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments._calculator import Calculator
+from envsdk_environments._delegate import Delegate
+from envsdk_environments._guess_number import GuessNumber
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -50,7 +50,7 @@ from transformers import Qwen3Config
 from envsdk import Env, Limits, Mask, Message, Sample, Turn, get_renderer, load_tokenizer, rollout, sft_samples
 from envsdk.errors import ConfigError, EpisodeError, InvalidSample, PolicyError, SingleSampleOnly
 from envsdk.policies import ReplyPolicy
-from envsdk.trainers.conversations import to_conversations
+from envsdk.trainers._conversations import to_conversations
 from envsdk.trainers.ms_swift import make_scheduler, to_response, to_sft_records
 
 pytestmark = pytest.mark.filterwarnings("ignore:::swift", "ignore:::transformers")

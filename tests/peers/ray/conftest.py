@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 TESTS = Path(__file__).resolve().parents[2]
 PLUGIN = '''
 import envsdk
-from envsdk_renderers.chatml import ChatML
+from envsdk_renderers._chatml import ChatML
 
 class Adds(envsdk.Env):
     """One step, which reports the process that it ran in."""

@@ -82,7 +82,7 @@ def test_a_node_that_is_removed_costs_no_episode(cluster: Cluster, is_graceful: 
 
 
 def test_a_run_ends_with_an_error_if_ray_ends_on_the_node_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.rollouts.ray_workers._FIRST_LINE_S", 1.0)
+    monkeypatch.setattr("envsdk.rollouts._ray_workers._FIRST_LINE_S", 1.0)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -153,7 +153,7 @@ def test_an_error_that_holds_for_all_episodes_ends_the_run() -> None:
 def test_workers_that_get_no_cpu_wait_with_a_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("envsdk.rollouts.ray_workers._FIRST_LINE_S", 1.0)
+    monkeypatch.setattr("envsdk.rollouts._ray_workers._FIRST_LINE_S", 1.0)
 
     async def run() -> list[Any]:
         rollouts = Rollouts(Counts, Answers(0.3), seeds=range(12), group_size=1, executor="ray", n_workers=4)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from envsdk_renderers.fixed_base import FixedBase
+from envsdk_renderers._fixed_base import FixedBase
 from peer_conversations import TOOLS, Messages, as_the_template_takes_them, conversation
 from peer_families import FAMILIES, official, ours, theirs
 from renderers.base import ToolCallParseStatus

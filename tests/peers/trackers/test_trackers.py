@@ -17,7 +17,8 @@ from trackio import context_vars
 from wandb.proto import wandb_internal_pb2
 
 from envsdk import Action, Env, Message, Turn, errors
-from envsdk.rollouts import Rollouts, trackers
+from envsdk.rollouts import Rollouts
+from envsdk.rollouts import _trackers as trackers
 
 Values = dict[str, float]
 

@@ -14,7 +14,7 @@ import transformers
 
 import envsdk
 from envsdk import Env, Renderer, Sample, rollouts, sft_samples
-from envsdk.rendering.tokenizers.load import DATA
+from envsdk.rendering.tokenizers._load import DATA
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # else the import of what is experimental warns
 

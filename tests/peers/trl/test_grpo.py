@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from envsdk_environments.guess_number import GuessNumber
+from envsdk_environments._guess_number import GuessNumber
 from program_environments import Continuing, Trimming
 from trl import GRPOConfig, GRPOTrainer
 

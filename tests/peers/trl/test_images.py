@@ -15,7 +15,7 @@ from vision_models import qwen_processor, vision_renderer
 
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import InvalidSample
-from envsdk.rendering.vision import token_types
+from envsdk.rendering._vision import token_types
 from envsdk.trainers.trl import RolloutFunc, dataset, image_trainer, reward_func
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -22,7 +22,7 @@ from trainers.pictures import Gallery, says
 from vision_models import vision_renderer
 
 from envsdk import Sample, load_tokenizer, register_env, rollout
-from envsdk.rendering.vision import Vision
+from envsdk.rendering._vision import Vision
 from envsdk.trainers.plain import collate, model_inputs
 
 with warnings.catch_warnings():  # of ray, and of engines that are not installed

@@ -15,7 +15,7 @@ from vllm_server import MODEL_NAME
 
 from envsdk import Sample
 from envsdk.diagnostics import forward_logprobs, kl
-from envsdk.rollouts.stored_run import StoredRun
+from envsdk.rollouts._stored_run import StoredRun
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -19,8 +19,8 @@ from vllm_server import MODEL_NAME
 import envsdk
 from envsdk import Action, Env, Image, Message, ToolEnv, Turn
 from envsdk.diagnostics import forward_logprobs
-from envsdk.diagnostics.stack import check_stack
-from envsdk.episodes.event_loops import run
+from envsdk.diagnostics._stack import check_stack
+from envsdk.episodes._event_loops import run
 from envsdk.errors import RequestRefused, ServerReplyError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import VLLM, OpenAIChat

@@ -24,7 +24,7 @@ from vllm_server import MODEL_NAME, VLLMServer
 
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.rollouts import rollout_many
-from envsdk.rollouts.stored_run import StoredRun
+from envsdk.rollouts._stored_run import StoredRun
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -27,7 +27,7 @@ import envsdk
 from envsdk import Trajectory
 from envsdk.policies import VLLM
 from envsdk.rollouts import Rollouts
-from envsdk.rollouts.stored_run import StoredRun
+from envsdk.rollouts._stored_run import StoredRun
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -1,0 +1,166 @@
+"""The tools of the service desk, which work on a database in memory.
+
+They refuse what makes no sense, such as an unknown order or the return of an item that was not delivered. They do not
+refuse what the policy forbids: that is up to the agent.
+"""
+
+from typing import Any
+
+from envsdk import tool
+from envsdk.authoring._tools import Tool
+from envsdk.errors import ToolError
+
+from ._records import Database, Item, Order, Policy, Reason, Refusal, Rule
+
+_MAX_ADDRESS_CHARS = 120
+
+
+class Desk:
+    """What an agent can look up and change.
+
+    Args:
+        database: The records at first.
+        policy: The shop's policy, for the day.
+    """
+
+    def __init__(self, database: Database, policy: Policy) -> None:
+        self._today = policy.today
+        self._customers = database.customers
+        self._orders = {order.id: order for order in database.orders}
+        self._refusals = list(database.refusals)
+        self.changes = 0
+        """How often an order was changed."""
+
+    def database(self) -> Database:
+        """Return all records as they are now."""
+        return Database(
+            customers=self._customers,
+            orders=tuple(self._orders.values()),
+            refusals=tuple(self._refusals),
+        )
+
+    @tool
+    def find_customer(self, email: str = "", name: str = "", postal_code: str = "") -> dict[str, Any] | str:
+        """Find a customer by e-mail address, or by name and postal code.
+
+        Args:
+            email: The whole e-mail address.
+            name: First and last name.
+            postal_code: The postal code of their home.
+        """
+        for customer in self._customers:
+            is_named = _same(name, customer.name) and _same(postal_code, customer.postal_code)
+            if is_named or _same(email, customer.email):
+                orders = [order for order in self._orders.values() if order.customer_id == customer.id]
+                return {**customer.model_dump(), "orders": [f"{order.id} ({order.status})" for order in orders]}
+        return "No customer was found."
+
+    @tool
+    def get_order(self, order_id: str) -> dict[str, Any]:
+        """Look up an order with its items.
+
+        Args:
+            order_id: Its number, such as R-123456.
+        """
+        return self._order(order_id).model_dump(mode="json")
+
+    @tool
+    def cancel_order(self, order_id: str, reason: Reason) -> str:
+        """Cancel a whole order.
+
+        Args:
+            order_id: Its number.
+            reason: Why the customer does not want it.
+        """
+        order = self._order(order_id, "processing", "shipped")
+        return self._replace(order, status="cancelled", cancelled_for=reason)
+
+    @tool
+    def change_address(self, order_id: str, address: str) -> str:
+        """Send an order to another address.
+
+        Args:
+            order_id: Its number.
+            address: The new address, as the customer wrote it: street, city, postal code.
+        """
+        order, line = self._order(order_id, "processing", "shipped"), " ".join(address.split())
+        if not line or len(line) > _MAX_ADDRESS_CHARS:
+            raise ToolError(f"an address has 1 to {_MAX_ADDRESS_CHARS} characters")
+        return self._replace(order, address=line, changed_on=self._today)
+
+    @tool
+    def return_item(self, order_id: str, item: str) -> str:
+        """Take an item back.
+
+        Args:
+            order_id: The number of the order.
+            item: The name of the item, as in the order.
+        """
+        order, found = self._delivered_item(order_id, item)
+        return self._replace_item(order, found, state="returned")
+
+    @tool
+    def exchange_item(self, order_id: str, item: str, option: str) -> str:
+        """Exchange an item for another option of it.
+
+        Args:
+            order_id: The number of the order.
+            item: The name of the item, as in the order.
+            option: The option that the customer gets, such as "red, large".
+        """
+        order, found = self._delivered_item(order_id, item)
+        new = next((one for one in found.in_stock if _same(option, one)), None)
+        if new is None:
+            raise ToolError(
+                f"{found.name} in {option!r:.40} is not in stock; in stock are: {'; '.join(found.in_stock)}"
+            )
+        return self._replace_item(order, found, option=new, state="exchanged")
+
+    @tool
+    def refuse_request(self, order_id: str, rule: Rule) -> str:
+        """Record that a request was refused.
+
+        Args:
+            order_id: The number of the order.
+            rule: What forbids it.
+        """
+        refusal = Refusal(order_id=self._order(order_id).id, rule=rule)
+        if refusal not in self._refusals:
+            self._refusals.append(refusal)
+        return "It is recorded."
+
+    def _order(self, order_id: str, *statuses: str) -> Order:
+        order = self._orders.get(order_id.strip().upper())
+        if order is None:
+            raise ToolError(f"there is no order {order_id!r:.40}; the number of an order is like R-123456")
+        if statuses and order.status not in statuses:
+            raise ToolError(
+                f"the order {order.id} is {order.status}; this needs an order that is {' or '.join(statuses)}"
+            )
+        return order
+
+    def _delivered_item(self, order_id: str, name: str) -> tuple[Order, Item]:
+        order = self._order(order_id, "delivered")
+        item = next((item for item in order.items if _same(name, item.name)), None)
+        if item is None or item.state == "returned":
+            raise ToolError(f"there is no item {name!r:.40} in {order.id} that was not returned")
+        return order, item
+
+    def _replace_item(self, order: Order, item: Item, **changes: object) -> str:
+        new = item.model_copy(update=changes)
+        items = tuple(new if one is item else one for one in order.items)
+        return self._replace(order, items=items, changed_on=self._today)
+
+    def _replace(self, order: Order, **changes: object) -> str:
+        self._orders[order.id] = order.model_copy(update=changes)
+        self.changes += 1
+        return f"Done: {order.id} was changed."
+
+
+def tools_of(desk: Desk | type[Desk]) -> list[Tool]:
+    """Return the tools of a desk, or their descriptions, of the class."""
+    return [getattr(desk, name) for name, value in vars(Desk).items() if isinstance(value, Tool)]
+
+
+def _same(given: str, known: str) -> bool:
+    return " ".join(given.split()).casefold() == known.casefold()

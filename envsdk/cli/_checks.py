@@ -1,0 +1,112 @@
+"""`envsdk check` and `envsdk doctor`: conformance checks of environments and renderers."""
+
+import shlex
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated, Any, Self
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ..authoring._env import Env
+from ..testing import Check, check_env, check_renderer
+from ..testing._environments import EnvCheck
+from ..testing._renderers import summary
+from ..testing._reports import CheckReport
+from ._options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, renderer_from
+from ._output import errors, print_json, print_text
+
+_STYLES = {"PASS": "green", "FAIL": "red"}
+
+
+def doctor(
+    renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
+    random_replies: Annotated[int, typer.Option(min=0, help="The number of random token sequences to parse.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random token sequences.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
+) -> None:
+    """Summarize what environments can rely on, and run the conformance checks of a renderer with a tokenizer.
+
+    The exit status is 1 if a check fails.
+    """
+    found = renderer_from(renderer, tokenizer)
+    for line in [] if as_json else summary(found):
+        print_text(line)
+    report = check_renderer(found, random_replies=random_replies, seed=seed)
+    for one in [] if as_json else report.checks:
+        print_check(one)
+    print_end("renderer", report, as_json=as_json)
+
+
+def check(
+    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of consecutive seeds.")] = 16,
+    only: Annotated[str | None, typer.Option(help="The name of a single check to run.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
+) -> None:
+    """Run the conformance checks of an environment. The exit status is 1 if a check fails."""
+    options = options_of(option or ())
+    subject: Any = maker(env, options)
+    if ":" not in env:
+        subject = subject() if options else env
+    command_line = shlex.join(["envsdk", "check", env, *(word for one in option or () for word in ("--option", one))])
+    with _Printer(as_json=as_json) as printer:
+        report = check_env(
+            subject,
+            seeds=seeds,
+            first_seed=seed,
+            only=only,
+            on_progress=printer.on_progress,
+            command_line=command_line,
+        )
+    if isinstance(subject, Env):
+        subject.close()
+    print_end("environment", report, as_json=as_json)
+
+
+class _Printer:
+    """Prints each check when it ends, one failure for each cause. On a terminal, it shows the running check."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True
+        )
+        self._task = self._progress.add_task("")
+
+    def __enter__(self) -> Self:
+        if errors.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def on_progress(self, name: str, check: EnvCheck | None) -> None:
+        """See `check_env`."""
+        if check is None:
+            self._progress.update(self._task, description=name)
+        elif not self._as_json and not check.same_as:
+            print_check(check)
+
+
+def print_check(check: Check) -> None:
+    """Print a check."""
+    print_text(str(check), style=_STYLES.get(check.verdict, "yellow"))
+
+
+def print_end(kind: str, report: CheckReport[Any], *, as_json: bool) -> None:
+    """Print the summary of a report, or the report as JSON, and exit with status 1 if a check failed."""
+    checks: list[Check] = report.checks
+    if as_json:
+        print_json({kind: report.subject, "checks": [asdict(one) for one in checks]})
+    else:
+        same = Counter(one.same_as for one in checks if isinstance(one, EnvCheck) and one.same_as)
+        for name, count in same.items():
+            print_text(f'{count} more checks are not possible because "{name}" fails', style="yellow")
+        print_text(f"{report.subject}: {len(report.failed)} of {len(checks)} checks failed")
+    if report.failed:
+        raise typer.Exit(1)

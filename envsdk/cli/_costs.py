@@ -1,0 +1,71 @@
+"""`envsdk cost`: what training would cost under each history policy, before anything is trained."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..authoring._env import Env
+from ..diagnostics._estimates import Prices, Sizes, estimate
+from ..errors import ConfigError
+from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from ._output import print_json, print_text
+
+SIZES = (
+    "Sizes of messages in tokens instead of an environment, such as first=500,reasoning=400,answer=100,observation=200."
+)
+PRICE = "Prices per million tokens, such as input=0.5,cached=0.05,output=2,training=1."
+
+
+def cost(
+    env: Annotated[str | None, typer.Argument(help=ENVIRONMENT)] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="The number of steps of an episode.")] = None,
+    sizes: Annotated[str | None, typer.Option(help=SIZES)] = None,
+    history: Annotated[list[str] | None, typer.Option(help=SPECIFICATION + " You may repeat it.")] = None,
+    price: Annotated[str | None, typer.Option(help=PRICE)] = None,
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="The number of reference episodes that are measured.")] = 4,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the costs by the number of steps: a .png or .svg file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")] = False,
+) -> None:
+    """Estimate what an episode costs under each history policy, in tokens and money.
+
+    Messages have the sizes of the reference policy's episodes, or those of --sizes. "As samples" and "as a tree" are
+    the tokens to train. T^1.0 grows with the number of steps T, T^2.0 with its square.
+    """
+    if (env is None) == (sizes is None):
+        raise ConfigError("envsdk cost needs an environment or --sizes, and not both")
+    prices = None if price is None else Prices(**_numbers("--price", price, Prices))
+    of: Any
+    if env is None:
+        family = {"renderer": specification(renderer or "qwen3"), "tokenizer": tokenizer}
+        of = Sizes(**_numbers("--sizes", sizes or "", Sizes))
+    else:
+        family = {}
+        options = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
+        of = maker(env, {**options_of(option or (), NAMED), **options})()
+    try:
+        found = estimate(of, history=history, steps=steps, prices=prices, episodes=episodes, **family)
+    finally:
+        if isinstance(of, Env):
+            of.close()
+    if plot is not None:
+        found.plot(plot)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_text(str(found))
+
+
+def _numbers(name: str, text: str, kind: type[Prices] | type[Sizes]) -> dict[str, Any]:
+    """Return the numbers of a text such as `input=0.5,output=2`, which are fields of a class."""
+    known = [field.name for field in fields(kind)]
+    given = options_of([pair for pair in text.split(",") if pair])
+    if not given or not given.keys() <= set(known):
+        raise ConfigError(f"{name} is {text!r}; expected some of {', '.join(known)}, as name=number,name=number")
+    return given

@@ -1,0 +1,96 @@
+"""`envsdk gateway`: a server that agent programs ask, in front of any policy."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .._packages import load
+from ..errors import ConfigError
+from ._options import (
+    POLICY,
+    POLICY_OPTION,
+    SPECIFICATION,
+    TOKENIZER,
+    function_from,
+    import_from_here,
+    options_of,
+    policy_from,
+    specification,
+)
+from ._output import print_text
+
+
+def gateway(
+    policy: Annotated[str, typer.Option(help=POLICY)],
+    model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
+    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
+    renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
+    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
+    limit: Annotated[list[str] | None, typer.Option(help="A limit of each session: max_steps=50.")] = None,
+    trainable_role: Annotated[list[str] | None, typer.Option(help="A role that gives samples; by default all.")] = None,
+    role_of: Annotated[
+        str | None, typer.Option(help="module:function from the messages of a new conversation to its role, or None.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder, if sessions are recorded.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
+    record: Annotated[
+        Literal["on", "off"], typer.Option(help="off serves without recording, as in production.")
+    ] = "on",
+    host: Annotated[str, typer.Option(help="The address. One that other machines reach needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8808,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="ENVSDK_GATEWAY_TOKEN", help="What managing sessions requires, as a bearer token."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
+    max_sessions: Annotated[int, typer.Option(min=1, help="How many sessions may be open.")] = 1000,
+    idle_timeout: Annotated[
+        float, typer.Option(help="A session ends after this many seconds without a request.")
+    ] = 3600,
+    rate: Annotated[float | None, typer.Option(help="Requests per second of a session; by default any number.")] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 64,
+) -> None:
+    """Serve Chat Completions, Responses and Anthropic Messages in front of a policy; each session is an episode.
+
+    POST /sessions opens a session, and returns its base URLs and its key. Its requests are recognized by their meaning,
+    rendered with the history policy, and recorded when the session is closed. SIGINT or SIGTERM closes all sessions.
+    """
+    if (record == "on") != (out is not None):
+        raise ConfigError("name a run folder with --out, or serve without recording with --record off; expected one")
+    what, advice = "the gateway needs", "pip install 'envsdk[gateway]'"
+    for module in ("starlette", "uvicorn", "prometheus_client"):
+        load(module, what, advice)
+    from ..gateway._app import ServerLimits
+    from ..gateway._management import Gateway
+    from ..gateway._outside import PlayedSessions
+    from ..gateway._serving import serve
+    from ..gateway._standalone import SessionLimits
+
+    import_from_here()
+    found: Any = policy_from(policy, model, policy_option or ())
+    sessions = PlayedSessions(
+        found,
+        {
+            "renderer": specification(renderer),
+            "tokenizer": tokenizer,
+            "history": specification(history),
+            "limits": options_of(limit or ()),
+        },
+        trainable_roles=None if trainable_role is None else frozenset(trainable_role),
+        role_of=None if role_of is None else function_from(role_of, "a list of messages"),
+        out=out,
+        resume=resume,
+        compress=compress,
+        policy_timeout_s=timeout,
+    )
+    server = Gateway(
+        sessions,
+        token=token,
+        limits=ServerLimits(max_body_bytes=max_body * 2**20),
+        session_limits=SessionLimits(max_sessions, rate, None, idle_timeout),
+        model=model or policy,
+    )
+    serve(server, host, port, on_start=lambda url: print_text(f"envsdk gateway: {url}/sessions opens a session"))

@@ -1,0 +1,186 @@
+"""`envsdk import`: store what other tools logged as a run folder."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+
+import typer
+
+from .._registry import get_renderer
+from .._untrusted import open_file, parse_json, read_file, read_lines
+from .._visible import on_one_line
+from ..episodes._event_loops import run
+from ..errors import ConfigError, InvalidRecord
+from ..rollouts._run_folder import RunFolder
+from ..trajectories._report import Report, summary, table
+from ..trajectories._samples import Sample
+from ..trajectories.records import write_jsonl
+from ._options import SPECIFICATION, TOKENIZER, specification
+from ._output import print_error, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from ..trainers._logged import Imported
+
+_Format: TypeAlias = Literal["atif", "requests"]
+_Log: TypeAlias = tuple[str, str | None, Any]
+"""Where a log is, the id of its trajectory (None: the one that the log has), and the log."""
+
+_SHOWN = 10
+"""How many notes are printed."""
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="A file, or a folder with such files at any depth.")],
+    format: Annotated[_Format, typer.Option(help="ATIF documents (.json), or logged requests (.jsonl).")],
+    renderer: Annotated[str, typer.Option(help="The renderer of the model that was logged. " + SPECIFICATION)],
+    tokenizer: Annotated[str, typer.Option(help="Its tokenizer: " + TOKENIZER)],
+    out: Annotated[Path, typer.Option(help="The run folder, which must be new.")],
+    reward: Annotated[float | None, typer.Option(help="The reward of each episode, if the log has none.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="The temperature of requests that name none.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")] = False,
+) -> None:
+    """Import what another tool logged with token ids, and print what came in and what is missing.
+
+    The folder gets trajectories.jsonl and samples.jsonl; and sft.jsonl, the supervised samples of replies without ids.
+    Each line of logged requests has a request and a response, as from_requests takes them, and may have a session.
+    """
+    given = specification(renderer)
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    made = get_renderer(options.pop("name", ""), tokenizer, **options)
+    logs = list((_documents if format == "atif" else _sessions)(file))
+    if not logs:
+        raise ConfigError(f"{str(file)!r} has nothing to import: expected {_EXPECTED[format]}")
+    known: dict[str, Any] = {"renderer": made, "reward": reward, "temperature": temperature}
+    imported = [_imported(format, *log, known) for log in logs]
+    trajectories = [one.trajectory for one in imported]
+    samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
+    supervised = [sample for one in imported for sample in one.sft]
+    configuration = {"imported": format, "file": str(file), "reward": reward, "temperature": temperature}
+    with RunFolder.create(out, configuration, {"main": made}) as folder:
+        for trajectory in trajectories:
+            run(folder.append(trajectory))
+        write_jsonl(out / "samples.jsonl", samples)
+        write_jsonl(out / "sft.jsonl", supervised)
+        folder.close(is_complete=True)
+    _print(file, imported, Report.of(trajectories, samples), samples, supervised, as_json=as_json)
+    if not as_json:
+        print_text(
+            f"wrote {len(trajectories)} trajectories, {len(samples)} samples and {len(supervised)} supervised samples "
+            f"to {out}/"
+        )
+
+
+_EXPECTED: Mapping[_Format, str] = {
+    "atif": "a .json file with an ATIF document, or a folder with some",
+    "requests": "a .jsonl file with a logged request on each line, or a folder with some",
+}
+
+
+def _imported(format: _Format, where: str, id: str | None, log: Any, options: Mapping[str, Any]) -> "Imported":
+    from ..gateway._imports import from_atif, from_requests
+
+    try:
+        return from_atif(log, id=id, **options) if format == "atif" else from_requests(log, id=str(id), **options)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from error
+
+
+# Files.
+
+
+def _documents(path: Path) -> Iterator[_Log]:
+    """Yield the documents of a file, or those of a folder; its other JSON files are not documents."""
+    for file in _files(path, "*.json"):
+        found = _parsed(_read(file), str(file))
+        if path.is_dir() and not _is_document(found):
+            continue
+        yield str(file), _name(file, path) if path.is_dir() else None, found
+
+
+def _is_document(found: Any) -> bool:
+    documents = cast("list[Any]", found) if isinstance(found, list) else [found]
+    first = next(iter(documents), None)
+    version = cast("dict[str, Any]", first).get("schema_version") if isinstance(first, dict) else None
+    return isinstance(version, str) and version.startswith("ATIF-")
+
+
+def _sessions(path: Path) -> Iterator[_Log]:
+    """Yield the records of each session: those of a file that have the same `session`."""
+    for file in _files(path, "*.jsonl"):
+        sessions: dict[str, list[Any]] = {}
+        for number, line in enumerate(_lines(file), start=1):
+            if line.strip():
+                record = _parsed(line, f"{file}, line {number}")
+                session = cast("dict[str, Any]", record).get("session") if isinstance(record, dict) else None
+                sessions.setdefault("" if session is None else str(session), []).append(record)
+        name = _name(file, path)
+        for session, records in sessions.items():
+            where = f"{file}, session {session!r}" if session else str(file)
+            yield where, f"{name}/{session}" if session else name, records
+
+
+def _files(path: Path, pattern: str) -> list[Path]:
+    return sorted(path.rglob(pattern)) if path.is_dir() else [path]
+
+
+def _name(file: Path, path: Path) -> str:
+    """Return the id of what a file has: its path in the folder, which is unique there."""
+    return (file.relative_to(path) if path.is_dir() else Path(file.name)).with_suffix("").as_posix()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_file(file)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with open_file(file) as opened:
+            yield from read_lines(opened)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from error
+
+
+# What came in.
+
+
+def _print(
+    file: Path,
+    imported: "list[Imported]",
+    report: Report,
+    samples: list[Sample],
+    supervised: list[Sample],
+    *,
+    as_json: bool,
+) -> None:
+    notes = [(one.trajectory.id, note) for one in imported for note in one.notes]
+    trained = sum(int(sample.mask.sum()) for sample in samples)
+    if as_json:
+        found = [{"id": name, **asdict(note)} for name, note in notes]
+        print_json({"trained_tokens": trained, "sft_samples": len(supervised), "notes": found, **asdict(report)})
+        return
+    print_table(table("What was imported", [((file.name,), report)], ("file",)))
+    for line in summary(report):
+        print_text(line)
+    print_text(f"trained: {trained:,} tokens in {len(samples)} samples")
+    if supervised:
+        tokens = sum(int(sample.mask.sum()) for sample in supervised)
+        print_text(f"supervised only: {tokens:,} tokens in {len(supervised)} samples, of replies without token ids")
+    if notes:
+        counts = Counter(note.kind for _, note in notes)
+        print_text("notes: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
+    for name, note in notes[:_SHOWN]:
+        print_error(on_one_line(f"{name}: {note}"))
+    if len(notes) > _SHOWN:
+        print_error(f"... and {len(notes) - _SHOWN} more; --json prints all")

@@ -1,0 +1,230 @@
+"""`envsdk play`: a person acts as the policy, and sees what the model would see."""
+
+import contextlib
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..authoring._env import Env
+from ..contexts._context import Context
+from ..contexts._protocol import Action, Break
+from ..errors import EnvsdkError
+from ..messages import ImagePart, Message, ToolSchema
+from ..policies import ReplyPolicy
+from ..trajectories._trajectory import Trajectory
+from ..viewer._images import image_name
+from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from ._output import print_text, writable, write
+from ._typed import HELP, TypingError, read_reply, signatures
+
+
+class Quit(Exception):
+    """The person typed `:quit`."""
+
+
+def play(
+    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the episode.")] = 0,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
+    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
+    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
+) -> None:
+    """Play an episode yourself: you see what the model sees, and you type its replies.
+
+    Type :help to see how to call tools and type replies of several lines. Ctrl-D ends the game.
+    """
+    options = options_of(option or (), NAMED)
+    options |= {
+        "renderer": renderer and specification(renderer),
+        "tokenizer": tokenizer,
+        "history": specification(history),
+    }
+    if tasks is not None:
+        options["tasks"] = str(tasks)
+    folder = None if out is None else writable(out)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # adds line editing and a history of lines to input()
+    with contextlib.closing(maker(env, options)()) as played:
+        try:
+            trajectory = Game(played).play(seed)
+        except (Quit, EOFError):
+            steps = played.episode.root.usage.steps
+            print_text(f"\nYou quit after {steps} {'step' if steps == 1 else 'steps'}.")
+            return
+        except KeyboardInterrupt:
+            print_text("\ninterrupted")
+            raise typer.Exit(130) from None
+    if folder is not None:
+        write(folder, [trajectory], trajectory.samples())
+
+
+class Game:
+    """Runs one episode with replies from a person at the terminal, or from standard input.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._shown: dict[str, int] = {}
+        """The number of messages of each context that were shown."""
+        self._tools: dict[str, list[ToolSchema]] = {}
+        """The tools of each context that were shown last."""
+        self._last = ""
+        """The context that the person acted in last."""
+
+    def play(self, seed: int) -> Trajectory:
+        """Play an episode to its end.
+
+        Raises:
+            Quit: If the person types `:quit`.
+            EOFError: If standard input ends.
+        """
+        _, info = self._env.reset(seed=seed)
+        print_text(f"{self._env.name}, seed {seed}. You are the model. Type :help to see how to reply.", style="bold")
+        while self._env.trajectory is None:
+            self._show(info)
+            action = self._action(info)
+            context = self._env.episode.contexts[info["context"]]
+            self._shown[context.name] = len(context.messages) + 1  # do not show the reply that was typed
+            _, reward, _, _, info = self._env.step(action)
+            _show_outcome(reward, info, is_cut=action.finish_reason == "length")
+        self._show_messages()
+        trajectory = self._env.trajectory
+        _show_end(trajectory)
+        return trajectory
+
+    def _show(self, info: dict[str, Any]) -> None:
+        """Show what is new since the last reply, and how the next reply starts."""
+        agent = self._env.episode.agent
+        break_: Break | None = info.get("break")
+        if break_ is not None and break_.kind == "rewrite":
+            detail = f" ({break_.detail})" if break_.detail else ""
+            print_text(
+                f"-- {break_.reason}{detail}: of the context, {break_.kept} tokens are kept and {break_.dropped} are "
+                "dropped or rewritten; type :prompt to see the whole prompt",
+                style="yellow",
+            )
+        self._show_messages()
+        if agent.context.name != self._last and (self._last or agent.context.name != "main"):
+            print_text(f"-- you now act as {agent.context.name} ({agent.context.role})", style="yellow")
+        self._last = agent.context.name
+        self._show_tools(agent.context)
+        for verb, start in (("continues", agent.turn.continuation), ("starts with", agent.turn.prefill)):
+            if start is not None:
+                print_text(
+                    f"-- your reply {verb}: {_text_of(start) if isinstance(start, Message) else start}", style="yellow"
+                )
+        limits = [f"ends at {' or '.join(map(repr, info['stop']))}"] if info["stop"] else []
+        limits += [f"may have at most {info['max_tokens']} tokens"] if info["max_tokens"] is not None else []
+        if limits:
+            print_text(f"-- your reply {', and '.join(limits)}", style="dim")
+
+    def _show_messages(self) -> None:
+        """Show the new messages of each context."""
+        contexts = self._env.episode.contexts
+        for name, context in contexts.items():
+            start = min(self._shown.setdefault(name, context.inherited), len(context.messages))
+            for message in context.messages[start:]:
+                print_text(f"[{message.role if len(contexts) == 1 else f'{name} · {message.role}'}]", style="bold")
+                self._show_content(message, context)
+            self._shown[name] = len(context.messages)
+
+    def _show_content(self, message: Message, context: Context) -> None:
+        """Show a message, with the names of its images between its texts."""
+        if not message.images:
+            print_text(_text_of(message))
+            return
+        for part in message.parts or ():
+            if not isinstance(part, ImagePart):
+                print_text(part.text)
+                continue
+            image, vision = part.data, context.renderer.vision
+            facts = {**image.reference(), "tokens": None if vision is None else vision.count(image)}
+            print_text(f"[{image_name(image.sha256, facts)}]", style="magenta")
+
+    def _show_tools(self, context: Context, *, again: bool = False) -> None:
+        tools = list(context.tools)
+        if tools != self._tools.get(context.name, []) or again:
+            print_text("[tools]", style="bold")
+            for line in signatures(tools) or ["none"]:
+                print_text(line)
+        self._tools[context.name] = tools
+
+    def _action(self, info: dict[str, Any]) -> Action:
+        """Read lines until one is a valid reply, and return it as an action."""
+        while True:
+            line = _read("> ")
+            try:
+                if not line.strip() or self._run_command(line.strip()):
+                    continue
+                reply = read_reply(line, lambda: _read("... "), self._env.episode.agent.context.tools)
+                return self._to_action(reply, info)
+            except (TypingError, EnvsdkError) as error:
+                print_text(f"-- {error}", style="red")
+
+    def _run_command(self, line: str) -> bool:
+        """Run a command such as `:help`. Return whether the line is a command."""
+        agent = self._env.episode.agent
+        match line:
+            case ":help":
+                print_text(HELP)
+            case ":tools":
+                self._show_tools(agent.context, again=True)
+            case ":prompt":
+                print_text(agent.context.renderer.tokenizer.decode(self._env.prompt()))
+            case ":quit":
+                raise Quit
+            case _:
+                return False
+        return True
+
+    def _to_action(self, reply: Message, info: dict[str, Any]) -> Action:
+        """Convert a reply to tokens, cut after a stop string and after the maximum number of tokens."""
+        policy = ReplyPolicy(self._env, lambda _: reply)
+        return policy(self._env.prompt(), context=info["context"], max_tokens=info["max_tokens"], stop=info["stop"])
+
+
+def _read(prompt: str) -> str:
+    """Read a line. Bytes that are not valid in its encoding are replaced."""
+    try:
+        line = input(prompt)
+    except RuntimeError as error:  # standard input or output is missing
+        raise EOFError from error
+    if not sys.stdin.isatty():
+        print_text(line)  # print the line, because a pipe does not echo it
+    return line.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _show_outcome(reward: float, info: dict[str, Any], *, is_cut: bool) -> None:
+    """Show the rewards and metrics of a step."""
+    rewards, metrics = info["rewards"], info["metrics"]
+    named = ", ".join(f"{name} {value:g}" for name, value in rewards.items() if name != "reward")
+    earned = f"reward {reward:g}" if rewards else "not scored"
+    parts = [earned + (f" ({named})" if named else ""), *(f"{name} {value:g}" for name, value in metrics.items())]
+    if is_cut:
+        parts.append("your reply was too long and was cut")
+    print_text(f"-- {', '.join(parts)}", style="cyan")
+
+
+def _show_end(trajectory: Trajectory) -> None:
+    breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
+    earned = f"{trajectory.reward_text} in {len(trajectory.steps)} steps"
+    print_text(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
+    for name, log in trajectory.contexts.items():
+        if log.reward is not None:
+            print_text(f"{name} got the reward {log.reward:g}.")
+
+
+def _text_of(message: Message) -> str:
+    """Return a message as a string: its reasoning, content and tool calls."""
+    thinking = [] if message.reasoning is None else [f"<think>{message.reasoning}</think>"]
+    calls = [f"-> {call.name}({call.arguments})" for call in message.tool_calls]
+    return "\n".join([*thinking, *filter(None, [message.content]), *calls])

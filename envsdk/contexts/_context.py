@@ -1,0 +1,491 @@
+"""A context: the token sequence that one agent sees, and how it grows.
+
+A context only truncates and appends. Its log holds every token that was observed or sampled, once, in order; its view
+is the prompt as it is now. Sampled tokens are never decoded and encoded again.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
+
+import numpy as np
+
+from ..errors import ContextFull, UndeclaredBreak, encodable
+from ..images import PlacedImage
+from ..limits import StopReason
+from ..messages import Message, ToolSchema, check_calls
+from ..rendering.renderer import Renderer
+from ._arrays import GrowableArray
+from ._edits import Edit, among, edited
+from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
+from ._protocol import Break, RewriteReason
+from ._roles import RoleLog
+from ._sampled import SampledText
+from ._view import View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..rendering.reading import ReplyEvent, ReplyReader
+
+
+class Delta(NamedTuple):
+    """How a context changes: keep its first tokens, then append.
+
+    Attributes:
+        tokens: The new tokens: int32, shape (n,).
+        keep: How many tokens stay.
+        break_: The rewrite that it is, or None.
+        closed_reply: Whether the reply had to be closed, because its turn did not end.
+        full: Why no further reply fits into the context, or None. Without room there is no generation prompt.
+        media: The images in the new tokens, in order, with their positions in them.
+    """
+
+    tokens: "NDArray[np.int32]"
+    keep: int
+    break_: Break | None = None
+    closed_reply: bool = False
+    full: StopReason | None = None
+    media: tuple[PlacedImage, ...] = ()
+
+
+class Context:
+    """One context of an episode.
+
+    Args:
+        name: Its name, such as `main`.
+        role: The role of its agent.
+        renderer: Renders its messages.
+        policy: Decides which part of its past stays visible.
+        parent: The context that opened this one, or None.
+    """
+
+    def __init__(
+        self, name: str, role: str, renderer: Renderer, policy: HistoryPolicy, *, parent: str | None = None
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.parent = parent
+        self.renderer = renderer
+        self.policy = policy
+        self.messages: list[Message] = []
+        """All messages, in order. Rewrites change the view, never this record."""
+        self.steps = 0
+        self.inherited = 0
+        """How many of the messages were copied from the context that this one started from."""
+        self.is_trainable = True
+        """Whether its samples are trained."""
+        self.reward: float | None = None
+        """The context's own reward; None if it shares the episode's."""
+        self.conversation: list[Message] = []
+        """The messages as the environment has them now: its edits change them, the history policy does not."""
+        self.log_tokens = GrowableArray(np.int32)
+        self.log_logprobs = GrowableArray(np.float32)
+        self.log_media: list[PlacedImage] = []
+        """The images in the log, with their positions in it."""
+        self.roles: RoleLog | None = None
+        """What each token of the log belongs to, if that is recorded."""
+        self._view = View(renderer)
+        self._seen = 0  # how many messages of the view the policy has seen
+        self._seen_before = 0  # the same before its last call
+        self._opening = 0
+        self._state: dict[str, Any] = {}
+        self._cut = 0  # how many tokens of the last reply were dropped since the last observation
+
+    def __len__(self) -> int:
+        return self._view.tokens.length
+
+    def earn(self, reward: float) -> None:
+        """Add to the context's own reward."""
+        self.reward = (self.reward or 0.0) + reward
+
+    def prompt(self) -> "NDArray[np.int32]":
+        """Return the whole context: int32, shape (n,), a copy."""
+        return self._view.tokens.copy()
+
+    def media(self) -> tuple[PlacedImage, ...]:
+        """Return the images of the whole context, in order, with their positions in it."""
+        return () if self.renderer.vision is None else tuple(self._view.placed_images())
+
+    @property
+    def view(self) -> Sequence[Message]:
+        """The messages that the model sees."""
+        return self._view.messages
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """The tools that the model may call."""
+        return self._view.tools
+
+    def token_counts(self) -> dict[int, int]:
+        """Return how many tokens each message of the view has, by the identity of the message."""
+        return {id(message): self._view.count(index) for index, message in enumerate(self._view.messages)}
+
+    def trial(self) -> "Context":
+        """Return a copy that shows what a turn would make of the context. Its log is empty."""
+        other = copy.copy(self)
+        other.messages, other.conversation = list(self.messages), list(self.conversation)
+        other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
+        other.log_media = []
+        other._view, other._state = self._view.copy(), copy.deepcopy(self._state)
+        return other
+
+    # Replies.
+
+    def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
+        """Append sampled tokens verbatim. Log-probabilities that are not known are NaN in the log."""
+        self._view.tokens.append(tokens)
+        self.log_tokens.append(tokens)
+        self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
+        if self.roles is not None:
+            self.roles.act(len(tokens))
+
+    def parse_reply(self) -> Message:
+        """Parse what was sampled since the generation prompt."""
+        view, tokens = self._view, self._view.tokens.view
+        return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
+
+    def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
+        """Return a reader of the reply that is sampled next, and what it reports of the part that was sampled."""
+        prompt_tail, sampled = self.reply_tokens()
+        reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._view.tools)
+        return reader, reader.feed(sampled)
+
+    def reply_tokens(self) -> "tuple[NDArray[np.int32], NDArray[np.int32]]":
+        """Return the end of the prompt from the assistant's opening on, and what was sampled since: copies."""
+        view, tokens = self._view, self._view.tokens.view
+        return tokens[view.end : view.body].copy(), tokens[view.body :].copy()
+
+    def add_reply(self, message: Message) -> None:
+        """Add the reply to the record and the view."""
+        self._add([message])
+        self._view.add_reply(message)
+        self.steps += 1
+        if self.roles is not None:
+            self.roles.read(self._view)
+
+    def new_text(self, count: int) -> SampledText:
+        """Return the text of the last `count` tokens of the log, decoded when it is used."""
+        length = self.log_tokens.length
+        return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+
+    def cut_reply(self, count: int) -> None:
+        """Drop the last `count` tokens of the last reply; the next observation declares that as an `edit`."""
+        view = self._view
+        view.tokens.truncate(len(view.tokens) - count)
+        view.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), view.tools)
+        self._cut = count
+
+    def check_end(self) -> None:
+        """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
+        if self.renderer.renders_whole:
+            self.renderer.check_episode(self._view.messages, self._view.emitted(), self._view.tools)
+
+    # Turns.
+
+    def open(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+    ) -> Delta:
+        """Render the first messages; see `observe`."""
+        messages = self._read(messages)
+        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
+        self.renderer.check_tools(tools)
+        self._view.tools = tuple(tools)
+        self._opening = len(messages)
+        out = self.renderer.emission()
+        self.renderer.emit_conversation(out, messages, tools=tools)
+        self.renderer.emit_generation_prompt(out, len(messages), prefill)
+        tokens, starts = out.tokens()
+        self._view.append(tokens, messages, starts, prefill)
+        self._add(messages)
+        return self._emit(self._rewrite(Delta(tokens, 0)), max_tokens)
+
+    def open_on(
+        self,
+        base: "Context",
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+        system: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        edit: Edit | None = None,
+    ) -> Delta:
+        """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
+        self._view, self.conversation = base._view.copy(), list(base.conversation)
+        self.messages = list(base.messages)
+        if edit is not None:
+            repeated = among(messages, base.conversation)
+            self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
+        self.inherited = len(self.messages)
+        self._opening = len(self.view) + len(messages)
+        return self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
+
+    def observe(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_final: bool = False,
+        max_tokens: int | None = None,
+        prefill: str | Message | None = None,
+        system: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        edit: Edit | None = None,
+        summary: str | None = None,
+    ) -> Delta:
+        """Render the messages after a reply.
+
+        Args:
+            messages: The new messages. With an `edit`, those that are in the conversation already may be among them,
+                before the first new one.
+            is_final: Whether no further reply is requested: then there is no generation prompt and no rewrite.
+            max_tokens: The largest length of the context, the next reply included.
+            prefill: The beginning of the next reply.
+            system: A new system message, or None. A change is a declared `edit`.
+            tools: New tools, or None. A change is a declared `edit`.
+            edit: Which messages of the conversation `messages` replace; None appends them. A declared `edit`.
+            summary: The summary that the history policy requested.
+
+        Raises:
+            RenderError: If the model family cannot express one of the messages.
+        """
+        view, length = self._view, self._view.tokens.length
+        messages = self._read(messages)
+        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
+        given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
+        messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
+        reply = view.tokens.view[view.body :]
+        closed_reply = not self.renderer.is_closed(reply)
+        cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)
+        reply = reply[: len(reply) - cut]
+        rendered = self.renderer.extension(
+            reply,
+            messages,
+            history=view.messages,
+            tools=view.tools,
+            generation_prompt=not is_final,
+            prefill=prefill,
+        )
+        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
+        if cut or self._cut:
+            view.tokens.truncate(delta.keep)
+            reason = "edit" if self._cut else "template"
+            delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
+        view.append(rendered.tokens, messages, rendered.starts, None if is_final else prefill)
+        if is_final:
+            self._add(unknown)
+            return self._emit(delta)
+        if system is not None or tools is not None:
+            delta = self._edit(delta, system, tools)
+        self._add(unknown)
+        if edit is not None:
+            delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit.detail)
+        return self._emit(self._rewrite(delta, summary), max_tokens)
+
+    def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
+        """Append to the last reply, which the model then continues. A stop token in it is dropped, a declared `edit`.
+
+        Args:
+            addition: What `Renderer.continuation` takes.
+            max_tokens: The largest length of the context, the rest of the reply included.
+
+        Raises:
+            RenderError: If it does not fit the reply; the context is then as it was.
+        """
+        view, length = self._view, len(self)
+        self.renderer.warn_of_tags(addition if isinstance(addition, str) else addition.content)
+        body = view.bodies[-1]
+        kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
+        dropped = view.tokens.copy(body + kept)
+        reply = self.conversation.pop()
+        self.messages.pop()
+        view.reopen_reply(kept, tokens)
+        self.steps -= 1
+        self._seen = self._seen_before
+        delta = Delta(tokens, body + kept)
+        if len(dropped) or self._cut:
+            detail = "the end of the reply" if self._cut else "the reply continues after its end"
+            delta = delta._replace(break_=self._break("edit", delta.keep, length + self._cut, detail))
+        rewritten = self._rewrite(delta)
+        full = rewritten.full or self._is_full(max_tokens)
+        if full is None:
+            return self._emit(rewritten)
+        view.tokens.truncate(view.body + kept)
+        view.tokens.append(dropped)
+        self.add_reply(reply)
+        is_rewritten = rewritten.break_ is not delta.break_
+        cut = self._break("edit", length, length + self._cut, "the end of the reply") if self._cut else None
+        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length, cut)
+        sampled = view.tokens.view[view.body :]
+        closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
+        closed_reply = not self.renderer.is_closed(sampled)
+        view.append(closing.tokens, [], closing.starts)
+        return self._emit(ended._replace(closed_reply=closed_reply, full=full))
+
+    def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages of a turn as the family reads them, apart from those that the conversation has."""
+        if all(message.role != "assistant" for message in messages):
+            return messages
+        known = {id(message) for message in self.conversation}
+        return [message if id(message) in known else self.renderer.as_given(message) for message in messages]
+
+    def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
+        """Change the system message or the tools, if they differ."""
+        view, first = self._view, self._view.messages[0]
+        if system is not None and first.role == "system" and first.content == system:
+            system = None
+        if tools is not None and list(tools) == list(view.tools):
+            tools = None
+        changed = [name for name, value in (("system", system), ("tools", tools)) if value is not None]
+        if not changed:
+            return delta
+        count = len(view.messages)
+        view.reopen(system, None if tools is None else tuple(tools))
+        if system is not None:
+            self.messages.append(view.messages[0])
+            self.conversation[: first.role == "system"] = view.messages[:1]
+        self._opening += len(view.messages) - count
+        self._seen += len(view.messages) - count
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+
+    def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
+        """Make `whole` the conversation; the policy then sees a past that it has not seen."""
+        start, messages = edited(self.view, self.conversation, whole)
+        keep = self._view.rewrite(Rewrite(start, messages, "edit", detail))
+        self.conversation[:] = whole
+        first_reply = (i for i, message in enumerate(self.view) if message.role == "assistant")
+        self._opening = min(self._opening, next(first_reply, len(self.view)))
+        self._seen = 0
+        self._state.clear()
+        before = delta.break_
+        length = delta.keep if before is None else before.kept + before.dropped
+        if before is not None and before.reason == "edit":
+            detail = f"{before.detail}; {detail}"
+        elif keep >= delta.keep:
+            return delta
+        keep = min(keep, delta.keep)
+        return delta._replace(keep=keep, break_=self._break("edit", keep, length, detail))
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.conversation.extend(messages)
+
+    def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
+        """Let the policy rewrite the view. Of two rewrites, the break is the one that keeps less."""
+        try:
+            rewrite = self._policy_rewrite(summary)
+        except ContextFull:
+            return delta._replace(full=StopReason.CONTEXT_FULL)
+        if rewrite is None:
+            return delta
+        keep = self._view.rewrite(rewrite)
+        if keep >= delta.keep:
+            return delta
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        break_ = self._break(rewrite.reason, keep, length, rewrite.detail)
+        return Delta(delta.tokens, keep, break_, delta.closed_reply)
+
+    def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
+        return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+
+    def request(self) -> SummaryRequest | None:
+        """Return the summary that the history policy requests before the next turn is rendered, or None."""
+        if type(self.policy).request is HistoryPolicy.request:  # it requests none, whatever the history is
+            return None
+        return self.policy.request(self._history())
+
+    def rejects(self, summary: str) -> str | None:
+        """Return why the history policy rejects a summary, or None if it accepts it."""
+        return self.policy.rejects(self._history(), summary)
+
+    def _history(self, summary: str | None = None) -> History:
+        """Return what the history policy sees."""
+        view = self._view
+        return History(
+            messages=ReadOnly(view.messages),
+            new=self._seen,
+            opening=self._opening,
+            steps=self.steps,
+            length=view.tokens.length,
+            renderer=self.renderer,
+            state=self._state,
+            tokens=view.count,
+            measure=view.measure,
+            summary=summary,
+        )
+
+    def _policy_rewrite(self, summary: str | None) -> Rewrite | None:
+        """Return the policy's rewrite of the view, or None.
+
+        Raises:
+            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
+        """
+        view = self._view
+        rewrite = self.policy.view(self._history(summary))
+        if rewrite is not None and not _is_legal(rewrite, len(view.messages)):
+            raise UndeclaredBreak(
+                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
+                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
+            )
+        return rewrite
+
+    def _is_full(self, max_tokens: int | None) -> StopReason | None:
+        return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
+
+    def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
+        """Log the tokens after those that are kept, and return them as a delta."""
+        view = self._view
+        self._seen_before, self._seen, self._cut = self._seen, len(view.messages), 0
+        full = delta.full or self._is_full(max_tokens)
+        if full is not None:
+            view.drop_generation_prompt()
+        tokens = view.tokens.copy(delta.keep)
+        placed = view.placed_images(delta.keep)
+        media = tuple([image.moved(-delta.keep) for image in placed]) if placed else ()
+        self.log_media += [image.moved(len(self.log_tokens)) for image in media]
+        self.log_tokens.append(tokens)
+        self.log_logprobs.extend(len(tokens), 0.0)
+        if self.roles is not None:
+            self.roles.observe(view, delta.keep)
+        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full, media)
+
+
+class ReadOnly(Sequence[Message]):
+    """A read-only view of a list of messages."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+
+_REASONS = get_args(RewriteReason)
+
+
+def _is_legal(rewrite: object, length: int) -> bool:
+    return (
+        isinstance(rewrite, Rewrite)
+        and rewrite.reason in _REASONS
+        and 0 <= rewrite.start <= length
+        and bool(rewrite.start or rewrite.messages)
+        and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and rewrite.detail == encodable(rewrite.detail)
+    )

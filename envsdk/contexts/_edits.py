@@ -1,0 +1,64 @@
+"""What an environment's edit of a conversation changes in what the model sees of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..messages import Message
+from ._view import is_same_answer
+
+
+class Edit(NamedTuple):
+    """A change of the past by the environment: the messages of a turn replace the end of the conversation.
+
+    Attributes:
+        keep: How many messages of the conversation stay, its system message included.
+        detail: What changed, for people.
+        start: How many messages at the start are dropped; `keep` counts them. 1 drops the system message.
+    """
+
+    keep: int
+    detail: str = ""
+    start: int = 0
+
+
+def among(messages: Sequence[Message], known: Sequence[Message], *, are: bool = True) -> list[Message]:
+    """Return the messages that are among the known ones, or those that are not. The same object is the same message."""
+    ids = {id(message) for message in known}
+    return [message for message in messages if (id(message) in ids) == are]
+
+
+def edited(
+    view: Sequence[Message], conversation: Sequence[Message], whole: Sequence[Message]
+) -> tuple[int, list[Message]]:
+    """Return from where on a view changes when a conversation becomes `whole`, and its messages from there on.
+
+    What the history policy hid of the messages that stay remains hidden if a message that stays follows it in the view.
+    Messages that stay are shown as the policy shows them: a reply may have lost its reasoning.
+    """
+    positions = _positions(view, conversation)
+    stays = next((i for i, (old, new) in enumerate(zip(conversation, whole, strict=False)) if old is not new), None)
+    keep = min(len(conversation), len(whole)) if stays is None else stays
+    kept = {index: position for index, position in positions.items() if index < keep}
+    last = max(kept, default=-1)
+    start = kept[last] + 1 if kept else 0
+    shown = {id(conversation[index]): view[position] for index, position in positions.items()}
+    return start, [shown.get(id(message), message) for message in whole[last + 1 :]]
+
+
+def _positions(view: Sequence[Message], conversation: Sequence[Message]) -> dict[int, int]:
+    """Return where messages of a conversation are in its view, by index; those that the policy hid are not there."""
+    by_identity = {id(message): i for i, message in enumerate(view)}
+    by_content: dict[str, list[int]] = {}
+    for i, message in enumerate(view):
+        if message.role == "assistant":
+            by_content.setdefault(message.content, []).append(i)
+    positions: dict[int, int] = {}
+    after = 0
+    for index, message in enumerate(conversation):
+        at = by_identity.get(id(message))
+        if at is None and message.role == "assistant":
+            same = (i for i in by_content.get(message.content, ()) if i >= after)
+            at = next((i for i in same if is_same_answer(message, view[i])), None)
+        if at is not None and at >= after:
+            positions[index], after = at, at + 1
+    return positions

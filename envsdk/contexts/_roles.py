@@ -1,0 +1,163 @@
+"""What each token of a context belongs to, recorded on request: the text of a message, or the family's scaffold."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..messages import Message
+from ..rendering.renderer import Renderer
+from ._arrays import GrowableArray
+from ._view import View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SCAFFOLD = "scaffold"
+"""The label of the family's own text: control tokens, headers, a generation prompt, a prefill."""
+SAMPLED = ("content", "reasoning", "call")
+"""The labels of an assistant's text."""
+UNKNOWN = -1
+"""The code of a token of which nothing is known: its reply was never finished."""
+
+
+class LabeledSpan(NamedTuple):
+    """A run of tokens with the same label."""
+
+    start: int
+    stop: int
+    label: str
+
+
+class RoleLog:
+    """The labels of all tokens of a context's log, as codes of a legend."""
+
+    def __init__(self) -> None:
+        self.legend: list[str] = []
+        self.codes = GrowableArray(np.int16)
+        self._unread = 0  # how many sampled tokens at the end have no label yet
+
+    def observe(self, view: View, keep: int) -> None:
+        """Add the labels of the tokens of a view from `keep` on."""
+        codes = np.full(len(view.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
+        for span in _spans_from(view, keep):
+            codes[max(span.start - keep, 0) : max(span.stop - keep, 0)] = self._code(span.label)
+        self.codes.append(codes)
+        self._unread = 0
+
+    def act(self, count: int) -> None:
+        """Add sampled tokens, which have no label until `read`."""
+        self.codes.extend(count, UNKNOWN)
+        self._unread += count
+
+    def read(self, view: View) -> None:
+        """Label the sampled tokens of the last message, a reply that was read."""
+        tokens = view.tokens.view[view.starts[-1] :]
+        codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
+        for span in reply_spans(view.renderer, tokens, view.messages[-1]):
+            codes[span.start : span.stop] = self._code(span.label)
+        if self._unread:
+            self.codes.view[-self._unread :] = codes[-self._unread :]
+
+    def _code(self, label: str) -> int:
+        if label not in self.legend:
+            self.legend.append(label)
+        return self.legend.index(label)
+
+
+def _spans_from(view: View, keep: int) -> Iterator[LabeledSpan]:
+    """Yield the spans of the messages of which a view has tokens from `keep` on. All other tokens are scaffold."""
+    bounds = [*view.starts, view.end]
+    for index in range(len(view.messages) - 1, -1, -1):
+        start, stop = bounds[index], bounds[index + 1]
+        if stop <= keep:
+            break
+        tokens, message = view.tokens.view[start:stop], view.messages[index]
+        is_reply = message.role == "assistant"
+        spans = reply_spans(view.renderer, tokens, message) if is_reply else _text_spans(view, index, tokens)
+        for span in spans:
+            yield LabeledSpan(start + span.start, start + span.stop, span.label)
+
+
+def _text_spans(view: View, index: int, tokens: "NDArray[np.int32]") -> list[LabeledSpan]:
+    """Return the spans of the text of a message that the model did not write, as the renderer attributes them."""
+    message, renderer = view.messages[index], view.renderer
+    label = f"tool:{message.name}" if message.role == "tool" and message.name else message.role
+    out = renderer.emission()
+    renderer.emit_conversation(out, view.messages, tools=view.tools, first=index, stop=index + 1)
+    if np.array_equal(out.tokens()[0], tokens):
+        return [LabeledSpan(span.start, span.stop, label) for span in out.spans() if span.is_content]
+    text = _Text(renderer, tokens)  # a template that is measured has another neighbor's scaffold among its tokens
+    return [LabeledSpan(*found, label) for found in [text.find(message.content)] if found is not None]
+
+
+def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Message) -> list[LabeledSpan]:
+    """Return the spans of a reply: where its text holds what was read from it.
+
+    Args:
+        renderer: The renderer of the reply.
+        tokens: Its tokens: int32, shape (n,), also with the assistant's opening before them.
+        message: What the renderer read from them.
+    """
+    text = _Text(renderer, tokens, skip=len(tokens) - len(renderer.after_opening(tokens)))
+    found = [(text.find(message.reasoning or ""), "reasoning"), (text.find(message.content), "content")]
+    spans = [LabeledSpan(*place, label) for place, label in found if place is not None]
+    is_complete = all(place is not None for place, label in found if getattr(message, label))
+    if not message.tool_calls and is_complete:
+        return spans
+    first = 0 if not message.tool_calls else text.first_with(message.tool_calls[0].name)
+    label = "call" if message.tool_calls else "content"
+    rest = [LabeledSpan(start, stop, label) for start, stop in text.segments if stop > first and text.has(start, stop)]
+    return [*rest, *spans]  # later spans win
+
+
+class _Text:
+    """The text of tokens, in which control tokens match nothing.
+
+    A token belongs to what its last byte is in.
+
+    Args:
+        renderer: The renderer.
+        tokens: The tokens: int32, shape (n,).
+        skip: How many tokens at the start are scaffold.
+    """
+
+    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]", *, skip: int = 0) -> None:
+        pieces = renderer.tokenizer.token_bytes(tokens)
+        controls = set(renderer.tokenizer.control_tokens.values())
+        is_text = [int(token) not in controls and at >= skip for at, token in enumerate(tokens)]
+        self._bytes = b"".join(
+            piece if own else b"\xff" * len(piece) for piece, own in zip(pieces, is_text, strict=True)
+        )
+        self._ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        self._cursor = 0
+        self.segments = _runs(is_text)
+        """The runs of tokens between control tokens."""
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return the tokens of the next place that has a text, or None; the next search begins after it."""
+        wanted = text.encode()
+        start = self._bytes.find(wanted, self._cursor) if wanted else -1
+        if start < 0:
+            return None
+        self._cursor = start + len(wanted)
+        return self._tokens(start), self._tokens(self._cursor)
+
+    def has(self, start: int, stop: int) -> bool:
+        """Return whether the tokens from `start` to `stop` hold anything but white space."""
+        ends = self._ends
+        return not self._bytes[int(ends[start - 1]) if start else 0 : int(ends[stop - 1])].isspace()
+
+    def first_with(self, text: str) -> int:
+        """Return the first token of the segment that has a text; 0 if there is none."""
+        at = self._bytes.find(text.encode())
+        return next((start for start, stop in self.segments if at >= 0 and self._tokens(at) < stop), 0)
+
+    def _tokens(self, byte: int) -> int:
+        return int(np.searchsorted(self._ends, byte, side="right"))
+
+
+def _runs(is_text: list[bool]) -> list[tuple[int, int]]:
+    """Return where the runs of True begin and end."""
+    changes = np.flatnonzero(np.diff([False, *is_text, False]))
+    return [(int(start), int(stop)) for start, stop in changes.reshape(-1, 2)]

@@ -1,0 +1,120 @@
+"""Policies for reasoning: keep it, show what the template shows, or drop it every N steps."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from ...images import Image
+from ...messages import Message
+from .._history_policy import History, HistoryPolicy, Rewrite
+from .._protocol import RewriteReason
+from ._images import names_of, without_old_images
+
+
+class Keep(HistoryPolicy):
+    """Keep everything visible: each prompt extends the one before it."""
+
+    name: ClassVar[str] = "keep"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Keep the past."""
+        return None
+
+
+class Strip(HistoryPolicy):
+    """Show what the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
+
+    name: ClassVar[str] = "strip"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Rewrite the view from the first message on that the template shows differently."""
+        if not self._knows(history):
+            return self._whole(history)
+        settled = self._settled(history)
+        if "queries" in history.state:
+            shown = history.renderer.visible(history.messages, settled)
+        elif history.renderer.renders_whole:
+            return self._whole(history)
+        else:  # there is no query yet, so the new messages are a conversation without one
+            shown = history.renderer.visible(history.messages[settled:])
+        changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
+        if not changed:
+            return None
+        messages, reason = shown[changed[0] - settled :], self._reason(history, changed)
+        return Rewrite(changed[0], messages, reason, as_template=history.renderer.renders_whole)
+
+    def _knows(self, history: History) -> bool:
+        """Return whether the renderer knows what its template shows of this conversation."""
+        new = history.messages[history.new :]
+        if not history.state.get("unknown") and not all(map(history.renderer.knows_history_with, new)):
+            history.state["unknown"] = True
+        return "unknown" not in history.state
+
+    def _whole(self, history: History) -> Rewrite:
+        """Return the whole conversation as the template renders it, since its rule is not known. O(context)."""
+        shown = history.renderer.visible(history.messages)
+        changed = [i for i, message in enumerate(shown) if message is not history.messages[i]]
+        return Rewrite(0, shown, self._reason(history, changed), as_template=True)
+
+    def _reason(self, history: History, changed: Sequence[int]) -> RewriteReason:
+        loses_thinking = any(history.messages[i].reasoning for i in changed)
+        return "thinking_stripped" if loses_thinking else "template"
+
+    def _settled(self, history: History) -> int:
+        """Return how many messages are known to stay as they are.
+
+        A new query may change the messages since the last query (the last N, if the template shows the reasoning after
+        N of them). Without one, only the message before the new ones may change, which was the last one.
+        """
+        count = history.renderer.settling_messages
+        before: list[int] = history.state.get("queries", [])
+        new = range(history.new, len(history.messages))
+        queries = [index for index in new if history.renderer.settles(history.messages[index])]
+        if not queries:
+            return max(0, history.new - 1)
+        history.state["queries"] = [*before, *queries][-count:]
+        return before[0] if len(before) == count else 0
+
+
+class Compact(HistoryPolicy):
+    """Keep all reasoning for `every` steps, then drop that of the older replies at once, the current query included.
+
+    Attributes:
+        every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
+        keep_last: How many of the last replies keep their reasoning when the older ones lose theirs.
+        keep_images: How many of the last images stay then; None keeps all of them. Images that the model has not seen
+            yet always stay.
+    """
+
+    name: ClassVar[str] = "compact"
+
+    every: int = Field(ge=1)
+    keep_last: int = Field(default=0, ge=0)
+    keep_images: int | None = Field(default=None, ge=0)
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the reasoning of replies that are older than the last `keep_last`, every `every` steps."""
+        if not history.steps or history.steps % self.every:
+            return None
+        start = history.state.get("compacted", 0)
+        messages = history.messages[start:]
+        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        end = len(messages) if not self.keep_last else replies[-self.keep_last] if self.keep_last < len(replies) else 0
+        history.state["compacted"] = start + end
+        first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
+        dropped: list[Image] = []
+        if self.keep_images is not None:
+            first, (shown, dropped) = 0, self._without_images([*history.messages[:start], *shown], history.new)
+        changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
+        if changed is None:
+            return None
+        detail = f"after {history.steps} steps{names_of(dropped)}"
+        return Rewrite(first + changed, shown[changed:], "compaction", detail)
+
+    def _without_images(self, messages: Sequence[Message], new: int) -> tuple[list[Message], list[Image]]:
+        """Return messages with the last images and those of the new messages only, and the images that were dropped."""
+        images = [image for message in messages for image in message.images]
+        old = sum(len(message.images) for message in messages[:new])
+        count = min(old, max(0, len(images) - (self.keep_images or 0)))
+        return without_old_images(messages, len(images) - count), images[:count]

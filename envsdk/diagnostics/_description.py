@@ -1,0 +1,220 @@
+"""The description of a batch for the log of a first step: what is in it, and what of it is trained."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._visible import on_one_line
+from ..rendering.tokenizers import Tokenizer
+from ..trajectories._samples import Sample
+from ..tree import TreeBatch
+from ._flat_batches import FlatBatch, Layout, Shapes, flat_batch
+from ._on_policy import FORCED_ABOVE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ENDS = 6  # tokens that are shown at each end of a part
+_WIDTH = 32  # characters of a text that are shown
+_MAX_ARRAYS, _MAX_PARTS = 18, 8  # lines of the text
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the values of trained tokens are.
+
+    Attributes:
+        missing: The number of values that are not finite; the others are about the finite ones.
+        smallest: The smallest value; 0.0 if there is none, and so for all others.
+        mean: The mean.
+        largest: The largest value.
+        zero_share: The share of values that are exactly 0, from 0 to 1.
+    """
+
+    missing: int
+    smallest: float
+    mean: float
+    largest: float
+    zero_share: float
+
+    @classmethod
+    def of(cls, values: "NDArray[Any]") -> "Statistics":
+        """Compute the statistics of values, shape (m,)."""
+        known = values[np.isfinite(values)].astype(np.float64)
+        missing = len(values) - len(known)
+        if not len(known):
+            return cls(missing, 0.0, 0.0, 0.0, 0.0)
+        mean = float(known.mean())
+        return cls(missing, float(known.min()), mean, float(known.max()), np.count_nonzero(known == 0) / len(known))
+
+    def __str__(self) -> str:
+        missing = f"; {self.missing:,} are not finite" if self.missing else ""
+        numbers = f"min {self.smallest:.4g}, mean {self.mean:.4g}, max {self.largest:.4g}"
+        return f"{numbers}; {self.zero_share:.1%} are exactly 0{missing}"
+
+
+class Part(NamedTuple):
+    """A run of tokens that were observed, or sampled in one step."""
+
+    sequence: int
+    """The index of the sample; in a tree, that of the sample which trains the run, or -1 for what samples share."""
+    start: int
+    """The position of its first token in the sample."""
+    length: int
+    """The number of its tokens."""
+    is_reply: bool
+    """Whether it was sampled in this sample; in a tree, whether it is trained."""
+    trained: int
+    """The number of its tokens with mask True."""
+    first: str
+    """Its first tokens as text, or as ids without a tokenizer."""
+    last: str
+    """Its last tokens, if there are more than the first ones."""
+
+    def __str__(self) -> str:
+        kind = "reply" if self.is_reply else "observation"
+        trained = f", {self.trained:,} trained" if self.trained else ""
+        ends = _quoted(self.first) + (f" ... {_quoted(self.last, from_end=True)}" if self.last else "")
+        return f"  {kind:11} at {self.start:>6,}: {self.length:,} tokens{trained}: {ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescription:
+    """What is in a batch.
+
+    Attributes:
+        layout: `samples`, `padded`, `packed` or `tree`.
+        sequences: The number of samples.
+        tokens: The number of tokens without padding.
+        padding: The number of tokens of padding.
+        trained: The number of tokens with mask True.
+        trained_share: `trained / tokens`.
+        arrays: The type and the shape of each array, by its name. Those of samples are the first sample's.
+        logprobs: The statistics of the sampler's log-probabilities of trained tokens; None if there are none.
+        forced_token_ratio: The share of trained tokens of which the sampler was almost certain (above -0.01 nats); None
+            without log-probabilities.
+        advantage: The statistics of the advantages of trained tokens; None if there are none.
+        rewards: The reward of each sample.
+        parts: The observations and replies of the first samples; of a tree, its first ones.
+    """
+
+    layout: Layout
+    sequences: int
+    tokens: int
+    padding: int
+    trained: int
+    arrays: Shapes
+    logprobs: Statistics | None
+    forced_token_ratio: float | None
+    advantage: Statistics | None
+    rewards: tuple[float, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def trained_share(self) -> float:
+        """The share of tokens that are trained, from 0 to 1; 0.0 if there is no token."""
+        return self.trained / self.tokens if self.tokens else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and `trained_share` as plain values for JSON."""
+        return {**asdict(self), "trained_share": self.trained_share, "parts": [part._asdict() for part in self.parts]}
+
+    def __str__(self) -> str:
+        padding = f", and {self.padding:,} of padding" if self.padding else ""
+        lines = [
+            f"{self.layout}: {self.sequences:,} sequences, {self.tokens:,} tokens{padding}; "
+            f"{self.trained:,} trained ({self.trained_share:.1%})"
+        ]
+        named = [f"  {on_one_line(name):18} {kind:8} {shape}" for name, (kind, shape) in self.arrays.items()]
+        lines += _shortened(named, _MAX_ARRAYS)
+        if self.logprobs is not None:
+            lines.append(f"log-probabilities: {self.logprobs}; {self.forced_token_ratio:.1%} are forced")
+        if self.advantage is not None:
+            lines.append(f"advantages: {self.advantage}")
+        if self.rewards:
+            lines.append(f"rewards: {Statistics.of(np.asarray(self.rewards))}")
+        for sequence in dict.fromkeys(part.sequence for part in self.parts) if self.layout != "tree" else ():
+            own = [str(part) for part in self.parts if part.sequence == sequence]
+            lines += [f"sequence {sequence}, reward {self.rewards[sequence]:g}", *_shortened(own, _MAX_PARTS)]
+        if self.layout == "tree":
+            lines += ["in depth-first order", *_shortened([str(part) for part in self.parts], 3 * _MAX_PARTS)]
+        return "\n".join(lines)
+
+
+def describe(
+    batch: Sequence[Sample] | Mapping[str, Any] | TreeBatch, tokenizer: Tokenizer | None = None, *, show: int = 3
+) -> BatchDescription:
+    """Describe a batch for the log of a first step: shapes, what is trained, log-probabilities, and the text of parts.
+
+    Its text has at most about 60 lines. Characters that could control a terminal are escaped there; `parts` have the
+    text as it is.
+
+    Args:
+        batch: Samples, a batch of `envsdk.trainers.plain.collate` (of numpy or torch), or a tree batch.
+        tokenizer: The tokenizer for the text of parts; without one, parts show ids.
+        show: The number of samples whose parts are described.
+
+    Raises:
+        InvalidSample: If it is none of them, a sample is invalid, or the batch lacks an array.
+    """
+    flat = flat_batch(batch)
+    trained = flat.mask
+    logprobs = None if flat.logprobs is None else flat.logprobs[trained]
+    forced = None if logprobs is None else float(np.mean(logprobs > FORCED_ABOVE)) if len(logprobs) else 0.0
+    return BatchDescription(
+        layout=flat.layout,
+        sequences=len(flat.rewards),
+        tokens=len(flat.tokens),
+        padding=flat.padding,
+        trained=int(trained.sum()),
+        arrays=flat.arrays,
+        logprobs=None if logprobs is None else Statistics.of(logprobs),
+        forced_token_ratio=forced,
+        advantage=None if flat.advantage is None else Statistics.of(flat.advantage[trained]),
+        rewards=tuple(flat.rewards.tolist()),
+        parts=tuple(_parts(flat, tokenizer, show)),
+    )
+
+
+def _parts(flat: FlatBatch, tokenizer: Tokenizer | None, show: int) -> list[Part]:
+    starts = np.flatnonzero(flat.begins)
+    stops = np.append(starts[1:], len(flat.tokens))
+    is_tree = flat.layout == "tree"
+    shown = np.arange(len(starts)) < show * _MAX_PARTS if is_tree else flat.sequence[starts] < show
+    return [_part(flat, slice(start, stop), tokenizer) for start, stop in zip(starts[shown], stops[shown], strict=True)]
+
+
+def _part(flat: FlatBatch, where: slice, tokenizer: Tokenizer | None) -> Part:
+    tokens = flat.tokens[where]
+    ends = [tokens[:_ENDS], tokens[max(_ENDS, len(tokens) - _ENDS) :]]
+    first, last = (_text(end, tokenizer) for end in ends)
+    return Part(
+        sequence=int(flat.sequence[where.start]),
+        start=int(flat.position[where.start]),
+        length=len(tokens),
+        is_reply=bool(flat.step[where.start] >= 0),
+        trained=int(np.count_nonzero(flat.mask[where])),
+        first=first,
+        last=last,
+    )
+
+
+def _text(tokens: "NDArray[Any]", tokenizer: Tokenizer | None) -> str:
+    return " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+
+
+def _quoted(text: str, *, from_end: bool = False) -> str:
+    escaped = on_one_line(text)
+    if len(escaped) > _WIDTH:
+        escaped = f"...{escaped[-_WIDTH:]}" if from_end else f"{escaped[:_WIDTH]}..."
+    return f"'{escaped}'"
+
+
+def _shortened(lines: list[str], most: int) -> list[str]:
+    """Return the first and the last of the lines, with the number of those between them, at most `most` lines."""
+    if len(lines) <= most:
+        return lines
+    head, tail = most - most // 2 - 1, most // 2
+    return [*lines[:head], f"  ... {len(lines) - head - tail:,} more ...", *lines[len(lines) - tail :]]

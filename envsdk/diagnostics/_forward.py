@@ -1,0 +1,76 @@
+"""A model's forward pass over samples, with transformers: what a trainer, a teacher or a reference says of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._packages import load
+from ..errors import ConfigError, InvalidSample
+from ..rendering._model_images import ModelImages
+from ..rendering._vision import Vision
+from ..trajectories._samples import Sample
+from ._inputs import valid_samples
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def forward_logprobs(
+    model: Any, samples: Sequence[Sample], *, temperature: float | None = None, vision: Vision | None = None
+) -> "list[NDArray[np.float32]]":
+    """Compute the log-probabilities that a model gives to the sampled tokens, one sample after the other.
+
+    They come from all logits in float32, divided by the temperature. A sampler that restricts its distribution (top-k,
+    top-p) gives larger ones.
+
+    Args:
+        model: A causal language model of transformers, without dropout or in evaluation mode.
+        samples: The samples.
+        temperature: The temperature, above 0. By default, that at which each token was sampled.
+        vision: The image processor for samples with images: `renderer.vision`, of the renderer that wrote them. By
+            default, the processor in the folder that the model was loaded from.
+
+    Returns:
+        For each sample, nats, float32 of shape (L,): 0.0 where mask is False.
+
+    Raises:
+        ConfigError: If the model lacks a token id of a sample, or does not take its images.
+        InvalidSample: If a sample is invalid, or was sampled at temperature 0 and no temperature was given. The error
+            names the sample.
+        MissingPackage: If torch is not installed.
+    """
+    torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
+    images = ModelImages(model, vision)
+    with torch.no_grad():
+        return [
+            _of_sample(
+                torch, model, images, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}"
+            )
+            for index, sample in enumerate(valid_samples(samples))
+        ]
+
+
+def _of_sample(
+    torch: Any, model: Any, images: ModelImages, sample: Sample, temperature: float | None, where: str
+) -> "NDArray[np.float32]":
+    rows: int = model.get_input_embeddings().weight.shape[0]
+    if sample.tokens.max() >= rows:
+        raise ConfigError(
+            f"{where}: it has the token id {sample.tokens.max()}, but the model has the ids 0 to {rows - 1}; it was "
+            "made with the tokenizer of a different family"
+        )
+    positions = np.flatnonzero(sample.mask)
+    sampled = sample.temperature[sample.part_ids[positions]]
+    if temperature is None and not sampled.all():
+        raise InvalidSample(f"{where}: it was sampled at temperature 0; give the temperature of the model")
+    divisors = sampled if temperature is None else np.full(len(positions), temperature, np.float32)
+    device = next(model.parameters()).device
+    tokens = torch.as_tensor(sample.tokens.astype(np.int64), device=device)
+    before = torch.as_tensor(positions - 1, device=device)
+    inputs = images.inputs(sample.tokens, sample.media)
+    logits = model(input_ids=tokens[None], **inputs, use_cache=False, logits_to_keep=before).logits[0].float()
+    scaled = logits / torch.as_tensor(divisors, device=device)[:, None]
+    values = np.zeros(len(sample), dtype=np.float32)
+    values[positions] = scaled.log_softmax(-1).gather(-1, tokens[before + 1][:, None])[:, 0].cpu().numpy()
+    return values

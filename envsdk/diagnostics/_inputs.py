@@ -1,0 +1,119 @@
+"""The check of the arguments of diagnostics: samples, token ids and log-probabilities."""
+
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ..errors import ConfigError, InvalidSample
+from ..trajectories._samples import Sample
+from ..trajectories._soundness import are_sound
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ROUNDING = 1e-3  # a log-softmax in half precision may exceed 0 by this much
+
+
+def valid_samples(
+    samples: Iterable[Sample], *, first: int = 0, check: Callable[[Sample], None] | None = None
+) -> list[Sample]:
+    """Return the samples as a list, after validating each of them.
+
+    Args:
+        samples: The samples.
+        first: The index of the first sample, for error messages.
+        check: An additional check of a sample, which raises `InvalidSample`.
+
+    Raises:
+        InvalidSample: If `samples` is not a list of samples, or one is invalid (`Sample.validate`). The error names the
+            index of the sample and its trajectory.
+    """
+    if isinstance(samples, Sample) or not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSample(f"samples is a {type(samples).__name__}; expected a list of samples: trajectory.samples()")
+    items: list[Any] = list(samples)
+    for index, sample in enumerate(items, start=first):
+        if not isinstance(sample, Sample):
+            raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
+    is_known = are_sound(items)
+    for index, sample in enumerate(items, start=first):
+        try:
+            if not is_known:
+                sample.validate()
+            if check is not None:
+                check(sample)
+        except InvalidSample as error:
+            raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {error}") from error
+    return cast("list[Sample]", items)
+
+
+def logprobs_of(given: Any, sample: Sample, whose: str) -> "NDArray[np.float64]":
+    """Return the log-probabilities that a model gives the tokens of a sample, after checking them where mask is True.
+
+    Args:
+        given: The log-probabilities in nats, shape (L,). The value at i is that of token i, given the tokens before it.
+        sample: The sample.
+        whose: Which log-probabilities of which sample they are, for error messages.
+
+    Returns:
+        float64, shape (L,).
+
+    Raises:
+        InvalidSample: If it is not such an array, or a value is positive, NaN or infinite where mask is True.
+    """
+    try:
+        logprobs = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSample(f"{whose}: not an array of numbers: {error}") from error
+    if logprobs.shape != (len(sample),):
+        raise InvalidSample(
+            f"{whose}: shape {logprobs.shape}; expected ({len(sample)},), because the value at i is that of "
+            f"token i. If they were computed from shifted logits, there are {len(sample) - 1} values: insert 0.0 at "
+            "the beginning"
+        )
+    is_valid = ~sample.mask | (np.isfinite(logprobs) & (logprobs <= _ROUNDING))
+    if not is_valid.all():
+        at = int(np.argmin(is_valid))
+        raise InvalidSample(
+            f"{whose}: the value of token {at} is {logprobs[at]}; expected a finite number of at most 0"
+        )
+    return logprobs
+
+
+def check_clip(clip: Any, above: float = 0.0) -> float:
+    """Return the largest difference of a token that counts, in nats.
+
+    Args:
+        clip: What was given.
+        above: What it has to be larger than, in nats.
+
+    Raises:
+        ConfigError: If it is not a finite number above that.
+    """
+    if not isinstance(clip, Real) or not above < float(clip) < np.inf:
+        raise ConfigError(f"clip is {clip!r:.80}; expected a finite number of nats above {above:.2g}")
+    return float(clip)
+
+
+def token_ids(name: str, tokens: Any) -> "NDArray[np.int64]":
+    """Return token ids as an array: int64, shape (n,).
+
+    Args:
+        name: A description of the tokens, for error messages.
+        tokens: Token ids, shape (n,).
+
+    Raises:
+        InvalidSample: If `tokens` is not a flat array of integers from 0 to 2**31 - 1.
+    """
+    try:
+        ids = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSample(f"{name} is not a flat array of token ids: {error}") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidSample(f"{name} is an array of {ids.dtype} of shape {ids.shape}; expected token ids, shape (n,)")
+    wrong = (ids < 0) | (ids > np.iinfo(np.int32).max)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InvalidSample(f"{name} has {ids[at]} at position {at}; expected token ids from 0 to 2**31 - 1")
+    return ids.astype(np.int64)

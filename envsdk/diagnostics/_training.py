@@ -1,0 +1,145 @@
+"""What makes a model compute other log-probabilities in training than in sampling. Needs torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
+
+from .._packages import load
+from ..errors import ConfigError
+
+Effect: TypeAlias = Literal[
+    "dropout", "random_activation", "router_noise", "expert_capacity", "batch_statistics", "auxiliary_loss"
+]
+
+_BATCH_NORMS = {"_BatchNorm", "_InstanceNorm"}
+"""The base classes of torch's layers that use the statistics of the batch in training, and stored ones otherwise."""
+_EFFECTS: Mapping[str, Effect] = {
+    "drop": "dropout",
+    "jitter": "router_noise",
+    "noise": "router_noise",
+    "capacity": "expert_capacity",
+}
+"""By a part of the name of an attribute. Attention layers of transformers have a number named `attention_dropout`."""
+_ALWAYS: frozenset[Effect] = frozenset({"expert_capacity", "auxiliary_loss"})
+"""The effects that do not depend on whether a module is in training mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A module that may compute something else in training than in sampling.
+
+    Attributes:
+        module: The name of the module in the model, empty for the model itself.
+        effect: `dropout`, `random_activation` and `router_noise` are random. With `expert_capacity`, an expert drops
+            tokens that depend on the rest of the batch. `batch_statistics` are those of a batch norm. An
+            `auxiliary_loss` changes the loss, and not the log-probabilities.
+        setting: The setting with its value, such as `p=0.1`.
+        is_active: Whether it has an effect now. Dropout has none in evaluation mode.
+    """
+
+    module: str
+    effect: Effect
+    setting: str
+    is_active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainMode:
+    """What makes a model compute other log-probabilities in training than in sampling.
+
+    Attributes:
+        modules: The number of modules.
+        training: The number of modules in training mode.
+        dtypes: The numeric formats of the parameters.
+        attention: The attention kernel (`config._attn_implementation`), if the model has one. Another kernel than the
+            sampler's rounds differently.
+        differences: The modules that differ, active or not.
+        differs: Whether an active difference changes log-probabilities.
+    """
+
+    modules: int
+    training: int
+    dtypes: tuple[str, ...]
+    attention: str | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether an active difference changes log-probabilities."""
+        return any(each.is_active and each.effect != "auxiliary_loss" for each in self.differences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and `differs` as plain values for JSON."""
+        return {"differs": self.differs, **asdict(self)}
+
+    def __str__(self) -> str:
+        kernel = f", attention kernel {self.attention}" if self.attention else ""
+        lines = [f"{self.training} of {self.modules} modules in training mode, {' and '.join(self.dtypes)}{kernel}"]
+        if not self.differs:
+            lines.append("no module makes the forward pass differ from that of a sampler")
+        ordered = sorted(self.differences, key=_sort_of)
+        for (is_off, effect, setting), found in groupby(ordered, key=_sort_of):
+            names = [difference.module or "the model" for difference in found]
+            state = "off now" if is_off else "active"
+            lines.append(f"{state}: {effect}, {setting} in {len(names)} modules, such as {names[0]}")
+        return "\n".join(lines)
+
+
+def train_mode(model: Any) -> TrainMode:
+    """Report which modules make a trainer's forward pass differ from a sampler's.
+
+    It reads the modules' settings and runs nothing. Randomness that a module hides in its code is not found: compare
+    two forward passes, or call `kl`. Gradient checkpointing changes nothing.
+
+    Args:
+        model: A torch module, in the mode in which the trainer computes log-probabilities.
+
+    Raises:
+        ConfigError: If it is not a torch module.
+        MissingPackage: If torch is not installed.
+    """
+    torch = load("torch", "train_mode needs", "pip install torch")
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    given: Any = model
+    modules: list[tuple[str, Any]] = list(given.named_modules())
+    config: Any = getattr(given, "config", None)
+    found = [difference for name, module in modules for difference in _differences(name, module)]
+    return TrainMode(
+        modules=len(modules),
+        training=sum(bool(module.training) for _, module in modules),
+        dtypes=tuple(sorted({str(each.dtype).removeprefix("torch.") for each in given.parameters()})),
+        attention=getattr(config, "_attn_implementation", None),
+        differences=(*found, *_auxiliary_loss(config)),
+    )
+
+
+def _differences(name: str, module: Any) -> Iterator[Difference]:
+    bases = {base.__name__ for base in type(module).__mro__}
+    if bases & _BATCH_NORMS and module.track_running_stats:
+        yield Difference(name, "batch_statistics", type(module).__name__, bool(module.training))
+    if "_DropoutNd" in bases and module.p > 0:
+        yield Difference(name, "dropout", f"p={module.p:g}", bool(module.training))
+    if "RReLU" in bases and module.lower != module.upper:
+        slopes = f"a slope from {module.lower:g} to {module.upper:g}"
+        yield Difference(name, "random_activation", slopes, bool(module.training))
+    attributes: dict[str, Any] = module.__dict__
+    for attribute, value in attributes.items():
+        effect = _effect_of(attribute)
+        if effect is not None and type(value) in (int, float) and value > 0:
+            yield Difference(name, effect, f"{attribute}={value:g}", effect in _ALWAYS or bool(module.training))
+
+
+def _effect_of(attribute: str) -> Effect | None:
+    return next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
+
+
+def _auxiliary_loss(config: Any) -> Iterator[Difference]:
+    weight: Any = getattr(config, "router_aux_loss_coef", None)
+    if weight and getattr(config, "output_router_logits", False):
+        yield Difference("", "auxiliary_loss", f"router_aux_loss_coef={weight:g}", True)
+
+
+def _sort_of(difference: Difference) -> tuple[bool, str, str]:
+    return not difference.is_active, difference.effect, difference.setting

@@ -1,0 +1,644 @@
+"""The state machine of one episode: an action in, a message out; a turn in, an observation out.
+
+It does no I/O and reads no clock, and knows nothing about gymnasium and event loops. Where an author's method must be
+called, it yields a request, and the driver answers it, awaited or not.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..contexts._context import Context, Delta
+from ..contexts._history_policy import SummaryRequest
+from ..contexts._protocol import Break, Observation
+from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak
+from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
+from ..messages import Message
+from ..rendering.renderer import Renderer
+from ..trajectories._steps import Origin, Step
+from ._agent import MAIN, Agent, Phase
+from ._delegation import SUMMARY, child_of, end_child, hand_over, seed_of, why_rejected
+from ._environment import Environment, StepResult
+from ._handoff import Handoff, HandoffResult, PendingHandoffs, is_handoff
+from ._header import EpisodeHeader, describe_error
+from ._observing import RESERVED_INFO, for_policy, info_of, observed, switch_of
+from ._opening import context_named, opened
+from ._requests import Call, EpisodeGenerator, Join, Method, Request, RunChildren
+from ._turn import Turn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..trajectories._trajectory import Trajectory
+
+FORK = "/fork-"
+"""What separates the id of a forked episode from the fork's number."""
+SummarizerFactory: TypeAlias = Callable[[SummaryRequest, Sequence[Message], Renderer], Environment]
+_Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
+"""Takes a turn; returns None if the turn has to wait for a summary."""
+
+
+class PendingReply(NamedTuple):
+    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be foreseen."""
+
+    env: Environment
+    """The environment of the agent that acts."""
+    context: Context
+    """The context of the prompt, as it is with the turn."""
+    turn: Turn
+    """The turn that is answered."""
+
+
+class _StepOutcome(NamedTuple):
+    """A turn that answers a reply, and what follows from it."""
+
+    turn: Turn
+    step: Step
+    """The step whose action was the reply."""
+    context: str
+    """The name of the context that the turn addresses."""
+    reason: StopReason | None
+    """Why the agent ends, or None."""
+
+
+class Episode:
+    """One episode of one environment, with all its sub-agents.
+
+    Args:
+        header: The episode's id, seed and group.
+        env: The environment that was reset.
+        summarizer: Makes the environment in which the model writes a summary.
+    """
+
+    def __init__(self, header: EpisodeHeader, env: Environment, summarizer: SummarizerFactory) -> None:
+        self.header = header
+        self.trajectory: Trajectory | None = None
+        self.contexts: dict[str, Context] = {}
+        self.root = Agent(env, MAIN, MAIN, env.limits)
+        self.agent = self.root
+        """Whose action is due; while sub-agents run side by side, `pending_reply` specifies it."""
+        self.side_by_side = False
+        """Whether the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
+        self.interrupted = False
+        """Whether the driver left such sub-agents before they had ended."""
+        self.abandoned = False
+        """Whether its environment has begun another episode."""
+        self._owners: dict[str, Agent] = {}  # the agent of each context
+        self._foreseen: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
+        self._summarizer = summarizer
+        self._forks = 0
+        self._running_children = 0  # how many agents wait for sub-agents that the driver runs
+        self._reward = 0.0
+
+    @property
+    def id(self) -> str:
+        """The id of the episode, which is its trajectory's."""
+        return self.header.id
+
+    @property
+    def seed(self) -> int | None:
+        """What the environment was reset with."""
+        return self.header.seed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no agent may act in it anymore."""
+        return self.trajectory is not None or self.abandoned
+
+    # What a driver calls.
+
+    def begin(self) -> EpisodeGenerator:
+        """Open the episode."""
+        self._reward = 0.0
+        return (yield from self._start(self.root))
+
+    def step(self, action: object) -> EpisodeGenerator:
+        """Take the action that is due, and run until another action is due or the episode is over."""
+        self._check_interrupted()
+        self._reward = 0.0
+        agent = self.agent
+        outcome = yield from self.act(agent, action)
+        return (yield from self.resume_parent(agent, outcome)) if isinstance(outcome, HandoffResult) else outcome
+
+    def act(self, agent: Agent, action: object) -> EpisodeGenerator:
+        """Take an agent's action.
+
+        Raises:
+            EpisodeError: If no action is due.
+            ActionError: If the action is not legal; the episode is then as it was.
+        """
+        if agent.due is None and agent.phase is Phase.ENDED_UNASKED:
+            agent.phase = Phase.ACTIVE
+            return self._emit_nothing(agent)
+        if self.trajectory is not None:
+            raise EpisodeError("step() after the end of the episode: call reset()")
+        if agent.due is None:
+            raise EpisodeError(
+                "step() while no action is due: call reset() first, and step() once for each observation"
+            )
+        reply = agent.receive(agent.due, action)
+        if reply is None:
+            return self._emit_nothing(agent)
+        returned = yield from self._call(agent, "respond", reply)
+        return (yield from self._settle(agent, returned, self._answer))
+
+    def enter(self, child: Agent) -> EpisodeGenerator:
+        """Begin a sub-agent's part of the episode."""
+        self.agent = child
+        try:
+            yield Join(child, seed_of(self.header.seed, child.name))
+        except Exception as error:
+            return self._end_child(child, StopReason.ERROR, error)
+        return (yield from self._start(child))
+
+    def resume_parent(self, child: Agent, result: HandoffResult) -> EpisodeGenerator:
+        """Give a sub-agent's result to its parent, which continues; and so on, if the parent ends, too."""
+        outcome: StepResult | HandoffResult = result
+        while isinstance(outcome, HandoffResult):
+            agent = child.parent
+            assert agent is not None and agent.pending is not None
+            agent.pending.results.append(outcome)
+            outcome = yield from self._delegate(agent)
+            child = agent
+        return outcome
+
+    def give_up(self, child: Agent, error: Exception) -> HandoffResult:
+        """End a sub-agent from outside, with all agents below it."""
+        for item in child.agents():
+            if item is not child and item.stop_reason is None:
+                self._end_child(item, StopReason.ERROR, error)
+        return self._end_child(child, StopReason.ERROR, error)
+
+    def fail(self, error: BaseException) -> "Trajectory":
+        """End the episode because something failed; what was sampled so far is kept.
+
+        Raises:
+            EpisodeError: If it has ended already.
+        """
+        if self.trajectory is not None:
+            raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
+        return self._end(StopReason.ERROR, error=describe_error(error))
+
+    def pending(self) -> StepResult:
+        """Return the result whose observation waits for its action.
+
+        Raises:
+            EpisodeError: If no action is due.
+        """
+        self._check_interrupted()
+        agent = self.agent
+        if self.trajectory is not None or agent.due is None or agent.emitted is None:
+            raise EpisodeError("no action is due: the episode is over, or a method of its environment is running")
+        result, log = agent.emitted, agent.context.log_tokens
+        tokens = log.copy(len(log) - len(result.observation.tokens))
+        return result._replace(observation=result.observation._replace(tokens=tokens), info=dict(result.info))
+
+    def pending_reply(self, context: str) -> PendingReply:
+        """Return what a policy that samples a reply in a context may read of the episode."""
+        if context in self._foreseen:
+            return self._foreseen[context]
+        agent = self._owners[context]
+        return PendingReply(agent.env, agent.contexts[context], agent.turn)
+
+    # Forks.
+
+    def check_fork(self) -> None:
+        """Refuse a state that cannot be forked.
+
+        Raises:
+            EpisodeError: If no action is due, or only the rest of one, or sub-agents run side by side.
+        """
+        self.pending()
+        if self._running_children:
+            raise EpisodeError(
+                "a rollout is running sub-agents, each on its own, so there is no single state to fork: fork before "
+                "they begin, or play the episode with step(), which runs them one after the other"
+            )
+        if self.agent.due is not None and self.agent.due.parts:
+            raise EpisodeError("the action that is due was interrupted: finish it, then fork")
+
+    def become_fork(self, original: "Episode") -> None:
+        """Become an episode of its own, whose steps so far are another's."""
+        original._forks += 1
+        header = original.header
+        tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
+        self.header = EpisodeHeader(
+            id=f"{header.id}{FORK}{original._forks}",
+            seed=header.seed,
+            config=header.config,
+            group_id=header.group_id,
+            origins=[*header.origins, Origin(header.id, tokens)],
+            records_roles=header.records_roles,
+        )
+        self._forks, self.side_by_side = 0, False
+
+    def _check_interrupted(self) -> None:
+        if self.interrupted:
+            raise EpisodeError("sub-agents were interrupted before they had ended: call env.fail(error), or reset()")
+
+    # Calls of authors' methods.
+
+    def _start(self, agent: Agent) -> EpisodeGenerator:
+        """Request the first turn and emit its observation.
+
+        Raises:
+            TurnError: If the turn has a reward, an end, no message, or continues a reply.
+        """
+        returned = yield from self._call(agent, "start")
+        return (yield from self._settle(agent, returned, self._open))
+
+    def _call(self, agent: Agent, method: Method, argument: Any = None) -> Generator[Request, Any, Any]:
+        """Return what an author's method returns; the exception, if it is a sub-agent's, which has failed then."""
+        try:
+            return (yield Call(agent, method, argument))
+        except UndeclaredBreak:
+            raise
+        except Exception as error:
+            if agent.parent is None:
+                raise
+            return error
+
+    def _settle(self, agent: Agent, returned: Any, take: _Take) -> EpisodeGenerator:
+        """Take what a method returned, and run until an action is due or the agent has ended."""
+        outcome = self._take(agent, returned, take)
+        return (yield from self._delegate(agent)) if outcome is None else outcome
+
+    def _take(self, agent: Agent, returned: Any, take: _Take) -> StepResult | HandoffResult | None:
+        """Take a turn, handoffs, or an exception; None if the agent waits for sub-agents."""
+        if isinstance(returned, Exception):
+            return self._end_child(agent, StopReason.ERROR, returned)
+        try:
+            if not is_handoff(returned):
+                return take(agent, _checked(returned))
+            if agent.phase is Phase.REFUSED:  # it hands over again and again, although a limit is reached
+                return take(agent, Turn(reward=None))
+            hand_over(agent, returned, self.root.limits.max_handoff_depth)
+            return None
+        except UndeclaredBreak:
+            raise
+        except Exception as error:
+            if agent.parent is None:
+                raise
+            return self._end_child(agent, StopReason.ERROR, error)
+
+    # Sub-agents.
+
+    def _delegate(self, agent: Agent) -> EpisodeGenerator:
+        """Run the next pending sub-agent; the agent itself, once none is left."""
+        outcome: StepResult | HandoffResult | None = None
+        while outcome is None:
+            outcome = yield from self._next_child(agent)
+            if outcome is None:
+                returned, take = yield from self._resume(agent)
+                outcome = self._take(agent, returned, take)
+        return outcome
+
+    def _next_child(self, agent: Agent) -> Generator[Request, Any, StepResult | None]:
+        """Run the sub-agents that an agent waits for; None once each has a result."""
+        pending = agent.pending
+        assert pending is not None
+        if self.side_by_side and not agent.limit_now():
+            yield from self._run_children(agent, pending)
+        while len(pending.results) < len(pending.handoffs):
+            reason = agent.limit_now()
+            if reason is not None:
+                agent.phase = Phase.REFUSED
+                pending.results.append(HandoffResult([], "", None, str(reason)))
+                continue
+            outcome = yield from self.enter(child_of(agent, pending.handoffs[len(pending.results)]))
+            if isinstance(outcome, StepResult):
+                return outcome
+            pending.results.append(outcome)
+        return None
+
+    def _run_children(self, agent: Agent, pending: PendingHandoffs) -> Generator[Request, Any, None]:
+        """Let the driver run the sub-agents that are left, each on its own."""
+        left = pending.handoffs[len(pending.results) :]
+        if not left:
+            return
+        self._running_children += 1
+        have_ended = False
+        try:
+            pending.results += yield RunChildren([child_of(agent, handoff) for handoff in left])
+            have_ended = True
+        finally:
+            self._running_children -= 1
+            self.interrupted = self.interrupted or not have_ended
+
+    def _resume(self, agent: Agent) -> Generator[Request, Any, tuple[Any, _Take]]:
+        """Return what an agent returns once its sub-agents have ended, and the function that takes it."""
+        pending = agent.pending
+        assert pending is not None
+        agent.pending, self.agent = None, agent
+        if pending.results and agent.phase is not Phase.REFUSED:
+            agent.phase = Phase.RETURNED
+        if pending.request is not None:
+            return (yield from self._take_summary(agent, pending, pending.request))
+        try:
+            results = [one.filter_result(result) for one, result in zip(pending.handoffs, pending.results, strict=True)]
+        except Exception as error:
+            return error, self._answer
+        returned = yield from self._call(agent, "resume", results if pending.is_list else results[0])
+        return returned, self._answer if agent.contexts else self._open
+
+    def _end_child(self, agent: Agent, reason: StopReason, error: Exception | None = None) -> HandoffResult:
+        """End a sub-agent; for the agent that was reset, raise what failed."""
+        if agent.parent is None:
+            raise error if error is not None else EpisodeError(str(reason))
+        result = end_child(agent, reason, error)
+        self.agent = agent.parent
+        return result
+
+    # Summaries.
+
+    def _wait_for_summary(self, agent: Agent, request: SummaryRequest, turn: Turn) -> None:
+        """Let a summary be written, by the model unless the request names another writer."""
+        agent.pending = pending = PendingHandoffs(False, [], turn=turn, request=request)
+        if request.writer is None:
+            calls = agent.context.messages[-1].tool_calls
+            before = turn.messages if calls else ()  # a call is answered before the summary is requested
+            env = self._summarizer(request, before, agent.context.renderer)
+            limits = Limits(max_context_tokens=agent.limits.max_context_tokens)
+            pending.handoffs.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
+
+    def _take_summary(
+        self, agent: Agent, pending: PendingHandoffs, request: SummaryRequest
+    ) -> Generator[Request, Any, tuple[Any, _Take]]:
+        """Return the turn that waited for a summary, and the function that takes both."""
+        if request.writer is not None:
+            text = yield from self._call(agent, request.writer, request.messages)
+            return (text if isinstance(text, Exception) else pending.turn), partial(self._take_text, text=text)
+        child = agent.record[-1]
+        assert isinstance(child, Agent)
+        return pending.turn, partial(self._take_written, child=child, result=pending.results[0])
+
+    def _take_written(
+        self, agent: Agent, turn: Turn, *, child: Agent, result: HandoffResult
+    ) -> StepResult | HandoffResult:
+        """Emit a turn with the summary that the model wrote, if it is accepted."""
+        child.error = why_rejected(agent, child, result)
+        return self._emit_outcome(agent, _outcome(agent, turn), result.content if child.error is None else None)
+
+    def _take_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
+        """Emit a turn with the summary that a function wrote, if it is accepted."""
+        if text is not None and not isinstance(text, str):
+            raise TurnError(f"a summarizer returns a text, or None for no summary, got {text!r:.80}")
+        summary = None if text is None or agent.context.rejects(text) else text
+        outcome = _outcome(agent, turn)
+        outcome.step.metrics = {**outcome.step.metrics, "summaries": float(summary is not None)}
+        return self._emit_outcome(agent, outcome, summary)
+
+    # Turns.
+
+    def _open(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult:
+        """Take the first turn, which follows `start`, or the sub-agents that it handed over to."""
+        has_delegated = bool(agent.record)
+        if any(turn.rewards.values()) or turn.continuation is not None or turn.mask is not None or turn.shortens:
+            raise TurnError(
+                "the first turn has a reward, or continues, masks or shortens a reply, but there is no reply yet"
+            )
+        if not has_delegated and (turn.terminated or turn.truncated):
+            raise TurnError("the first turn ends the episode, but there is no reply yet")
+        reason = agent.reason_to_stop(turn) if has_delegated else None
+        self._reward_contexts(agent, turn)
+        if reason == StopReason.NO_END:
+            _warn_of_no_end(agent)
+        if reason is not None and (agent.parent is not None or not (turn.messages or turn.system)):
+            return self._end_unopened(agent, reason)
+        if not turn.messages and turn.system is None:
+            raise TurnError("the first turn has no message: start() returns a Turn with at least one")
+        delta, base = self._open_context(agent, turn, agent.name_of(turn), is_final=reason is not None)
+        return self._emit(agent, turn, delta, reason or delta.full, base=base, is_new=True)
+
+    def _end_unopened(self, agent: Agent, reason: StopReason) -> StepResult | HandoffResult:
+        """End an agent that has no context of its own, since only its sub-agents acted."""
+        if agent.parent is not None:
+            return self._end_child(agent, reason)
+        agent.phase = Phase.ENDED_UNASKED
+        self._end(reason)
+        return self._emit_nothing(agent)
+
+    def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
+        """Take the turn that answers a reply; None if a summary has to be written first."""
+        outcome = _outcome(agent, turn)
+        if turn.context_rewards:
+            self._reward_contexts(agent, turn)
+        self._reward_step(agent, outcome.step, turn)
+        if turn.mask is not None or turn.shortens:
+            if turn.shortens and outcome.context != outcome.step.context:
+                raise TurnError(
+                    f"the turn shortens a reply in {outcome.step.context!r}, but it addresses {outcome.context!r}"
+                )
+            agent.shorten_reply(outcome.step, turn, is_last=outcome.reason is not None)
+        context = agent.contexts.get(outcome.context)
+        if context is not None and turn.continuation is None and outcome.reason is None:
+            request = context.request()
+            if request is not None:
+                agent.current = context
+                self._wait_for_summary(agent, request, turn)
+                return None
+        return self._emit_outcome(agent, outcome)
+
+    def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
+        """Give contexts the rewards that a turn names for them."""
+        if turn.context_rewards:
+            rewards = {context_named(agent, name): reward for name, reward in turn.context_rewards.items()}
+            for name, reward in rewards.items():
+                self.contexts[name].earn(reward)
+
+    def _reward_step(self, agent: Agent, step: Step, turn: Turn) -> None:
+        """Give a step, or the contexts of an agent that keeps its reward, what a turn says that it earned."""
+        if turn.metrics:
+            step.metrics = {**step.metrics, **turn.metrics}
+        if agent.adds_reward:
+            step.reward, step.rewards = _sum(step, turn)
+            self._reward += turn.reward or 0.0
+        elif turn.reward is not None:
+            self.contexts[step.context].earn(turn.reward)
+            agent.own_reward = (agent.own_reward or 0.0) + turn.reward
+
+    def _emit_outcome(
+        self, agent: Agent, outcome: _StepOutcome, summary: str | None = None
+    ) -> StepResult | HandoffResult:
+        """Render the turn that answers a reply, and emit its observation."""
+        turn, reason = outcome.turn, outcome.reason
+        replied = self.contexts[outcome.step.context]
+        if reason == StopReason.NO_END:
+            _warn_of_no_end(agent)
+        if reason is not None and agent.parent is not None:
+            replied.messages.extend(turn.messages)
+            return self._end_child(agent, reason)
+        max_tokens = agent.limits.max_context_tokens
+        if reason is None and turn.continuation is not None:
+            agent.usage.count(tool_calls=-len(replied.messages[-1].tool_calls))  # counted when the reply is whole
+            delta = replied.go_on(turn.continuation, max_tokens=max_tokens)
+        elif reason is None and outcome.context not in agent.contexts:
+            delta, base = self._open_context(agent, turn, outcome.context)
+            return self._emit(agent, turn, delta, delta.full, base=base, is_new=True)
+        else:
+            agent.current = context = agent.contexts.get(outcome.context, replied)
+            delta = observed(context, turn, max_tokens, is_final=reason is not None, summary=summary)
+        return self._emit(agent, turn, delta, reason or delta.full)
+
+    def why_full(self, agent: Agent, turn: Turn) -> StopReason | None:
+        """Return why a turn would leave no room for a reply in its context; None if it leaves room. Nothing changes.
+
+        It renders the turn in a copy of the context, which costs as much as taking it. If the history policy requests
+        a summary first, the turn is not full.
+        """
+        tried = self._tried(agent, turn)
+        return None if tried is None else tried[1].full
+
+    def foreseen(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
+        """Return what a policy will get once a turn is taken, while another action is due. No context changes.
+
+        Until the turn is taken, `pending_reply` returns what it will return then.
+
+        Returns:
+            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if the turn leaves no
+            room, needs a summary first, or builds on the context whose action is due.
+        """
+        name, opening = agent.name_of(turn), turn.opening
+        base = name if opening is None or opening.base is None else context_named(agent, opening.base)
+        if agent.due is not None and agent.due.context in (name, base):
+            return None
+        tried = self._tried(agent, turn)
+        if tried is None or tried[1].full is not None:
+            return None
+        context, delta, start = tried
+        self._foreseen[name] = PendingReply(agent.env, context, turn)
+        extends = name in agent.contexts and delta.break_ is None
+        observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
+        return observation, for_policy(context, turn, agent.foreseen_max_tokens(turn, context)), context.prompt()
+
+    def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
+        """Return what a turn would make of its context, as `opened` does; None if a summary comes first."""
+        name = agent.name_of(turn)
+        if name not in agent.contexts:
+            return opened(agent, turn, name, self.contexts, records_roles=self.header.records_roles)
+        trial = agent.contexts[name].trial()
+        if trial.request() is not None:
+            return None
+        return trial, observed(trial, turn, agent.limits.max_context_tokens), None
+
+    # New contexts.
+
+    def _open_context(self, agent: Agent, turn: Turn, name: str, *, is_final: bool = False) -> tuple[Delta, str | None]:
+        """Open the context that a turn addresses; return the first delta, and the context that it starts from."""
+        roles = self.header.records_roles
+        context, delta, base = opened(agent, turn, name, self.contexts, records_roles=roles, is_final=is_final)
+        self.contexts[name] = agent.contexts[name] = agent.current = context
+        self._owners[name] = agent
+        return delta, base
+
+    # Observations.
+
+    def _emit(
+        self,
+        agent: Agent,
+        turn: Turn,
+        delta: Delta,
+        reason: StopReason | None,
+        *,
+        base: str | None = None,
+        is_new: bool = False,
+    ) -> StepResult | HandoffResult:
+        """Emit an observation: its action is due, or the agent ends with it for a reason."""
+        context = agent.context
+        agent.turn = turn
+        self._foreseen.pop(context.name, None)
+        switch = switch_of(agent, base, delta, is_new=is_new)
+        # What a new context leaves out of its base is not dropped.
+        break_ = switch if is_new else delta.break_ or switch
+        agent.phase = Phase.ACTIVE
+        extends = not is_new and break_ is None
+        if reason is None:
+            stop = context.log_tokens.length
+            start = stop - len(delta.tokens)
+            agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
+            self.agent = agent
+        elif agent.parent is not None:
+            return self._end_child(agent, reason)
+        else:
+            agent.phase = Phase.ENDED_UNASKED if is_new else Phase.ACTIVE
+            for one in agent.contexts.values():
+                one.check_end()
+            self._end(reason, final_break=break_)
+        info = info_of(agent, break_, closed_reply=delta.closed_reply)
+        if reason is not None:
+            info["stop_reason"] = str(reason)
+        observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name, delta.media)
+        terminated = reason == StopReason.TERMINATED
+        agent.emitted = StepResult(observation, self._reward, terminated, bool(reason) and not terminated, info)
+        return agent.emitted
+
+    def _emit_nothing(self, agent: Agent) -> StepResult:
+        """Emit an empty observation: after a part of a reply, or after an episode that ended before a reply."""
+        is_open = agent.current is not None
+        name, length = (agent.context.name, len(agent.context)) if is_open else (agent.name, 0)
+        observation = Observation(np.empty(0, dtype=np.int32), length, is_open, name, name)
+        info = info_of(agent, None, closed_reply=False)
+        info.update(rewards={}, metrics={})
+        terminated = truncated = False
+        if self.trajectory is not None:
+            info["stop_reason"] = self.trajectory.stop_reason
+            terminated = self.trajectory.status == "terminated"
+            truncated = not terminated
+        agent.emitted = StepResult(observation, 0.0 if is_open else self._reward, terminated, truncated, info)
+        return agent.emitted
+
+    def _end(self, reason: StopReason, *, error: str | None = None, final_break: Break | None = None) -> "Trajectory":
+        from ._recording import record  # at the first end of an episode: authors' modules need no samples
+
+        self.trajectory = record(self.header, self.root, self.contexts, reason, error=error, final_break=final_break)
+        for agent in self.root.agents():
+            agent.due = None
+        return self.trajectory
+
+
+def _outcome(agent: Agent, turn: Turn) -> _StepOutcome:
+    """Return what follows from a turn that answers an agent's last reply."""
+    step = agent.last_step
+    assert step is not None
+    return _StepOutcome(turn, step, agent.name_of(turn), agent.reason_to_stop(turn))
+
+
+def _warn_of_no_end(agent: Agent) -> None:
+    name = type(agent.env).__name__
+    warnings.warn(
+        f"{name}: an episode had {STEPS_WITHOUT_LIMIT:,} steps and nothing limits it, so it ends here. Return "
+        f"Turn(terminated=True) where the task is over, and set a limit: {name}(limits={{'max_steps': ...}}), or "
+        "default_limits = Limits(max_steps=...) in the class",
+        NoEndWarning,
+        stacklevel=2,
+    )
+
+
+def _checked(turn: object) -> Turn:
+    """Check what a method returned in place of a handoff.
+
+    Raises:
+        TurnError: If it is not a turn, or its `info` has a reserved key.
+    """
+    if not isinstance(turn, Turn):
+        raise TurnError(
+            "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not empty; "
+            f"got a {type(turn).__name__}: {turn!r:.80}"
+        )
+    taken = turn.info and RESERVED_INFO & turn.info.keys()
+    if taken:
+        raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Choose others")
+    return turn
+
+
+def _sum(step: Step, turn: Turn) -> tuple[float | None, dict[str, float]]:
+    """Return the reward of a step and its named rewards, with those of another turn that scores the step."""
+    if step.reward is None or not turn.rewards:
+        return (turn.reward if step.reward is None else step.reward), {**step.rewards, **turn.rewards}
+    rewards = dict(step.rewards)
+    for name, value in turn.rewards.items():
+        rewards[name] = rewards.get(name, 0.0) + value
+    return step.reward + (turn.reward or 0.0), rewards

@@ -1,0 +1,113 @@
+"""From an episode to its trajectory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from ..contexts._context import Context
+from ..contexts._protocol import Break
+from ..limits import StopReason
+from ..trajectories._context_log import ContextLog
+from ..trajectories._roles import Roles
+from ..trajectories._steps import Step
+from ..trajectories._trajectory import Status, Trajectory
+from ._agent import Agent
+from ._header import EpisodeHeader
+
+
+def record(
+    header: EpisodeHeader,
+    root: Agent,
+    contexts: Mapping[str, Context],
+    reason: StopReason,
+    *,
+    error: str | None = None,
+    final_break: Break | None = None,
+) -> Trajectory:
+    """Return the trajectory of an episode as far as it went: its steps depth-first by context."""
+    steps = [item for item in root.walk() if isinstance(item, Step)]
+    for step in steps:
+        if step.reply == len(contexts[step.context].messages):  # it was continued and never finished
+            step.reply = None
+    status: Status = "truncated"
+    if reason in (StopReason.TERMINATED, StopReason.ERROR):
+        status = "terminated" if reason == StopReason.TERMINATED else "error"
+    renderer = root.env.renderer
+    return Trajectory(
+        id=header.id,
+        env=root.env.name,
+        seed=header.seed,
+        status=status,
+        stop_reason=str(reason),
+        contexts=_logs(root, steps),
+        steps=steps,
+        renderer=renderer.specification(),
+        renderer_chosen_because=renderer.chosen_because,
+        renderer_rewrites=_rewriting(contexts.values()),
+        tokenizer=renderer.tokenizer.fingerprint,
+        vocab_size=renderer.tokenizer.vocab_size,
+        history=root.env.history.specification(),
+        limits=root.limits.model_dump(exclude_defaults=True),
+        config=header.config,
+        task=task_as_json(root.task),
+        group_id=header.group_id,
+        origins=header.origins,
+        final_break=final_break,
+        error=error,
+    )
+
+
+def _rewriting(contexts: Iterable[Context]) -> str:
+    """Return an example of earlier text that a template rewrites, and that a context showed again as it was."""
+    prompted = (context for context in contexts if context.steps > 1)
+    kinds = dict.fromkeys((c.renderer, c.messages[0].role == "system", bool(c.tools)) for c in prompted)
+    found = (renderer.rewriting(has_system=system, has_tools=tools) for renderer, system, tools in kinds)
+    return next(filter(None, found), "")
+
+
+def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
+    """Return the log of each context, those of sub-agents after their parents'."""
+    ends: dict[str, int] = {}
+    for step in steps:
+        ends[step.context] = max(step.stop, ends.get(step.context, 0))
+    logs: dict[str, ContextLog] = {}
+    main = root.env.renderer.tokenizer
+    for agent in root.agents():
+        for name, context in agent.contexts.items():
+            length, tokenizer = ends.get(name, 0), context.renderer.tokenizer
+            is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint
+            logs[name] = ContextLog(
+                role=context.role,
+                parent=context.parent or _first_above(agent),
+                tokens=context.log_tokens.copy(0, length),
+                logprobs=context.log_logprobs.copy(0, length),
+                messages=list(context.messages),
+                tools=[dict(tool) for tool in context.tools],
+                reward=context.reward,
+                is_trainable=context.is_trainable,
+                stop_reason=str(agent.stop_reason or "") if is_child else "",
+                error=agent.error,
+                task=task_as_json(agent.task) if is_child else None,
+                tokenizer=tokenizer.fingerprint if is_other else "",
+                vocab_size=tokenizer.vocab_size if is_other else 0,
+                roles=_roles(context, length),
+                media=[placed for placed in context.log_media if placed.stop <= length],
+            )
+    return logs
+
+
+def _roles(context: Context, length: int) -> Roles | None:
+    roles = context.roles
+    return None if roles is None else Roles.of(roles.legend, roles.codes.copy(0, length))
+
+
+def _first_above(agent: Agent) -> str | None:
+    """Return the first context of an agent above, for a sub-agent that acted before its parent's first turn."""
+    above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
+    return next(above, None)
+
+
+def task_as_json(task: Any) -> Any:
+    """Return a task as a record has it."""
+    if hasattr(task, "model_dump"):
+        return task.model_dump(mode="json")
+    return dict(cast("Mapping[str, Any]", task)) if isinstance(task, Mapping) else task

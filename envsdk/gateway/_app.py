@@ -1,0 +1,366 @@
+"""The routes on which programs ask the model. A session is identified by its API key, or by its id in the path.
+
+The answer is complete before the first byte of it is sent, so that every error has its status; unless the client wants
+a stream and the policy reports tokens while it samples them. Then an error that comes later is the stream's last event.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from ..errors import ConfigError, RequestError
+from ..images import PixelBudget
+from ._bodies import read_json
+from ._client import Client, send_events
+from ._exchange import (
+    ClientGone,
+    Exchange,
+    Guard,
+    Refusal,
+    answer_refusal,
+    answer_unknown_route,
+    json_response,
+    unexpected,
+    wire_format,
+)
+from ._metrics import Metrics
+from ._requests import ModelRequest
+from ._sessions import OpenSession, Sessions
+from ._streaming import LiveResponse, Pieces
+from .protocols import WireFormat
+from .protocols._contents import RequestImages
+
+if TYPE_CHECKING:
+    from .protocols._responses import Responses
+
+_READERS = 4
+"""How many bodies are read at the same time, each in a thread: meanwhile, other requests are answered."""
+_PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The limits of a server.
+
+    Attributes:
+        max_body_bytes: The largest body of a request, in bytes.
+        body_timeout_s: How long a client may take to send a body, in seconds.
+        max_waiting: How many requests of one session may be answered at the same time.
+        max_pixels: How many pixels all new images of a body may have together; each counts for at least 131,072.
+        max_image_pixels: How many pixels one image may have.
+        max_connections: How many connections may be open; at most three quarters of the process's file descriptors are
+            used for them. Beyond that, the one that has had no request for the longest time is closed.
+        header_timeout_s: How long a client may take to send the headers of a request, in seconds.
+        keep_alive_s: How long a connection stays open between two requests, in seconds. It is longer than clients keep
+            idle connections, so that none is closed just when it is used again.
+    """
+
+    max_body_bytes: int = 64 * 2**20
+    body_timeout_s: float = 60.0
+    max_waiting: int = 256
+    max_pixels: int = 2**26
+    max_image_pixels: int = 2**24
+    max_connections: int = 10_000
+    header_timeout_s: float = 20.0
+    keep_alive_s: float = 75.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if not getattr(self, limit.name) > 0:
+                raise ConfigError(f"{limit.name} is {getattr(self, limit.name)}; expected a number above 0")
+
+    @property
+    def possible_connections(self) -> int:
+        """How many connections may be open in this process."""
+        try:
+            import resource  # not on Windows
+        except ImportError:
+            return self.max_connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self.max_connections if descriptors < 0 else max(1, min(self.max_connections, descriptors * 3 // 4))
+
+
+def model_app(
+    sessions: Sessions,
+    *,
+    limits: ServerLimits,
+    model: str = "envsdk",
+    metrics: Metrics | None = None,
+    routes: Sequence[BaseRoute] = (),
+    lifespan: Lifespan[Starlette] | None = None,
+) -> Starlette:
+    """Return the application that answers programs.
+
+    Args:
+        sessions: The sessions that it serves.
+        limits: Its limits.
+        model: The name of the model that it lists.
+        metrics: Counts requests and tokens; None to count nothing.
+        routes: More routes, which come first.
+        lifespan: What runs from its start to its end.
+    """
+    app = Starlette(
+        routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
+        middleware=[Middleware(Guard, metrics=metrics)],
+        exception_handlers={RequestError: answer_refusal, 404: answer_unknown_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
+    return app
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route's end: notes in the exchange which route and protocol it is, checks the method, then answers.
+
+    Attributes:
+        route: The template of the route.
+        methods: The methods; a route with GET has HEAD, too.
+        protocol: The name of the protocol; None for the one that the request looks like.
+        answer: Returns the response, which is sent.
+        send: Sends the response itself, instead of `answer`.
+    """
+
+    route: str
+    methods: tuple[str, ...]
+    protocol: str | None = None
+    answer: Callable[[Request], Awaitable[Response]] | None = None
+    send: Callable[[Request, Send], Awaitable[None]] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        exchange = Exchange.of(scope)
+        exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
+        request = Request(scope, receive, send)
+        allowed = [*self.methods, *(["HEAD"] if "GET" in self.methods else [])]
+        if request.method not in allowed:
+            headers = {"allow": ", ".join(allowed)}
+            raise Refusal(405, "method_not_allowed", f"the route has {' and '.join(self.methods)} only", headers)
+        if self.send is not None:
+            await self.send(request, send)
+        elif self.answer is not None:
+            response = await self.answer(request)
+            await response(scope, receive, send)
+
+
+class ModelRoutes:
+    """The routes on which programs ask the model. See `model_app`."""
+
+    def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics | None) -> None:
+        self._sessions = sessions
+        self._limits = limits
+        self._model = model
+        self._metrics = metrics
+        self._readers = asyncio.Semaphore(_READERS)
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return the routes.
+
+        Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may
+        be given either URL, so each route exists without, with one, and with two of them.
+        """
+        routes: list[Route] = []
+
+        def add(path: str, *methods: str, **endpoint: Any) -> None:
+            routes.append(Route(path, Endpoint(path, methods, **endpoint)))
+
+        for root in ("/s/{session_id}", ""):
+            for base in (f"{root}/v1", root, f"{root}/v1/v1"):
+                for name, protocol in _PROTOCOLS.items():
+                    add(f"{base}/{name}", "POST", protocol=protocol, send=self.reply)
+                add(f"{base}/messages/count_tokens", "POST", protocol="anthropic", answer=self.count_tokens)
+                add(f"{base}/responses/{{response_id}}", "GET", "DELETE", protocol="responses", answer=self.stored)
+                add(f"{base}/models", "GET", answer=self.models)
+                add(base or "/", "GET", answer=self.base)
+            add(f"{root}/v1/", "GET", answer=self.base)
+        add("/s/{session_id}/", "GET", answer=self.base)
+        return routes
+
+    async def reply(self, request: Request, send: Send) -> None:
+        """Answer a request for a reply."""
+        opened = self._admit(request)
+        exchange = Exchange.of(request.scope)
+        with opened.answering():
+            wire = await wire_format(exchange.protocol)
+            try:
+                asked, body = await self._read(opened, request, wire.read)
+            except RequestError as error:
+                opened.session.note_refusal(error)
+                raise
+            abandon = partial(self._abandon, opened, asked, exchange)
+            if wire.is_streamed(body) and asked.n == 1:
+                await self._reply_live(opened, asked, body, request, send)
+                return
+            async with Client(request.receive) as client:
+                replies = await client.wait_for(opened.session.ask(asked), abandon)
+                if self._metrics is not None:
+                    self._metrics.replied(exchange.protocol, replies)
+                created = int(time.time())
+                wire.remember(asked, replies, opened.memory, created)
+                if wire.is_streamed(body):
+                    finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
+                else:
+                    response = json_response(wire.write(asked, body, replies, created))
+                    finish = partial(response, request.scope, request.receive, send)
+                if await client.is_gone():
+                    abandon()
+                else:
+                    await finish()
+
+    async def _reply_live(
+        self, opened: OpenSession, asked: ModelRequest, body: Any, request: Request, send: Send
+    ) -> None:
+        """Answer a request for a streamed reply."""
+        exchange, pieces = Exchange.of(request.scope), Pieces()
+        wire = await wire_format(exchange.protocol)
+        asked = replace(asked, on_piece=pieces.put)
+        live = LiveResponse(wire, asked, body, send)
+        abandon = partial(self._abandon, opened, asked, exchange)
+        async with Client(request.receive) as client:
+            try:
+                replies = await live.send_until(client, pieces, opened.session.ask(asked), abandon)
+                if self._metrics is not None:
+                    self._metrics.replied(exchange.protocol, replies)
+                created = live.created or int(time.time())
+                wire.remember(asked, replies, opened.memory, created)
+                if live.has_begun:
+                    finish = _last_part(live.rest(replies), send)
+                else:
+                    finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
+            except ClientGone:
+                raise
+            except Exception as error:
+                if not exchange.has_started:
+                    raise
+                known = error if isinstance(error, RequestError) else unexpected(error, exchange)
+                finish = _last_part(wire.error_event(known), send)
+            if await client.is_gone():
+                abandon()
+            else:
+                await finish()
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with the number of tokens of a prompt."""
+        opened = self._admit(request)
+        with opened.answering():
+            wire = await wire_format("anthropic")
+            asked, _ = await self._read(opened, request, wire.read_count)
+            async with Client(request.receive) as client:
+                count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
+        return json_response(wire.count(count))
+
+    async def stored(self, request: Request) -> Response:
+        """Answer with a response that the session keeps, or forget it."""
+        opened = self._session_of(request)
+        if request.query_params.get("stream") == "true":
+            raise RequestError("stream: a response that is kept is not streamed: leave it out", field="stream")
+        wire = cast("Responses", await wire_format("responses"))
+        act = wire.delete if request.method == "DELETE" else wire.retrieve
+        async with opened.reading:
+            return json_response(act(request.path_params["response_id"], opened.memory))
+
+    async def models(self, request: Request) -> Response:
+        """List the one model, in the form of the client's protocol."""
+        self._session_of(request)
+        wire = await wire_format(Exchange.of(request.scope).protocol)
+        return json_response(wire.models([self._model], self._started))
+
+    async def base(self, request: Request) -> Response:
+        """Answer on a base URL, where some clients ask whether the server is there."""
+        if "session_id" in request.path_params:
+            self._session_of(request)
+        return json_response({"status": "ok"})
+
+    def _session_of(self, request: Request) -> OpenSession:
+        """Return the session that a request names.
+
+        Raises:
+            RequestError: If it names none, or two.
+        """
+        keyed = next(filter(None, map(self._sessions.of_key, keys_of(request))), None)
+        session_id = request.path_params.get("session_id")
+        if session_id is None:
+            if keyed is None:
+                message = "no open session has the API key: send a session's key as a bearer token or as x-api-key"
+                raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
+            return keyed
+        opened = self._sessions.of_id(session_id)
+        if opened is None:
+            raise Refusal(404, "session_not_found", "no open session has the id in the path")
+        if keyed is not None and keyed is not opened:
+            message = "the API key is that of another session than the one in the path"
+            raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
+        return opened
+
+    def _admit(self, request: Request) -> OpenSession:
+        """Return the session of a request that is within the session's limits."""
+        opened = self._session_of(request)
+        wait_s = opened.bucket.take(time.monotonic()) if opened.bucket is not None else 0.0
+        if wait_s:
+            message = "the session sends more requests per second than it may; try again later"
+            headers = {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
+            raise Refusal(429, "rate_limit_exceeded", message, headers)
+        if opened.waiting >= self._limits.max_waiting:
+            message = f"{opened.waiting} requests of the session are being answered, which is the limit"
+            raise Refusal(429, "rate_limit_exceeded", message, {"retry-after": "1"})
+        return opened
+
+    async def _read(
+        self, opened: OpenSession, request: Request, read: Callable[..., ModelRequest]
+    ) -> tuple[ModelRequest, Any]:
+        """Return what a request asks for, and its body."""
+        limits = self._limits
+        body = await read_json(request, limits.max_body_bytes, limits.body_timeout_s, lambda: opened.last_body)
+        images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
+
+        def read_it() -> ModelRequest:
+            with images.reading():
+                return read(body.value, request.headers, opened.memory)
+
+        async with opened.reading, self._readers:
+            asked = await asyncio.to_thread(read_it)
+        opened.last_body = body
+        return asked, body.value
+
+    def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
+        if self._metrics is not None:
+            self._metrics.abandoned(exchange.protocol)
+        opened.session.abandon(asked)
+
+
+async def _stream(
+    events: Iterator[bytes], wire: WireFormat, exchange: Exchange, send: Send
+) -> Callable[[], Awaitable[None]]:
+    """Send server-sent events, and return what ends the response."""
+    last = b""
+    try:
+        await send_events(events, send)
+    except Exception as error:
+        if not exchange.has_started:
+            raise
+        last = wire.error_event(unexpected(error, exchange))
+    return _last_part(last, send)
+
+
+def _last_part(body: bytes, send: Send) -> Callable[[], Awaitable[None]]:
+    """Return what sends the last part of a response."""
+    return partial(send, {"type": "http.response.body", "body": body, "more_body": False})
+
+
+def keys_of(request: Request) -> list[str]:
+    """Return the API keys that a request has, as OpenAI's clients and as Anthropic's send them."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    keys = [token.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+    return [key for key in keys if key]

@@ -1,0 +1,109 @@
+"""The server of one process: in a thread of its own, on loopback, started when it is first used."""
+
+import asyncio
+import atexit
+import os
+import threading
+
+from ._app import ServerLimits, model_app
+from ._serving import Server, listen
+from ._sessions import Session, Sessions
+
+_GRACE_S, _STOP_S = 1.0, 5.0
+
+
+class BackgroundServer:
+    """Answers the requests of sessions in this process, on loopback, from a daemon thread with its own event loop.
+
+    Programs in the process should share the one that `background_server` returns. It listens from now on.
+
+    Args:
+        limits: The limits of the server.
+    """
+
+    def __init__(self, limits: ServerLimits | None = None) -> None:
+        self._sessions = Sessions()
+        self._socket = listen("127.0.0.1", 0)
+        self._address = "http://{}:{}".format(*self._socket.getsockname())
+        limits = limits or ServerLimits()
+        self._server = Server(model_app(self._sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
+        self._thread = threading.Thread(target=self._serve, name="envsdk-gateway", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._server.serve([self._socket]))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it answers requests."""
+        return self._thread.is_alive() and not self._server.should_exit
+
+    def add(self, session: Session) -> None:
+        """Serve a session from now on.
+
+        Raises:
+            ConfigError: If its id or its key is that of an open session.
+        """
+        self._sessions.add(session)
+
+    def remove(self, session: Session) -> None:
+        """Stop serving a session. Requests that are being answered are not interrupted."""
+        self._sessions.remove(session.id)
+
+    def openai_base_url(self, session: Session) -> str:
+        """Return the base URL of a session for clients of OpenAI's protocols."""
+        return f"{self.anthropic_base_url(session)}/v1"
+
+    def anthropic_base_url(self, session: Session) -> str:
+        """Return the base URL of a session for clients of Anthropic's protocol."""
+        return f"{self._address}/s/{session.id}"
+
+    def leave_to_parent(self) -> None:
+        """Close the inherited socket in a forked child: else the port would stay open as long as the child lives."""
+        self._socket.close()
+
+    def stop(self) -> None:
+        """Stop answering, and close all connections. Requests that are being answered have a second to end."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_S)
+
+
+class _Process:
+    """The server of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.server: BackgroundServer | None = None
+
+
+_process = _Process()
+_of_parents: list[_Process] = []
+"""A child keeps what it inherited: the thread does not exist in it, so its event loop must not be torn down there."""
+
+
+def background_server() -> BackgroundServer:
+    """Return the server of this process, which is started at the first call, and again in each forked child."""
+    process = _process
+    with process.lock:
+        if process.server is None or not process.server.is_running:
+            process.server = BackgroundServer()
+        return process.server
+
+
+def _forget_parent() -> None:
+    """In a forked child: leave the parent's server to the parent."""
+    global _process
+    if _process.server is not None:
+        _process.server.leave_to_parent()
+    _of_parents.append(_process)
+    _process = _Process()
+
+
+def _stop_at_exit() -> None:
+    if _process.server is not None:
+        _process.server.stop()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+atexit.register(_stop_at_exit)

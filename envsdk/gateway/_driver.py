@@ -1,0 +1,536 @@
+"""The driver of a `ProgramEnv`: it turns the program's requests into turns, and the model's replies into answers."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+from typing_extensions import override
+
+from ..authoring._machinery import EnvConfig, EnvDriver
+from ..contexts._edits import Edit
+from ..episodes._recording import task_as_json
+from ..episodes._turn import Opening, Turn
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..limits import StopReason
+from ..messages import Message, ToolCall
+from ..rendering.renderer import TokenIds
+from ._background import background_server
+from ._conversations import Continues, Conversations, Opens, Repeats
+from ._exchange import Refusal
+from ._expressible import check_expressible, inexpressible
+from ._fitting import most_tokens
+from ._live import LiveReply
+from ._programs import CommandProgram, Endpoint, Program, ThreadProgram
+from ._requests import ModelReply, ModelRequest
+from ._session import Asked, Ended, ProgramSession, until_done
+
+_REMEMBERED = 64
+"""How many answers are kept for a program that did not get them, and asks again."""
+_CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
+_NO_RETRY = {"x-should-retry": "false"}
+"""The header by which the clients of OpenAI and Anthropic know that an error stays: the episode is over."""
+_TOO_LONG = 32
+"""After how many requests in a row that did not fit into their context an episode ends."""
+_OVER = RequestError("the episode is over", 400, "episode_over")
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    """A request that was refused because it did not fit into its context, since the last one that was answered."""
+
+    turn: Turn
+    reason: StopReason
+    times: int
+    """How many were refused for that since then."""
+
+
+class ProgramDriver(EnvDriver):
+    """Meets the program's requests in a session, and recognizes what they mean."""
+
+    may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond")
+    why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
+
+    @override
+    def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
+        self._session: ProgramSession | None = None
+        self._program: Program | None = None
+        self._asked: Asked | None = None  # the request that is being answered
+        self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
+        self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
+        return super()._read_config(config)
+
+    # Episodes.
+
+    @override
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        self._why_not_sampled = why_not_sampled
+
+    async def first(self) -> Turn:
+        """Start the program, and return the turn of its first request.
+
+        If it ends after requests that did not fit into their context, that is the turn of the last one, and ends the
+        episode.
+
+        Raises:
+            EpisodeError: If it ends without a request that can be answered.
+        """
+        self.end_program()
+        self._remember_nothing()
+        seed = self.running_episode.seed
+        self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
+        self._ids = 0
+        self._forget_reply()
+        self._full: _Full | None = None
+        self._session = self.new_session()
+        self.open_session(self._session)
+        turn = await self._next()
+        if not isinstance(turn, Ended):
+            return turn
+        if self._full is not None:
+            return self._full.turn
+        if self._session.refused:
+            raise EpisodeError(
+                f"the program ended without a reply of the model: {self._session.refused} requests were refused, "
+                f"the last one because: {self._session.refusal:.500}"
+            )
+        raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._remember_nothing()
+
+    def _remember_nothing(self) -> None:
+        """Begin without requests and replies."""
+        self._conversations = Conversations(self._role_of)
+        self._inner: dict[int, tuple[Message, Message]] = {}
+        self._calls: dict[str, ToolCall] = {}
+        self._replies: list[ModelReply] = []
+        self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
+
+    async def following(self, reply: Message) -> Turn:
+        """Give the program its reply, and return the turn of its next request, or of its end."""
+        asked = self._asked
+        assert asked is not None
+        self._replies.append(self._outer_reply(reply))
+        if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
+            self._go_on()
+            return self._branch(asked.request)
+        replies, self._replies, self._asked = self._replies, [], None
+        self._conversations.answer(asked.request, replies)
+        if not self._is_given_up:
+            self._answers[id(asked.request)] = asked.request, replies
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
+        asked.answer(replies)
+        turn = await self._next()
+        return self._last_turn(turn) if isinstance(turn, Ended) else turn
+
+    def new_session(self) -> ProgramSession:
+        """Return the session of an episode."""
+        return ProgramSession(self.count_tokens, self.renderer.check_image)
+
+    def open_session(self, session: ProgramSession) -> None:
+        """Serve the session, and start the program."""
+        server = background_server()
+        server.add(session)
+        endpoint = Endpoint(
+            base_url=server.openai_base_url(session),
+            anthropic_base_url=server.anthropic_base_url(session),
+            api_key=session.key,
+            seed=self.running_episode.seed,
+        )
+        if self.env.command is None and self.env.has_run:
+            self._program = ThreadProgram(lambda: self.env.run(endpoint), session.end)
+        else:
+            environ = endpoint.environ()
+            if self.env.task is not None:
+                environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
+            self._program = CommandProgram(
+                lambda: self.env.command, self.env.prepare, self.env.score, environ, session.end, session.id
+            )
+
+    def end_program(self, error: RequestError = _OVER) -> None:
+        """End the program, if it runs, and refuse its requests, also those that are being answered, or are next."""
+        session, program = self._session, self._program
+        asked = [*([] if self._asked is None else [self._asked]), *(placed for placed, _ in self._placed)]
+        self._session = self._program = self._asked = None
+        self._placed.clear()
+        for each in asked:
+            each.refuse(error)
+        if session is not None:
+            session.close(error)
+            self.close_session(session)
+        if program is not None:
+            program.kill()
+
+    def close_session(self, session: ProgramSession) -> None:
+        """Serve the session no more."""
+        background_server().remove(session)
+
+    @override
+    def end_tasks(self, error: BaseException | None = None) -> None:
+        self.end_program(self._why_it_ended(error))
+        super().end_tasks(error)
+
+    @override
+    async def aend_tasks(self, error: BaseException | None = None) -> None:
+        await asyncio.to_thread(self.end_program, self._why_it_ended(error))
+        await super().aend_tasks(error)
+
+    def _why_it_ended(self, error: BaseException | None) -> RequestError:
+        trajectory = self.env.trajectory
+        if trajectory is None and error is not None:
+            return failure(error, is_of_policy=self.agent is not None and self.agent.due is not None)
+        reason = None if trajectory is None else trajectory.stop_reason
+        return _at_limit(f"the episode is over: {reason}", reason) if reason in _CONTEXT_IS_FULL else _OVER
+
+    @override
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
+        asked = self._asked
+        on_piece = None if asked is None else asked.request.on_piece
+        if asked is None or on_piece is None or asked.request.n > 1:
+            return None
+        if self._live is None:
+            context = self.running.context
+            reader, events = context.read_reply()
+            message = Message(role="assistant")
+            on_piece(ModelReply(self._reply_id(), message, "stop", prompt_tokens=len(context), tokens=()))
+            self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._call_id)
+        live = self._live
+
+        def hear(tokens: TokenIds) -> bool:
+            live.feed(tokens)
+            self._is_given_up = asked.is_abandoned
+            return self._is_given_up
+
+        return hear
+
+    @override
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
+        # What a program has of a streamed reply stays in the conversation: the listener ends that reply.
+        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+    @override
+    async def is_wanted_again(self) -> bool:
+        session, asked = self._session, self._asked
+        assert asked is not None
+        while session is not None and not self._placed:
+            event = await session.next()
+            if isinstance(event, Asked) and event.request.repeats(asked.request):
+                self._asked = replace(event, request=asked.request)
+                return True
+            if not isinstance(event, Asked) or not event.is_abandoned:
+                session.put_back(event)
+                break
+        self._is_given_up = True
+        return False
+
+    @override
+    def what_runs(self, method: str) -> str:
+        return f"waiting for a request of the program of {self.env.name}"
+
+    # Requests.
+
+    async def _next(self) -> Turn | Ended:
+        """Wait for the turn of the next request that needs a reply, or for the program's end."""
+        session, program = self._session, self._program
+        assert session is not None
+        limit, deadline, now = None, None, asyncio.get_running_loop().time
+        while True:
+            if self._placed:
+                asked, turn = self._placed.popleft()
+                if self._limit() is None and not asked.is_abandoned:
+                    return self._taken(asked, turn)
+                self._conversations.fail(asked.request)
+                session.put_back(asked)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    event = await session.next()
+            except TimeoutError:
+                return Ended()
+            if isinstance(event, Ended):
+                if event.error is not None and limit is None and self._full is None:
+                    raise event.error
+                return event
+            limit = self._limit()
+            if limit is not None:
+                grace_s = self.env.limit_grace_s
+                deadline = deadline or (None if grace_s is None else now() + grace_s)
+                event.refuse(_at_limit(f"the episode ends here: {limit}", limit))
+                if program is not None:
+                    program.stop()
+            elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
+                return self._taken(event, turn)
+
+    @override
+    async def ahead(self) -> AsyncIterator[Turn]:
+        """Yield the turns of requests that come while another one is answered: their contexts are parallel.
+
+        A request that repeats one which waits has to wait for its reply.
+        """
+        session, asked = self._session, self._asked
+        if session is None or asked is None or asked.request.n > 1:
+            return
+        waiting = [asked.request, *(placed.request for placed, _ in self._placed)]
+        while True:
+            event = await session.next()
+            is_new = isinstance(event, Asked) and not any(event.request.repeats(request) for request in waiting)
+            if not isinstance(event, Asked) or not is_new or session.has_cut or self._limit() is not None:
+                session.put_back(event)
+                return
+            if not event.is_abandoned and (turn := self._turn(event, ())) is not None:
+                self._placed.append((event, turn))
+                waiting.append(event.request)
+                yield turn
+
+    def _taken(self, asked: Asked, turn: Turn) -> Turn:
+        """Take the turn of a request, which is answered next."""
+        self._asked = asked
+        self._forget_reply()
+        self._go_on()
+        return turn
+
+    def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
+        """Return the turn of a request; None if it is answered already: it was answered before, or is refused.
+
+        Args:
+            asked: The request.
+            cut: Earlier requests whose answers did not reach the program.
+        """
+        for request in cut:
+            if id(request) in self._answers:
+                with contextlib.suppress(ValueError):  # the program went on without the whole answer
+                    self._conversations.fail(request)
+        placed = self._conversations.place(asked.request)
+        if isinstance(placed, Repeats):
+            asked.answer(self._answers[id(placed.request)][1])
+            return None
+        turn = self._turn_of(asked.request, placed)
+        try:
+            self._check_sampling(placed, turn.sampling)
+            check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
+            self._check_room(placed, turn)
+        except RequestError as error:
+            self._conversations.fail(asked.request)
+            asked.refuse(error)
+            if self._session is not None:
+                self._session.note_refusal(error)
+            return None
+        return turn
+
+    def _limit(self) -> StopReason | None:
+        """Return the limit that ends the episode. A full context does not: the program may go on with less in it."""
+        if self._full is not None and self._full.times >= _TOO_LONG:
+            return self._full.reason
+        if self.running.current is None:
+            return None
+        limit = self.running.limit_now()
+        return self.running.usage.reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
+
+    def _go_on(self) -> None:
+        """Note that a request is taken: what was full before does not end the episode."""
+        self._full = None
+        if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
+            self.running.cut = None
+
+    def _check_sampling(self, placed: Continues | Opens, sampling: Mapping[str, Any]) -> None:
+        """Check that the policy honors the parameters of a request; those of the environment are the author's.
+
+        Raises:
+            RequestError: If it does not. The error names the field.
+        """
+        role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
+        if self._why_not_sampled is None or self.env.sampling is not None:
+            return
+        for name, value in sampling.items():
+            if (why := self._why_not_sampled(role, name, value)) is not None:
+                raise RequestError(f"{name}: {why}", field=name)
+
+    def _check_room(self, placed: Continues | Opens, turn: Turn) -> None:
+        """Check that a request leaves room for a reply in its context.
+
+        Raises:
+            RequestError: If it does not.
+        """
+        longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
+        limit = min((tokens for tokens in longest if tokens is not None), default=None)
+        if limit is None or most_tokens(placed, turn, self.running.contexts, self.renderer) < limit:
+            return
+        reason = self.running_episode.why_full(self.running, turn)
+        if reason is not None:
+            self._full = _Full(turn, reason, 1 if self._full is None else self._full.times + 1)
+            text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
+            raise _at_limit(text, reason)
+
+    def _branch(self, request: ModelRequest) -> Turn:
+        return self._turn_of(request, self._conversations.branch(request))
+
+    def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
+        options: dict[str, Any] = {
+            "system": placed.system,
+            "tools": placed.tools,
+            "context": placed.context,
+            "stop": request.stop,
+            "max_tokens": request.max_tokens,
+            "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
+            "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
+        }
+        if isinstance(placed, Opens):
+            roles, base = self.env.trainable_roles, placed.base
+            leaves_system = base is not None and placed.system is None and self._has_system(base)
+            options["opening"] = Opening(
+                placed.role,
+                base,
+                placed.keep,
+                placed.detail,
+                is_trainable=roles is None or placed.role in roles,
+                start=int(leaves_system),
+            )
+        elif placed.system == "" and self._has_system(placed.context):
+            keep = len(self.running.contexts[placed.context].conversation) - 1 if placed.keep is None else placed.keep
+            changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
+            options |= {"system": None, "edit": Edit(keep + 1, changed, start=1)}
+        elif placed.keep is not None:
+            options["edit"] = Edit(placed.keep, placed.changed)
+        return Turn([self._inner_message(message) for message in placed.messages], **options)
+
+    def _has_system(self, context: str) -> bool:
+        return self.running.contexts[context].conversation[0].role == "system"
+
+    def _last_turn(self, ended: Ended) -> Turn:
+        outcome = ended.outcome
+        self.running.full = None if self._full is None else self._full.reason
+        is_limited = self.running.limit_now() is not None
+        if isinstance(outcome, Turn):
+            outcome.terminated = not (is_limited or outcome.truncated)
+            return outcome
+        reward = cast("float | Mapping[str, float] | None", outcome)
+        return Turn(reward=reward, terminated=not is_limited)
+
+    def _role_of(self, messages: Sequence[Message]) -> str | None:
+        role = self.env.role_of(messages)
+        return role if role is not None or self._session is None else self._session.role
+
+    # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
+
+    def _inner_message(self, message: Message) -> Message:
+        known = self._inner.get(id(message))
+        if known is not None:
+            return known[1]
+        inner = self.renderer.as_given(message)
+        if message.role == "tool":
+            inner = inner.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id, message.name)})
+        elif message.tool_calls:  # a reply that the program changed, or wrote
+            calls = [call.model_copy(update={"id": self._inner_id(call.id, call.name)}) for call in message.tool_calls]
+            inner = inner.model_copy(update={"tool_calls": tuple(calls)})
+        self._inner[id(message)] = message, inner
+        return inner
+
+    def _inner_id(self, outer: str | None, name: str | None) -> str | None:
+        """Return the id of a call in its context; that of the program for a call that it renamed."""
+        call = self._calls.get(outer or "")
+        return outer if call is None or call.name != name else call.id
+
+    def _outer_reply(self, reply: Message) -> ModelReply:
+        agent = self.running
+        context, step, asked = agent.context, agent.last_step, self._asked
+        assert step is not None and asked is not None
+        recorded = context.conversation[-1]
+        calls: list[ToolCall] = []
+        texts = [recorded.content]
+        for call in recorded.tool_calls:
+            if not call.name:
+                texts.append(call.raw if call.raw is not None else str(call.arguments))
+                continue
+            outer = ToolCall(name=call.name, arguments=call.arguments, id=self._call_id(len(calls)))
+            self._calls[str(outer.id)] = call
+            calls.append(outer)
+        content, stop = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
+        message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
+        self._inner[id(message)] = message, recorded
+        tokens = context.log_tokens.copy(step.action_start, step.stop)
+        logprobs = context.log_logprobs.copy(step.action_start, step.stop)
+        is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
+        decode = context.renderer.tokenizer.token_bytes
+        reply_id = self._reply_id()
+        self._forget_reply()
+        return ModelReply(
+            id=reply_id,
+            message=message,
+            finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
+            stop_sequence=stop,
+            prompt_tokens=len(context) - len(tokens),
+            tokens=tokens.tolist(),
+            logprobs=logprobs.tolist() if is_known else None,
+            texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
+        )
+
+    def _forget_reply(self) -> None:
+        """Forget what was issued for a reply: the next one begins."""
+        self._is_given_up = False
+        self._live: LiveReply | None = None
+        self._id_of_reply: str | None = None
+        self._ids_of_calls: list[str] = []
+
+    def _reply_id(self) -> str:
+        """Return the id of the reply that is sampled, or that was."""
+        self._id_of_reply = self._id_of_reply or self._new_id("reply")
+        return self._id_of_reply
+
+    def _call_id(self, index: int) -> str:
+        """Return the id of one of its calls."""
+        self._reply_id()  # the ids are the same whether the reply is streamed or not
+        while len(self._ids_of_calls) <= index:
+            self._ids_of_calls.append(self._new_id("call"))
+        return self._ids_of_calls[index]
+
+    def _new_id(self, kind: str) -> str:
+        self._ids += 1
+        return f"{kind}_{hashlib.sha256(f'{self._salt} {self._ids}'.encode()).hexdigest()[:24]}"
+
+    def count_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has, if it were the first.
+
+        Raises:
+            RequestError: If the model family cannot express it.
+        """
+        system = [] if request.system is None else [Message(role="system", content=request.system)]
+        messages = [*system, *(received.message for received in request.messages)]
+        try:
+            rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
+        except (RenderError, TokenizerError) as error:
+            raise inexpressible(error) from error
+        return len(rendered.tokens)
+
+
+def _at_limit(text: str, limit: str | None) -> RequestError:
+    """Return what a program gets at a limit: its name is the code, unless the clients have one of their own for it."""
+    return RequestError(text, 400, "context_length_exceeded" if limit in _CONTEXT_IS_FULL else str(limit))
+
+
+def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
+    """Return what a program gets whose episode failed. The cause, which may quote a message, is in the record only.
+
+    Args:
+        error: What failed.
+        is_of_policy: Whether a reply of the policy was due.
+    """
+    if isinstance(error, DeadlineExceeded) or (is_of_policy and isinstance(error, TimeoutError)):
+        return Refusal(504, "deadline_exceeded", "the policy or the episode took too long", _NO_RETRY)
+    if is_of_policy and isinstance(error, Exception):
+        return Refusal(502, "policy_failed", "the policy failed", _NO_RETRY)
+    return Refusal(500, "episode_failed", "the episode failed", _NO_RETRY)
+
+
+def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Return a text without the stop string that ended it, as servers do, and that string."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)[0]], min(found)[1]) if found else (text, None)

@@ -1,0 +1,69 @@
+"""Gives a program its reply while it is sampled, as far as it is decided what the whole reply will contain."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..messages import ToolCall
+from ..rendering.reading import CallEnded, ContentText, ReasoningText, ReplyEvent, ReplyReader
+from ..rendering.renderer import TokenIds
+from ._requests import ReplyPiece
+
+
+class LiveReply:
+    """One reply that is sampled.
+
+    Args:
+        reader: Reads its tokens.
+        events: What the reader reported already.
+        on_piece: Gives the program a piece.
+        stops: The strings that the program wants the reply to end at; the content ends before the first one.
+        call_id: Returns the id of a call, by its index among those that can be read.
+    """
+
+    def __init__(
+        self,
+        reader: ReplyReader,
+        events: Iterable[ReplyEvent],
+        on_piece: Callable[[ReplyPiece], None],
+        stops: Sequence[str],
+        call_id: Callable[[int], str],
+    ) -> None:
+        self._reader = reader
+        self._on_piece = on_piece
+        self._stops = stops
+        self._held_length = max(map(len, stops), default=1) - 1
+        self._held: str = ""
+        self._is_stopped = False
+        self._call_id = call_id
+        self._calls: int = 0
+        self._give(events)
+
+    def feed(self, tokens: TokenIds) -> None:
+        """Read the tokens that were sampled."""
+        self._give(self._reader.feed(tokens))
+
+    def _give(self, events: Iterable[ReplyEvent]) -> None:
+        for event in events:
+            if isinstance(event, ReasoningText):
+                self._on_piece(event)
+            elif isinstance(event, ContentText):
+                self._give_content(event.text)
+            elif isinstance(event, CallEnded) and event.call.name:
+                self._give_call(event.call)
+
+    def _give_call(self, call: ToolCall) -> None:
+        """Give a call; the text of one that cannot be read is content, at the end of the reply."""
+        outer = ToolCall(name=call.name, arguments=call.arguments, id=self._call_id(self._calls))
+        self._on_piece(CallEnded(self._calls, outer))
+        self._calls += 1
+
+    def _give_content(self, text: str) -> None:
+        """Give content, without what may belong to a stop string."""
+        if self._is_stopped:
+            return
+        text = self._held + text
+        found: list[int] = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        self._is_stopped = bool(found)
+        end = min([*found, max(0, len(text) - self._held_length)])
+        self._held = text[end:]
+        if end:
+            self._on_piece(ContentText(text[:end]))

@@ -1,0 +1,162 @@
+"""Assembles a response that was logged as the events of its stream, in any of the three protocols.
+
+Sources: the streams of OpenAI's Chat Completions and Responses and of Anthropic's Messages; vLLM's `token_ids` of each
+choice of a chunk, and its `prompt_token_ids` of the first chunk (`return_token_ids`).
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, cast
+
+import pydantic_core
+
+from ..trainers._log_fields import Found
+
+# What a chunk repeats or sends once; other texts and lists of chunks are parts of one.
+_ONCE = frozenset({"id", "type", "role", "index", "finish_reason", "stop_reason", "prompt_token_ids", "meta_info"})
+_ENDED = ("response.completed", "response.incomplete", "response.failed")
+
+
+def is_stream(response: Found) -> bool:
+    """Return whether a response was logged as a list of events."""
+    return isinstance(response.value, (list, tuple))
+
+
+def is_anthropic(events: Found) -> bool:
+    """Return whether events are those of Anthropic Messages and not the chunks of Chat Completions."""
+    return any("type" in event.mapping() for event in events.items()[:1])
+
+
+def assembled(name: str, events: Found) -> Found | None:
+    """Return the body of the response that was sent as these events, or None if they end before the reply does.
+
+    Args:
+        name: The protocol: `"chat"`, `"responses"` or `"anthropic"`.
+        events: The parsed events (chunks) in their order.
+
+    Raises:
+        InvalidRecord: If an event is damaged; the message names it and the field.
+    """
+    found = events.items()
+    failed = next((event for event in found if _is_error(event)), None)
+    if failed is not None:
+        return Found({"error": failed.get("error").value or failed.value}, failed.where)
+    whole = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[name](found)
+    return None if whole is None else Found(whole, events.where)
+
+
+def _is_error(event: Found) -> bool:
+    return event.get("error").value is not None or event.get("type").value == "error"
+
+
+# Chat Completions.
+
+
+def _chat(chunks: Sequence[Found]) -> dict[str, Any] | None:
+    whole: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key, value in chunk.mapping().items():
+            if key != "choices" and whole.get(key) is None:
+                whole[key] = value
+        for choice in chunk.get("choices").items():
+            into = choices.setdefault(choice.get("index").integer() or 0, {"message": {"role": "assistant"}})
+            _add(into, Found({k: v for k, v in choice.mapping().items() if k != "delta"}, choice.where))
+            _add(into["message"], choice.get("delta").or_empty())
+    if not choices or any(not choice.get("finish_reason") for choice in choices.values()):
+        return None
+    for choice in choices.values():
+        choice["message"].setdefault("content", None if "tool_calls" in choice["message"] else "")
+    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
+
+
+def _add(whole: dict[str, Any], part: Found) -> None:
+    """Add the fields of a chunk to those of the chunks before it."""
+    for key, value in part.mapping().items():
+        if value is None:
+            continue
+        before = whole.get(key)
+        if key in _ONCE or isinstance(value, (bool, int, float)):
+            whole[key] = before or deepcopy(value)
+        elif before is not None and type(before) is not type(value):
+            raise part.get(key).invalid(f"a {type(before).__name__}, as in the chunks before it")
+        elif isinstance(value, dict):
+            _add(whole.setdefault(key, {}), part.get(key))
+        elif isinstance(value, list):
+            _extend(whole.setdefault(key, []), part.get(key))
+        else:
+            whole[key] = value if before is None else before + value
+
+
+def _extend(whole: list[Any], part: Found) -> None:
+    """Add the items of a chunk to those of the chunks before it. Items with an `index`, the calls, come in parts."""
+    for item in part.items():
+        index = _index_in(item.value)
+        known = None if index is None else next((entry for entry in whole if _index_in(entry) == index), None)
+        if known is None:
+            whole.append(deepcopy(item.value))
+        else:
+            _add(known, item)
+
+
+def _index_in(item: Any) -> Any:
+    return cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
+
+
+# Responses.
+
+
+def _responses(events: Sequence[Found]) -> dict[str, Any] | None:
+    """Return the response of the last event. Its output may be missing there: each item has an event of its own."""
+    last = next((event for event in reversed(events) if event.get("type").value in _ENDED), None)
+    if last is None:
+        return None
+    response = last.get("response")
+    done = [event.get("item").mapping() for event in events if event.get("type").value == "response.output_item.done"]
+    return {**response.mapping(), "output": response.get("output").value or done}
+
+
+# Anthropic Messages.
+
+
+def _anthropic(events: Sequence[Found]) -> dict[str, Any] | None:
+    whole: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    inputs: dict[int, str] = {}
+    for event in events:
+        kind = event.get("type").value
+        if kind == "message_start":
+            whole = deepcopy(dict(event.get("message").mapping()))
+        elif kind == "content_block_start":
+            blocks[_index(event)] = deepcopy(dict(event.get("content_block").mapping()))
+        elif kind == "content_block_delta":
+            index, delta = _index(event), event.get("delta")
+            if index not in blocks:
+                raise event.get("index").invalid("the index of a block that an earlier event starts")
+            if delta.get("type").value == "input_json_delta":
+                inputs[index] = inputs.get(index, "") + (delta.get("partial_json").text() or "")
+            else:
+                texts = {k: v for k, v in delta.mapping().items() if k in ("text", "thinking", "signature")}
+                _add(blocks[index], Found(texts, delta.where))
+        elif kind == "content_block_stop" and inputs.get(_index(event)):
+            blocks[_index(event)]["input"] = _arguments(inputs[_index(event)], event)
+        elif kind == "message_delta":
+            _add(whole, event.get("delta"))
+    if not whole or not whole.get("stop_reason"):
+        return None
+    return {**whole, "content": [blocks[index] for index in sorted(blocks)]}
+
+
+def _index(event: Found) -> int:
+    index = event.get("index").integer()
+    if index is None:
+        raise event.get("index").invalid("the index of a block")
+    return index
+
+
+def _arguments(text: str, event: Found) -> Any:
+    """Return the input of a call. Where the reply was cut, its JSON is not complete."""
+    try:
+        return pydantic_core.from_json(text, allow_partial=True)
+    except ValueError as error:
+        raise event.invalid(f"the end of a block whose input is JSON, which {text!r:.80} is not") from error

@@ -1,0 +1,243 @@
+"""What messages have in common that mean the same, in whatever form a program sends them. It knows no contexts.
+
+FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
+into the text, and characters of no width into the model's control tokens. None of this changes what a message means.
+"""
+
+import ast
+import contextlib
+import json
+import re
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeAlias, cast
+
+from ..messages import ImagePart, Message, ToolCall, ToolSchema
+from ._requests import INVALID_JSON
+
+Form: TypeAlias = tuple[Hashable, ...]
+"""Equal for messages that mean the same at one place of a conversation. The text is its last part."""
+
+Call: TypeAlias = tuple[str, str]
+"""A call's name, and its arguments as JSON in one form."""
+
+_CODE_CALL = "\nCalling tools:\n"
+_ID = re.compile(r"[A-Za-z0-9_-]{6,}")
+_WORD = re.compile(r"\w{3,}")
+_TAG = re.compile(r"<(\w*(?:think|thought|reason)\w*)>|\[(\w*think\w*)\]", re.IGNORECASE)
+_TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
+_EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A message of a recorded conversation. Two of them are the same message only if they are the same object.
+
+    Attributes:
+        message: The message. Calls and results have the gateway's ids.
+        form: Its form.
+        calls: The calls of an assistant message.
+        reply: The id of the reply that it is; None for a message that the program wrote.
+    """
+
+    message: Message
+    form: Form
+    calls: tuple[Call, ...] = ()
+    reply: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text, without white space at its ends."""
+        return cast("str", self.form[-1])
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether the assistant is its author."""
+        return self.message.role == "assistant"
+
+
+def entry_of(message: Message, reply: str | None = None) -> Entry:
+    """Return the entry for a message."""
+    text = message.content.strip()
+    if message.role == "assistant":
+        text = _INVISIBLE.sub("", text).strip()
+        calls = tuple(call_form(call) for call in message.tool_calls)
+        return Entry(message, ("assistant", calls, text), calls, reply)
+    if message.role == "tool":
+        return Entry(message, ("tool", message.tool_call_id, message.name, _images_of(message), text))
+    role = "user" if message.role == "user" else "system"
+    return Entry(message, (role, message.name, _images_of(message), text))
+
+
+def _images_of(message: Message) -> tuple[tuple[str, int], ...]:
+    """Return the hash of each image, and how many characters that are not white space come before it."""
+    if not message.images:
+        return ()
+    found: list[tuple[str, int]] = []
+    before = 0
+    for part in message.parts or ():
+        if isinstance(part, ImagePart):
+            found.append((part.data.sha256, before))
+        else:
+            before += len("".join(part.text.split()))
+    return tuple(found)
+
+
+def call_form(call: ToolCall) -> Call:
+    """Return a call without its id. Missing arguments are empty, and 1e2, 100.0 and 100 are the same number."""
+    if isinstance(call.arguments, str):
+        return call.name, _INVISIBLE.sub("", call.arguments).strip() or "{}"
+    return call.name, _INVISIBLE.sub("", json.dumps(_plain(call.arguments), sort_keys=True, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
+    """Return whether a message is what a program made of the assistant's message, and says the same.
+
+    A program may drop the reasoning, or write it in its tags before the text, write the calls into the text, lose
+    arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and append the
+    code of a reply once more as a call.
+    """
+    reasoning, rest = split_reasoning(sent.text)
+    is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
+    return any(_says_the_same(text, sent, recorded, stop) for text in (sent.text, *([rest] if is_own else [])))
+
+
+def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
+    calls = recorded.message.tool_calls
+    if calls and not sent.calls:
+        written = _written_calls(text.removeprefix(recorded.text))  # in the order in which their results came
+        return text.startswith(recorded.text) and _are_same(
+            sorted(written, key=call_form), sorted(calls, key=call_form)
+        )
+    own = _without_own_code(text)
+    return recorded.text in (text, own, without_stop(own, stop)) and _are_same(sent.message.tool_calls, calls)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Return the reasoning that is written in its tags at the start of a text, and the rest."""
+    tag = _TAG.match(text)
+    end = "" if tag is None else f"</{tag[1]}>" if tag[1] else f"[/{tag[2]}]"
+    if tag is None or end not in text:
+        return "", text
+    reasoning, _, rest = text[tag.end() :].partition(end)
+    return reasoning.strip(), rest.strip()
+
+
+def _are_same(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> bool:
+    return len(sent) == len(recorded) and all(map(_is_same_call, sent, recorded))
+
+
+def _is_same_call(sent: ToolCall, recorded: ToolCall) -> bool:
+    """Return whether a call is the recorded one. Programs replace arguments that are not the JSON of an object."""
+    forms: list[Any] = [recorded.arguments]
+    if isinstance(recorded.arguments, str):
+        forms += [{}, {INVALID_JSON: recorded.arguments}]
+        with contextlib.suppress(ValueError, RecursionError):
+            forms.append(json.loads(recorded.arguments))  # a key comes twice, or a number is not JSON's
+    return call_form(sent) in [call_form(ToolCall.checked(recorded.name, arguments)) for arguments in forms]
+
+
+def _written_calls(text: str) -> Sequence[ToolCall]:
+    """Return the calls that a text is, as smolagents writes them: a list of Python."""
+    try:
+        calls = ast.literal_eval(text.strip().removeprefix(_CODE_CALL.strip()).strip())
+        return [ToolCall.from_openai(call) for call in calls]
+    except (SyntaxError, ValueError, TypeError, AttributeError, MemoryError, RecursionError):
+        return ()
+
+
+def _without_own_code(text: str) -> str:
+    """Return a text without the call at its end that repeats code of the text, as smolagents' CodeAgent writes it."""
+    own, mark, written = text.rpartition(_CODE_CALL)
+    if not mark:
+        return text
+    try:
+        calls = ast.literal_eval(written)
+        code = [call["function"]["arguments"] for call in calls]
+    except (SyntaxError, ValueError, TypeError, LookupError, MemoryError, RecursionError):
+        return text
+    is_repeated = all(isinstance(one, str) and all(word in own for word in _WORD.findall(one)) for one in code)
+    return own.strip() if is_repeated else text
+
+
+def without_stop(text: str, stop: Collection[str]) -> str:
+    """Return a text without the stop string at its end."""
+    end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
+    return text.removesuffix(end.strip()).strip()
+
+
+def is_edited_reply(sent: Entry, recorded: Entry) -> bool:
+    """Return whether a program wrote a message with the help of a reply: it extended it, or took a part of it."""
+    texts = sorted((sent.text, recorded.text), key=len)
+    return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
+
+
+def ids_in(text: str) -> list[str]:
+    """Return everything in a text that may be an id."""
+    return _ID.findall(text)
+
+
+def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
+    """Return whether texts contain the longest line of a reply. Programs remove the tags around a summary."""
+    longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
+    return len(longest) >= _EVIDENCE and any(longest in text for text in texts)
+
+
+def is_long(entries: Sequence[Entry]) -> bool:
+    """Return whether messages have together more text and calls than two conversations have in common by chance."""
+    texts = (text for entry in entries for text in (entry.text, *chain.from_iterable(entry.calls)))
+    return sum(map(len, texts)) >= _EVIDENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The system message and the tools of a conversation.
+
+    Attributes:
+        system: The text of the system message, or None.
+        tools: The tools.
+    """
+
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = field(default=())
+
+    def has_system_of(self, other: "Setting") -> bool:
+        """Return whether the system messages have the same text."""
+        return (self.system or "").strip() == (other.system or "").strip()
+
+    def is_same(self, other: "Setting") -> bool:
+        """Return whether both are the same."""
+        return self.has_system_of(other) and self.has_tools_of(other)
+
+    def has_tools_of(self, other: "Setting") -> bool:
+        """Return whether the tools are the same, in any order."""
+        return self.tools == other.tools or _by_name(self.tools) == _by_name(other.tools)
+
+    def extends_tools_of(self, other: "Setting") -> bool:
+        """Return whether all tools of the other are among the tools, by their names."""
+        return _by_name(self.tools).keys() >= _by_name(other.tools).keys()
+
+    def resembles(self, other: "Setting") -> bool:
+        """Return whether one system message may be an edit of the other: they share half of their text."""
+        short, long = sorted((self.system or "", other.system or ""), key=len)
+        return 2 * (_shared(short, long) + _shared(short[::-1], long[::-1])) >= len(long) > 0
+
+
+def _by_name(tools: Sequence[ToolSchema]) -> dict[Any, ToolSchema]:
+    return {tool.get("function", tool).get("name"): tool for tool in tools}
+
+
+def _shared(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,271 @@
+"""Sessions of a standalone gateway: each is an episode whose program runs elsewhere."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from typing_extensions import override
+
+from ..authoring._env import Env
+from ..authoring._machinery import DRIVERS
+from ..episodes._driver import driver_of
+from ..episodes._turn import Turn
+from ..errors import DeadlineExceeded, EpisodeError, RequestError
+from ..limits import Limits, StopReason
+from ..messages import Message
+from ..policies._policy import PolicyLike
+from ..rollouts._jobs import Job
+from ..rollouts._player import Player, PlaySettings
+from ..rollouts._run_folder import RunFolder
+from ..trajectories._trajectory import Trajectory
+from ._driver import ProgramDriver, failure
+from ._program import ProgramEnv
+from ._session import Ended, ProgramSession
+
+NAME = "envsdk gateway"
+
+
+@dataclass(eq=False)
+class _Open:
+    """A session that is open, and its episode."""
+
+    session: ProgramSession
+    limits: Mapping[str, Any] | None
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    env: Env | None = None
+    is_late: bool = False
+    """Whether it is ended before its last reply, which takes too long."""
+    playing: "asyncio.Task[Trajectory] | None" = None
+
+
+class OutsideEnv(ProgramEnv):
+    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
+
+    Args:
+        opened: The sessions by the ids of their episodes.
+        **options: See `Env`.
+    """
+
+    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
+
+    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+        super().__init__(**options)
+        self.opened = opened
+
+
+class OutsideDriver(ProgramDriver):
+    """Takes the session that was opened for the episode."""
+
+    _of_all: Limits | None = None
+    """The limits of all sessions, which a session may change."""
+
+    @override
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        opened = self._opened(str((options or {}).get("episode_id")))
+        if self._of_all is None:
+            self._of_all = self.limits
+        self.limits = Limits.of(opened.limits, self._of_all)
+        super().begin(seed, options)
+
+    @override
+    def _chosen(self, options: Mapping[str, Any]) -> Any:
+        return options["task"]  # the program knows what it means
+
+    @override
+    def new_session(self) -> ProgramSession:
+        opened = self._opened(self.running_episode.id)
+        opened.env = self.env
+        return opened.session
+
+    @override
+    def open_session(self, session: ProgramSession) -> None:
+        """Do nothing: the server knows the session, and the program runs elsewhere."""
+
+    @override
+    def close_session(self, session: ProgramSession) -> None:
+        """Do nothing: the server forgets the session when it is closed."""
+
+    def _opened(self, episode_id: str) -> _Open:
+        return cast("OutsideEnv", self.env).opened[episode_id]
+
+
+DRIVERS[OutsideEnv] = OutsideDriver
+
+
+class PlayedSessions:
+    """Opens, rewards and closes the sessions of a standalone gateway; each is played as an episode.
+
+    Args:
+        policy: The policy that replies.
+        env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
+        trainable_roles: The roles that give samples; None for all.
+        role_of: See `ProgramEnv.role_of`; None for the built-in rule.
+        out: The run folder; None records nothing.
+        resume: Whether to continue the run in the folder.
+        compress: Whether to compress the folder's trajectories.
+        policy_timeout_s: The longest time of a call of the policy, in seconds.
+        close_timeout_s: How long the replies that a session waits for may take when it is closed, in seconds. An
+            episode that takes longer is recorded as an error, with the steps that it has.
+        on_trajectory: Called with each episode that ended.
+
+    Raises:
+        RunFolderError: See `RunFolder.create`.
+        ConfigError: If an option is not valid.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike,
+        env_options: Mapping[str, Any],
+        *,
+        trainable_roles: frozenset[str] | None = None,
+        role_of: Callable[[Sequence[Message]], str | None] | None = None,
+        out: Path | None = None,
+        resume: bool = False,
+        compress: bool = False,
+        policy_timeout_s: float | None = 600.0,
+        close_timeout_s: float = 10.0,
+        on_trajectory: Callable[[Trajectory], object] | None = None,
+    ) -> None:
+        self._opened: dict[str, _Open] = {}
+        self._ids: dict[str, str] = {}
+        """The id of the episode of each session."""
+        self._count = 0
+        self._on_trajectory = on_trajectory
+        self._close_timeout_s = close_timeout_s
+        own: dict[str, Any] = {"trainable_roles": trainable_roles}
+        if role_of is not None:
+            own["role_of"] = staticmethod(role_of)
+        cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
+        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
+        env = self._counting.env
+        shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
+        self._settings = PlaySettings(
+            lambda: cls(self._opened, **shared),
+            {},
+            policy,
+            policy_timeout_s=policy_timeout_s,
+            method_timeout_s=None,  # the program may take its time
+            max_retries=0,  # a program that runs elsewhere cannot begin again
+        )
+        self._player: Player | None = None
+        self.folder: RunFolder | None = None
+        if out is not None:
+            described = {name: value for name, value in env_options.items() if name not in ("renderer", "history")}
+            configuration = {
+                "env": NAME,
+                "env_options": {**described, "history": env.history.specification()},
+                "policy": str(getattr(policy, "name", type(policy).__name__)),
+            }
+            self.folder = RunFolder.create(out, configuration, {"main": env.renderer}, resume=resume, compress=compress)
+
+    async def open(self, options: Mapping[str, Any]) -> ProgramSession:
+        """Open a session; see `SessionFactory`."""
+        if self._player is None:
+            self._player = Player(self._settings)
+        limits = options.get("limits")
+        Limits.of(limits, OutsideEnv.default_limits)
+        self._count += 1
+        episode_id = options.get("episode_id") or f"session-{secrets.token_hex(8)}"
+        if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
+            raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
+        counting = self._counting
+        session = ProgramSession(counting.count_tokens, counting.renderer.check_image, options.get("role"))
+        opened = self._opened[episode_id] = _Open(session, limits)
+        self._ids[session.id] = episode_id
+        task = {"task": options["task"]} if options.get("task") is not None else {}
+        group = options.get("group_id") or episode_id
+        job = Job(self._count, NAME, episode_id, group, options.get("seed"), task)
+        opened.playing = asyncio.create_task(self._play(job))
+        return session
+
+    async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
+        """Set named rewards; see `SessionFactory`."""
+        opened = self._opened[self._ids[session_id]]
+        if opened.playing is not None and opened.playing.done():
+            raise EpisodeError("the episode has ended already, so it cannot be rewarded anymore")
+        opened.rewards.update(rewards)
+
+    async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
+        """End a session; see `SessionFactory`."""
+        episode_id = self._ids.pop(session_id)
+        opened = self._opened[episode_id]
+        try:
+            trajectory = await self._ended(opened, reason)
+        finally:
+            del self._opened[episode_id]
+        if trajectory is None:
+            return {"episode_id": episode_id, "status": "empty", "steps": 0}
+        if self.folder is not None:
+            await self.folder.append(trajectory)
+        if self._on_trajectory is not None:
+            self._on_trajectory(trajectory)
+        return _summary(trajectory)
+
+    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+        """End the episode of a session; None if no request came."""
+        playing = opened.playing
+        assert playing is not None
+        session = opened.session
+        if not session.was_asked:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            session.close(RequestError("the session is closed", 400, "session_closed"))
+            return None
+        is_closed = reason == "closed"
+        session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
+        await asyncio.wait({playing}, timeout=self._close_timeout_s)
+        if not playing.done():
+            opened.is_late = True
+            if opened.env is not None:
+                too_late = failure(DeadlineExceeded(), is_of_policy=True)
+                cast("OutsideDriver", driver_of(opened.env)).end_program(too_late)
+            playing.cancel()
+        trajectory = await playing
+        if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
+            trajectory.stop_reason = str(StopReason(reason))
+        return trajectory
+
+    async def aclose(self) -> None:
+        """Close the run folder and the policy."""
+        if self._player is not None:
+            await self._player.aclose()
+        aclose: Any = getattr(self._settings.policy, "aclose", None)
+        if aclose is not None:
+            await aclose()
+        if self.folder is not None:
+            await asyncio.to_thread(self.folder.close, is_complete=True)
+
+    async def _play(self, job: Job) -> Trajectory:
+        assert self._player is not None
+        opened = self._opened[job.id]
+        try:
+            return (await self._player.play(job)).trajectory
+        except asyncio.CancelledError:
+            if not opened.is_late or opened.env is None:
+                raise
+            late = DeadlineExceeded(
+                f"the last reply took longer than {self._close_timeout_s:g} s after the session closed"
+            )
+            trajectory = opened.env.fail(late)
+            trajectory.error_kind = "infrastructure"
+            return trajectory
+
+
+def _summary(trajectory: Trajectory) -> dict[str, Any]:
+    """Return what is told of an episode: no contents."""
+    return {
+        "episode_id": trajectory.id,
+        "status": trajectory.status,
+        "stop_reason": trajectory.stop_reason,
+        "error_kind": trajectory.error_kind,
+        "reward": trajectory.scored_reward,
+        "steps": len(trajectory.steps),
+        "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
+        "contexts": {name: log.role for name, log in trajectory.contexts.items()},
+        "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
+    }

@@ -1,0 +1,101 @@
+"""Agent programs as environments: the program asks the model over HTTP, and each request is an observation."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from ..authoring._env import Env
+from ..authoring._machinery import DRIVERS
+from ..episodes._driver import driver_of
+from ..episodes._turn import Turn
+from ..messages import Message
+from ._driver import ProgramDriver
+from ._programs import Endpoint, ProgramResult
+
+Outcome: TypeAlias = float | Mapping[str, float] | Turn | None
+"""What a program earned: a number, named rewards, or a last turn; None if it is not scored."""
+
+
+class ProgramEnv(Env):
+    """An environment whose task is worked on by a program that calls a chat endpoint: an agent of any framework.
+
+    Write `run`, which is the program or calls it; or set `command`, which is started as a process, and write `score`.
+    The program runs as it is. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses, or
+    Anthropic's Messages, streamed or not. Its first request is the first observation; each action is the reply to one
+    request; when it ends, the episode is over.
+
+    Requests are recognized by what they mean: a request continues the context whose conversation it extends. What the
+    program changed of the past (it dropped messages, summarized, edited) is a declared `edit`. Another conversation is
+    another context; one that begins with known messages has a `base`. Requests that come at the same time are answered
+    one after the other.
+
+    When a limit is reached, the program's next request is refused with a 400 of its protocol, whose code names the
+    limit. What the program returns within `limit_grace_s` seconds is still its reward. A request that does not fit into
+    its context is refused, too (`context_length_exceeded`), and the episode goes on with the program's next request.
+
+    It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
+    """
+
+    blocking: ClassVar[bool | None] = False  # its program runs in a thread of its own
+    command: Sequence[str] | None = None
+    """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
+    trainable_roles: ClassVar[frozenset[str] | None] = None
+    """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
+    sampling: ClassVar[Mapping[str, Any] | None] = None
+    """Parameters of sampling in place of those that the program asks for, such as `{"temperature": 1.0}`; None takes
+    the program's. Trainers mostly need one temperature for all."""
+    limit_grace_s: ClassVar[float | None] = 10.0
+    """How long a program may still run after a limit refused a request, in seconds; None for any time."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether `run` is written; if not, the program is `command`, which `prepare` may set."""
+        return type(self).run is not ProgramEnv.run
+
+    def run(self, model: Endpoint) -> Outcome | Awaitable[Outcome]:
+        """Run the program and return what it earned. It may be `async def`.
+
+        It runs in a thread of its own, with an event loop of its own if it is `async def`; random choices come from
+        `self.np_random`. An exception that it raises ends the episode as an error.
+
+        Args:
+            model: The endpoint that the program asks.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
+
+    def prepare(self, folder: Path) -> None:
+        """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`."""
+
+    def score(self, result: ProgramResult) -> Outcome:
+        """Return what `command` earned, given how it ended."""
+        raise NotImplementedError(f"{type(self).__name__} has a command, but no score(): it returns the reward")
+
+    def role_of(self, messages: Sequence[Message]) -> str | None:
+        """Return the role of a new conversation, given its messages; None for the built-in rule.
+
+        A header `x-envsdk-role` comes first. The built-in rule: `main` for the first conversation, `side` for a request
+        with other tools over known history, `agent` for any other conversation.
+        """
+        return None
+
+    async def start(self) -> Turn:
+        """Start the program, and return its first request."""
+        return await _driver(self).first()
+
+    async def respond(self, reply: Message) -> Turn:
+        """Give the program its reply, and return its next request, or the end."""
+        return await _driver(self).following(reply)
+
+    def close(self) -> None:
+        """End the program and all processes that its command started."""
+        _driver(self).end_program()
+        super().close()
+
+
+def _driver(env: ProgramEnv) -> ProgramDriver:
+    driver = driver_of(env)
+    assert isinstance(driver, ProgramDriver)
+    return driver
+
+
+DRIVERS[ProgramEnv] = ProgramDriver

@@ -1,0 +1,345 @@
+"""Reads the messages of a request as the messages of a recorded conversation, wherever they are the same.
+
+What was the same JSON in the context's last request is neither normalized nor compared again.
+"""
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice, takewhile
+
+from ..messages import Message, ToolCall
+from ._normalized import Entry, Form, entry_of, ids_in, is_same_reply, split_reasoning
+from ._requests import ModelRequest, ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A conversation as a program sent it last.
+
+    Attributes:
+        path: Its messages, as they are recorded.
+        sent: The messages as the program sent them.
+        asked: How many messages of `path` `sent` has: all but the reply to it.
+        starts: For each assistant message that the program sent, in order: its index in `sent` and in `path`.
+        calls: The calls by the ids that the program sent instead of the gateway's.
+        keep: How many messages at the start are those of the conversation that it was read against.
+        named: The replies that were identified by an id, or by it and their text.
+        changed: The messages in the place of replies that were identified by an id, but say something else.
+    """
+
+    path: tuple[Entry, ...] = ()
+    sent: tuple[ReceivedMessage, ...] = ()
+    asked: int = 0
+    starts: tuple[tuple[int, int], ...] = ()
+    calls: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    keep: int = 0
+    named: frozenset[Entry] = frozenset()
+    changed: Mapping[Entry, Entry] = field(default_factory=dict[Entry, Entry])
+
+    def knows(self, index: int) -> bool:
+        """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
+        found = bisect_left(self.starts, (index, 0))
+        return found < len(self.starts) and self.starts[found][0] == index and self.starts[found][1] < self.keep
+
+
+class Replies:
+    """The replies of a session, by the ids that the gateway issued."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Add a reply with its own id and those of its calls."""
+        for name in (entry.reply, *(call.id for call in entry.message.tool_calls)):
+            if name is not None:
+                self._by_id[name] = entry
+
+    def get(self, name: str | None) -> Entry | None:
+        """Return the reply with this id, or with a call that has it."""
+        return None if name is None else self._by_id.get(name)
+
+    def named(self, received: ReceivedMessage) -> Entry | None:
+        """Return the reply that a message names by a link or by the id of a call."""
+        names = (received.link, *(call.id for call in received.message.tool_calls))
+        return next((entry for name in names if (entry := self.get(name))), None)
+
+    def written(self, message: Message) -> Entry | None:
+        """Return the only reply whose calls are written with their ids into the text, each of them once."""
+        if message.tool_calls:
+            return None
+        found = [name for name in ids_in(message.content) if name in self._by_id]
+        entry = self.get(found[0]) if found else None
+        return entry if entry and sorted(found) == sorted(call.id or "" for call in entry.message.tool_calls) else None
+
+
+def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
+    """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
+    begin, known, keep = _same_json(request, recorded)
+    reader = _Reader(recorded, replies, request.stop, keep)
+    for turn in _turns(request.messages[begin:], replies):
+        reader.read(turn)
+    return Reading(
+        path=tuple(reader.path),
+        sent=tuple(request.messages),
+        asked=len(reader.path),
+        starts=recorded.starts[:known] + tuple((begin + index, position) for index, position in reader.starts),
+        calls={**recorded.calls, **reader.calls} if reader.calls else recorded.calls,
+        keep=reader.keep,
+        named=frozenset(reader.named),
+        changed={**recorded.changed, **reader.changed} if reader.changed else recorded.changed,
+    )
+
+
+def keeps(request: ModelRequest, recorded: Reading, replies: Replies, least: int) -> bool:
+    """Return whether `read` would find the first `least` messages of a recorded conversation at the start of a request.
+
+    It costs O(messages up to the first change).
+    """
+    begin, _, keep = _same_json(request, recorded)
+    reader = _Reader(recorded, replies, request.stop, keep)
+    for turn in _turns(request.messages[begin:], replies):
+        if reader.keep >= least or reader.is_changed:
+            break
+        reader.read(turn)
+    return reader.keep >= least
+
+
+def is_repeated(request: ModelRequest, recorded: Reading) -> bool:
+    """Return whether a request begins with all messages that the program sent before, as the same JSON."""
+    return 0 < len(recorded.sent) == _common(recorded.sent, request.messages)
+
+
+def _same_json(request: ModelRequest, recorded: Reading) -> tuple[int, int, int]:
+    """Return where to begin to read a request: how many messages, assistant messages and recorded ones come before."""
+    begin = _common(recorded.sent, request.messages)
+    if begin == len(recorded.sent):
+        return begin, len(recorded.starts), recorded.asked
+    # Read on from the reply before the change, which names the calls of its results.
+    known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
+    begin, keep = recorded.starts[known] if recorded.starts and recorded.starts[known][0] <= begin else (0, 0)
+    return begin, known, keep
+
+
+def _common(before: Sequence[ReceivedMessage], now: Sequence[ReceivedMessage]) -> int:
+    """Return how many messages at the start are the same objects, or have the same JSON."""
+    same = len(list(takewhile(bool, map(operator.is_, before, now))))
+    rest = zip(islice(before, same, None), islice(now, same, None), strict=False)
+    return same + len(list(takewhile(lambda pair: _is_same_json(*pair), rest)))
+
+
+def _is_same_json(one: ReceivedMessage, other: ReceivedMessage) -> bool:
+    return one is other or (one.raw is not None and one.raw == other.raw)
+
+
+def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[list[ReceivedMessage]]:
+    """Yield messages in turns that end with a reply. What follows has no effect on how a turn is read.
+
+    Programs split a reply: into messages of which each names it, perhaps after one with its text, with results between.
+    """
+    turn: list[ReceivedMessage] = []
+    ends: ReceivedMessage | None = None  # the last message of the turn that is a part of a reply
+    after: list[ReceivedMessage] = []  # the results that follow it
+    for received in _in_call_order(messages):
+        if ends is not None and received.message.role == "tool":
+            after.append(received)
+            continue
+        if ends is not None and not _is_split(ends, received, replies, has_results=bool(after)):
+            yield turn
+            turn = []
+        turn += after
+        turn.append(received)
+        ends, after = received if received.message.role == "assistant" else None, []
+    if ends is not None:
+        yield turn
+        turn = []
+    yield turn + after
+
+
+def _is_split(one: ReceivedMessage, other: ReceivedMessage, replies: Replies, *, has_results: bool) -> bool:
+    """Return whether two messages may be parts of the same reply."""
+    if (reply := replies.named(other)) is None or other.message.role != "assistant":
+        return False
+    first = replies.named(one)
+    return first is reply or (first is None and not has_results and not one.message.tool_calls)
+
+
+def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:
+    """Yield messages with the results of a reply in the order of its calls: programs send them as they finish."""
+    order: dict[str | None, int] = {}
+    for is_result, group in groupby(messages, key=lambda received: received.message.role == "tool"):
+        if is_result:
+            yield from sorted(group, key=lambda received: order.get(received.message.tool_call_id, len(order)))
+            continue
+        for received in group:
+            order.update((call.id, len(order) + i) for i, call in enumerate(received.message.tool_calls))
+            yield received
+
+
+class _Reader:
+    """Reads messages one after another, each as the recorded message at its place if it is the same."""
+
+    def __init__(self, recorded: Reading, replies: Replies, stop: Sequence[str], keep: int) -> None:
+        self._recorded, self._replies, self._stop = recorded, replies, stop
+        self.path = list(islice(recorded.path, keep))
+        self.keep = keep
+        self.starts: list[tuple[int, int]] = []
+        self.calls: dict[str, ToolCall] = {}
+        self.named: set[Entry] = set()
+        self.changed: dict[Entry, Entry] = {}
+        self._later: _Later | None = None  # after the first change: what is left of the record
+        self._read = 0
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a message was not the recorded one at its place."""
+        return self._later is not None
+
+    def read(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Read the messages of a turn."""
+        index = 0
+        while index < len(messages):
+            if merged := self._merged(messages, index):
+                index += merged
+                continue
+            if messages[index].message.role == "assistant":
+                index += self._reply(messages, index)
+            else:
+                self._append(self._other(messages[index].message))
+                index += 1
+        self._read += len(messages)
+
+    @property
+    def _expected(self) -> Entry | None:
+        """The recorded message at this place; None after the first change, and at the end of the record."""
+        return self._recorded.path[self.keep] if self._later is None and self.keep < len(self._recorded.path) else None
+
+    def _append(self, entry: Entry) -> None:
+        if entry is self._expected:
+            self.keep += 1
+        elif self._expected:
+            self._later = _Later(self._recorded.path, self.keep)
+        if self._later:
+            self._later.pass_by(entry)
+        self.path.append(entry)
+
+    def _known(self, sent: Entry) -> Entry:
+        """Return the recorded message that a message is, or the message itself."""
+        if (expected := self._expected) is not None:
+            if expected.form == sent.form:
+                return expected
+            self._later = _Later(self._recorded.path, self.keep)
+        if self._later is None:
+            return sent
+        bare = self._later.find((*sent.form[:-1], split_reasoning(sent.text)[1])) if sent.is_assistant else None
+        return self._later.find(sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
+
+    def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
+        """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""
+        parts = [received for received in messages[index:] if received.message.role == "assistant"]
+        link = next((entry for part in parts if (entry := self._replies.named(part))), None)
+        if len(parts) > 1 and link is not None and is_same_reply(entry_of(_joined(parts)), link, self._stop):
+            self._append_reply(_joined(parts), link, index)
+            for received in messages[index:]:
+                if received.message.role == "tool":
+                    self._append(self._other(received.message))
+            return len(messages) - index
+        message = messages[index].message
+        link = self._replies.named(messages[index]) or self._replies.written(message)
+        sent, expected = entry_of(message), self._expected
+        if link is not None and is_same_reply(sent, link, self._stop):
+            entry = link
+        elif expected is not None and expected.is_assistant and is_same_reply(sent, expected, self._stop):
+            entry = expected
+        else:
+            entry = self._known(sent)
+        if link is not None and entry is not link:
+            self.changed[link] = entry
+        self._append_reply(message, entry, index, is_named=entry is link)
+        return 1
+
+    def _append_reply(self, message: Message, entry: Entry, index: int, *, is_named: bool = True) -> None:
+        """Append the message that an assistant's message is, and note which calls its ids name."""
+        if is_named:
+            self.named.add(entry)
+        for call, known in zip(message.tool_calls, entry.message.tool_calls, strict=False):
+            is_own = known.id == call.id and self._replies.get(call.id) is entry
+            if call.id is not None and (not is_own or call.id in self._recorded.calls):
+                self.calls[call.id] = known
+        self.starts.append((self._read + index, len(self.path)))
+        self._append(entry)
+
+    def _other(self, message: Message) -> Entry:
+        call = self._call(message.tool_call_id) if message.role == "tool" else None
+        if call and (call.id, call.name) != (message.tool_call_id, message.name):
+            message = message.model_copy(update={"tool_call_id": call.id, "name": call.name})
+        return self._known(entry_of(message))
+
+    def _call(self, name: str | None) -> ToolCall | None:
+        """Return the call that a result names: as the program sent it, if it changed the call."""
+        if (call := self.calls.get(name or "") or self._recorded.calls.get(name or "")) is not None:
+            return call
+        reply = self._replies.get(name)
+        return reply and next((call for call in reply.message.tool_calls if call.id == name), None)
+
+    def _merged(self, messages: Sequence[ReceivedMessage], index: int) -> int:
+        """Read messages that have the text of as many or more or fewer recorded ones, and return how many they are."""
+        expected = self._expected
+        if not expected or messages[index].message.role in ("assistant", "tool") or expected.form[0] in _UNMERGED:
+            return 0
+        if expected.message.images:  # only texts are merged
+            return 0
+        first, place, sent, recorded = index, self.keep, "", ""
+        while sent or recorded or index == first:
+            if not sent:
+                if (
+                    index == len(messages)
+                    or (entry := entry_of(messages[index].message)).form[:-1] != expected.form[:-1]
+                ):
+                    return 0
+                sent, index = entry.text, index + 1
+            if not recorded:
+                if (
+                    place == len(self._recorded.path)
+                    or (entry := self._recorded.path[place]).form[:-1] != expected.form[:-1]
+                ):
+                    return 0
+                recorded, place = entry.text, place + 1
+            if not (sent.startswith(recorded) or recorded.startswith(sent)):
+                return 0
+            sent, recorded = sent[len(recorded) :].lstrip(), recorded[len(sent) :].lstrip()
+        for entry in self._recorded.path[self.keep : place]:
+            self._append(entry)
+        return index - first
+
+
+_UNMERGED = ("assistant", "tool")
+
+
+def _joined(parts: Sequence[ReceivedMessage]) -> Message:
+    """Return the parts of a reply as one message."""
+    messages = [part.message for part in parts]
+    text = "\n".join(filter(None, (message.content.strip() for message in messages)))
+    return Message(role="assistant", content=text, tool_calls=tuple(c for m in messages for c in m.tool_calls))
+
+
+class _Later:
+    """The recorded messages that may still come after a change, in their order."""
+
+    def __init__(self, path: Sequence[Entry], start: int) -> None:
+        self._path, self._next = path, start
+        self._place = {path[place]: place for place in range(start, len(path))}
+        self._places: dict[Form, list[int]] = {}
+        for entry, place in self._place.items():
+            self._places.setdefault(entry.form, []).append(place)
+
+    def find(self, form: Form) -> Entry | None:
+        """Return the next message with a form."""
+        places = self._places.get(form, [])
+        found = bisect_left(places, self._next)
+        return self._path[places[found]] if found < len(places) else None
+
+    def pass_by(self, entry: Entry) -> None:
+        """Find only what comes after a message, if it is one of them."""
+        self._next = max(self._next, self._place.get(entry, -1) + 1)

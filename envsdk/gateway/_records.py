@@ -1,0 +1,258 @@
+"""Reads logged exchanges: the body of a request and the body of its response, in any of the three protocols."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from ..errors import InvalidRecord, RequestError
+from ..messages import Message
+from ..trainers._log_fields import Found
+from ._logged_ids import LoggedIds, ids_of
+from ._logged_streams import assembled, is_anthropic, is_stream
+from ._requests import ModelRequest
+from .protocols import SessionMemory, load_protocol
+
+PROTOCOLS = ("chat", "responses", "anthropic")
+
+# What a request says; how its reply was sampled or had to look does not matter any more.
+_SAID = {
+    "chat": ("messages", "tools", "functions", "stop"),
+    "responses": ("input", "instructions", "tools"),
+    "anthropic": ("messages", "system", "tools", "stop_sequences"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAnswer:
+    """A reply in a response.
+
+    Attributes:
+        message: The reply. Its calls have the ids of the log.
+        ids: Its token ids and log-probabilities, as far as they were logged.
+        finish_reason: The server's name for how it ended.
+    """
+
+    message: Message
+    ids: LoggedIds
+    finish_reason: object
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A logged exchange.
+
+    Attributes:
+        where: The record, such as `record 3`.
+        request: The request. `previous` is the id of a response of the log.
+        answers: The replies; empty if the record is left out.
+        left_out: Why it is left out.
+        id: The id of the response, or None.
+        temperature: The sampling temperature that the request named, or None.
+        policy_version: The version of the weights, or None.
+        rewards: The rewards by name.
+    """
+
+    where: str
+    request: ModelRequest
+    answers: tuple[LoggedAnswer, ...]
+    left_out: str = ""
+    id: str | None = None
+    temperature: float | None = None
+    policy_version: int | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class RecordReader:
+    """Reads the records of one session in their order.
+
+    Args:
+        protocol: The protocol of all records; None recognizes it, record by record.
+    """
+
+    def __init__(self, protocol: str | None = None) -> None:
+        self._protocol = protocol
+        self._memory = SessionMemory()
+        self._items: dict[str, list[Any]] = {}  # of Responses: the conversation up to a response, by its id
+        self._by_id: dict[str, Any] = {}  # of Responses: items by their id
+        self._seen: dict[str, tuple[str, Any, Any]] = {}  # the records by the id of their response
+
+    def read(self, record: Any, index: int) -> Exchange:
+        """Read a record.
+
+        Raises:
+            InvalidRecord: If it is damaged; the message names the record and the field.
+        """
+        found = Found(record, f"record {index}")
+        body, response = found.get("request"), found.get("response")
+        name = self._protocol_of(found)
+        try:
+            return self._read(found, name, body, response)
+        except RequestError as error:
+            raise InvalidRecord(f"record {index}: {error}") from error
+
+    def _protocol_of(self, found: Found) -> str:
+        named = found.get("protocol")
+        if named.value is not None and named.value not in PROTOCOLS:
+            raise named.invalid(f"one of {PROTOCOLS}")
+        if named.value is not None or self._protocol is not None:
+            return str(named.value or self._protocol)
+        if "input" in found.get("request").mapping():
+            return "responses"
+        response = found.get("response")
+        if is_stream(response):
+            return "anthropic" if is_anthropic(response) else "chat"
+        return "anthropic" if "content" in response.or_empty().mapping() else "chat"
+
+    def _read(self, found: Found, name: str, body: Found, response: Found) -> Exchange:
+        said = {key: body.mapping()[key] for key in _SAID[name] if body.mapping().get(key) is not None}
+        if name == "responses":
+            said["input"] = self._whole_input(body)
+        headers = {
+            str(key).lower(): value for key, value in (found.get("headers").object() or Found({}, "")).mapping().items()
+        }
+        request = _read_request(name, said, headers, self._memory)
+        if request.system is None and not request.messages:
+            raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
+        given = assembled(name, response) if is_stream(response) else response.object()
+        response_id = None if given is None else given.get("id").text()
+        left_out = self._left_out(found, given, response_id)
+        previous = body.get("previous_response_id").text() if name == "responses" else None
+        exchange = Exchange(
+            where=found.where,
+            request=replace(request, previous=previous),
+            answers=tuple(_answers(name, given)) if given is not None and not left_out else (),
+            left_out=left_out,
+            id=response_id,
+            temperature=_temperature(body.get("temperature")),
+            policy_version=found.get("policy_version").integer(),
+            rewards=found.get("reward").rewards(),
+        )
+        if name == "responses" and given is not None and not left_out and response_id is not None:
+            output = given.get("output").value
+            self._items[response_id] = [*said["input"], *output]
+            self._by_id.update((item["id"], item) for item in output if isinstance(item.get("id"), str))
+        return exchange
+
+    def _left_out(self, found: Found, response: Found | None, id: str | None) -> str:
+        """Return why a record is left out; empty if it is not."""
+        if response is None and is_stream(found.get("response")):
+            return "the stream of its response ends before the reply does: it is left out"
+        if response is None or response.get("error").value is not None:
+            return "the request has no reply: it is left out"
+        if id is None:
+            return ""
+        where, *exchange = self._seen.setdefault(id, (found.where, found.get("request").value, response.value))
+        is_same = exchange == [found.get("request").value, response.value]
+        return f"it is {where} again: it is left out" if where != found.where and is_same else ""
+
+    def _whole_input(self, body: Found) -> list[Any]:
+        """Return the items of a conversation, with those of the response that a request continues."""
+        previous, given = body.get("previous_response_id"), body.get("input")
+        before: list[Any] = []
+        if previous.text() is not None:
+            if previous.value not in self._items:
+                raise previous.invalid("the id of a response that is in an earlier record")
+            before = self._items[previous.value]
+        if isinstance(given.value, str):
+            return [*before, {"role": "user", "content": given.value}]
+        return [*before, *(self._resolved(item) for item in given.items())]
+
+    def _resolved(self, item: Found) -> Any:
+        if item.get("type").value != "item_reference":
+            return item.value
+        if item.get("id").value not in self._by_id:
+            raise item.get("id").invalid("the id of an item that is in an earlier record")
+        return self._by_id[item.get("id").value]
+
+
+def _temperature(found: Found) -> float | None:
+    temperature = found.number("a number of at least 0")
+    if temperature is not None and temperature < 0:
+        raise found.invalid("a number of at least 0")
+    return temperature
+
+
+def _read_request(
+    name: str, said: Mapping[str, Any], headers: Mapping[str, Any], memory: SessionMemory | None = None
+) -> ModelRequest:
+    wrong = next(
+        (key for key, value in headers.items() if key.startswith("x-envsdk-") and not isinstance(value, str)), None
+    )
+    if wrong is not None:
+        raise RequestError(f"headers.{wrong}: expected a text")
+    own = {key: value for key, value in headers.items() if key.startswith("x-envsdk-")}
+    body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
+    return load_protocol(name).read(body, own, memory)
+
+
+def _answers(name: str, response: Found) -> list[LoggedAnswer]:
+    if name == "chat":
+        choices = response.get("choices").items()
+        if not choices:
+            raise response.get("choices").invalid("at least one choice")
+        return [_choice(choice, response) for choice in choices]
+    if name == "anthropic":
+        content = response.get("content")
+        given = [{"role": "assistant", "content": content.value}, {"role": "user", "content": "-"}]
+        message = _message(name, {"messages": given}, content)
+        return [LoggedAnswer(message, ids_of([response]), response.get("stop_reason").value)]
+    output = response.get("output")
+    message = _message(name, {"input": [item.mapping() for item in output.items()]}, output)
+    ended = (response.get("incomplete_details").object() or response).get("reason").value
+    places = [*reversed(output.items()), response]
+    return [LoggedAnswer(message, ids_of(places), ended or response.get("status").value)]
+
+
+def _choice(choice: Found, response: Found) -> LoggedAnswer:
+    given = choice.get("message")
+    fields = {key: value for key, value in given.mapping().items() if key != "role"}
+    message = _message("chat", {"messages": [{"role": "assistant", **fields}]}, given)
+    return LoggedAnswer(message, ids_of([choice, given, response]), choice.get("finish_reason").value)
+
+
+def _message(name: str, said: Mapping[str, Any], field: Found) -> Message:
+    """Return the reply that a response holds, read as a later request would send it back."""
+    try:
+        read = _read_request(name, said, {}).messages
+    except RequestError as error:
+        raise InvalidRecord(f"{field.where} cannot be read: {error}") from error
+    replies = [received.message for received in read if received.message.role == "assistant"]
+    if len(replies) != 1:
+        raise InvalidRecord(f"{field.where} holds {len(replies)} replies; expected one")
+    return replies[0]
+
+
+def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange], dict[str, str]]:
+    """Give each call that shares its id with a call of another reply an id of its own.
+
+    Some servers number the calls of each reply from 0. An id that two replies have identifies neither.
+
+    Returns:
+        The exchanges, and the ids of the log by the new ones.
+    """
+    owners: dict[str, set[tuple[int, int]]] = {}
+    for i, exchange in enumerate(exchanges):
+        for k, answer in enumerate(exchange.answers):
+            for call in answer.message.tool_calls:
+                owners.setdefault(cast("str", call.id), set()).add((i, k))
+    shared = {name for name, replies in owners.items() if len(replies) > 1}
+    if not shared:
+        return list(exchanges), {}
+    renamed: dict[str, str] = {}
+
+    def unique(answer: LoggedAnswer, i: int, k: int) -> LoggedAnswer:
+        calls = [
+            call.model_copy(update={"id": f"logged_{i}_{k}_{j}"}) if call.id in shared else call
+            for j, call in enumerate(answer.message.tool_calls)
+        ]
+        renamed.update(
+            (str(new.id), str(old.id))
+            for new, old in zip(calls, answer.message.tool_calls, strict=True)
+            if new is not old
+        )
+        return replace(answer, message=answer.message.model_copy(update={"tool_calls": tuple(calls)}))
+
+    return [
+        replace(exchange, answers=tuple(unique(answer, i, k) for k, answer in enumerate(exchange.answers)))
+        for i, exchange in enumerate(exchanges)
+    ], renamed

@@ -1,0 +1,203 @@
+"""Where a program's requests and the environment that answers them meet: in different threads, in any order."""
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..errors import RequestError, message_of
+from ..images import Image
+from ._requests import ModelReply, ModelRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request that waits for its replies."""
+
+    request: ModelRequest
+    replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the program does not wait for the replies anymore."""
+        return self.replies.cancelled()
+
+    def answer(self, replies: Sequence[ModelReply]) -> None:
+        """Give the program its replies, if it still waits for them."""
+        if self.replies.set_running_or_notify_cancel():
+            self.replies.set_result(replies)
+
+    def refuse(self, error: RequestError) -> None:
+        """Give the program an error, if it still waits."""
+        if self.replies.set_running_or_notify_cancel():
+            self.replies.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a program.
+
+    Attributes:
+        outcome: What it returned.
+        error: What it raised, or None.
+    """
+
+    outcome: Any = None
+    error: BaseException | None = None
+
+
+class ProgramSession:
+    """The requests of one program, in one episode: a server puts them in, an environment takes them out.
+
+    Args:
+        count_tokens: Returns how many tokens the prompt of a request has.
+        check_image: See `Session.check_image`.
+        role: The role of contexts whose requests name none.
+
+    Attributes:
+        was_asked: Whether a request came, refused ones included.
+        refused: How many requests were refused.
+        refusal: Why the last of these was refused.
+    """
+
+    def __init__(
+        self,
+        count_tokens: Callable[[ModelRequest], int],
+        check_image: Callable[[Image | None], None],
+        role: str | None = None,
+    ) -> None:
+        self.id = secrets.token_urlsafe(24)
+        self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
+        self.was_asked = False
+        self.refused, self.refusal = 0, ""
+        self.role, self.check_image, self._count_tokens = role, check_image, count_tokens
+        self._lock = threading.Lock()
+        self._events: deque[Asked | Ended] = deque()
+        self._waiting: Future[Asked | Ended] | None = None
+        self._closed: RequestError | None = None
+        self._cut: list[ModelRequest] = []
+
+    # The server's side, in its event loop.
+
+    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
+        """Return the replies to a request.
+
+        Raises:
+            RequestError: If the episode is over, or ends before the reply.
+        """
+        self.was_asked = True
+        asked = Asked(request)
+        self._put(asked)
+        return await result_of(asked.replies)
+
+    def abandon(self, request: ModelRequest) -> None:
+        """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
+        with self._lock:
+            self._cut.append(request)
+
+    def note_refusal(self, error: RequestError) -> None:
+        """Note that a request was refused, by the server before `ask`, or by the environment."""
+        with self._lock:
+            self.was_asked = True
+            self.refused, self.refusal = self.refused + 1, message_of(error)
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
+        return await asyncio.to_thread(self._count_tokens, request)
+
+    # The environment's side, and the program's end.
+
+    def end(self, ended: Ended) -> None:
+        """Note that the program has ended."""
+        self._put(ended)
+
+    async def next(self) -> Asked | Ended:
+        """Wait for the next request, or for the end of the program."""
+        with self._lock:
+            if self._events:
+                return self._events.popleft()
+            waiting = self._waiting = Future()
+        try:
+            return await result_of(waiting)
+        except asyncio.CancelledError:
+            if not waiting.cancel():  # it came just before
+                self.put_back(waiting.result())
+            raise
+
+    def put_back(self, event: Asked | Ended) -> None:
+        """Let the next call of `next` return an event that an earlier one returned."""
+        with self._lock:
+            self._events.appendleft(event)
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether `cut` would return a request."""
+        return bool(self._cut)
+
+    def cut(self) -> list[ModelRequest]:
+        """Return the requests that were abandoned since the last call."""
+        with self._lock:
+            cut, self._cut = self._cut, []
+        return cut
+
+    def close(self, error: RequestError) -> None:
+        """Refuse the requests that wait, and all further ones."""
+        with self._lock:
+            self._closed = error
+            left = [event for event in self._events if isinstance(event, Asked)]
+            self._events.clear()
+        for asked in left:
+            asked.refuse(error)
+
+    def _put(self, event: Asked | Ended) -> None:
+        with self._lock:
+            closed, waiting = self._closed, self._waiting
+            if closed is None:
+                self._waiting = None
+                if waiting is None or not waiting.set_running_or_notify_cancel():
+                    self._events.append(event)
+                    return
+                waiting.set_result(event)
+                return
+        if isinstance(event, Asked):
+            event.refuse(closed)
+
+
+async def result_of(future: "Future[T]") -> T:
+    """Return the result of a future, which is canceled if this is.
+
+    `asyncio.wrap_future` does the same, but wakes the event loop through its socket, even from the loop's own thread.
+    """
+    try:
+        await until_done(future)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    return future.result()
+
+
+async def until_done(future: "Future[Any]") -> None:
+    """Wait until a future has a result, or is canceled."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def wake(_: "Future[T]") -> None:
+        if threading.get_ident() == thread:
+            settle()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+    future.add_done_callback(wake)
+    await waiting

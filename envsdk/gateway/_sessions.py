@@ -1,0 +1,191 @@
+"""The open sessions of a server: found by key or id, limited in their rate, and recognized as idle."""
+
+import asyncio
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..errors import ConfigError, RequestError
+from ..images import Image
+from ._growing_json import ParsedBody
+from ._requests import ModelReply, ModelRequest
+from .protocols import SessionMemory
+
+
+class Session(Protocol):
+    """What a server needs of a session. The methods are called in the server's event loop.
+
+    Attributes:
+        id: Names the session in URLs. Whoever knows it can send requests, so it is as hard to guess as the key.
+        key: The API key of the session, from `secrets.token_urlsafe`.
+    """
+
+    id: str
+    key: str
+
+    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
+        """Return the replies to a request. It is cancelled after `abandon`.
+
+        Raises:
+            RequestError: If it is not answered: a limit was reached, the policy failed, or the episode is over.
+        """
+        ...
+
+    def abandon(self, request: ModelRequest) -> None:
+        """Record that the client went away before it had the whole answer, while it waited or in the middle of it."""
+        ...
+
+    def note_refusal(self, error: RequestError) -> None:
+        """Record that the server refused a request that it could not read."""
+        ...
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has.
+
+        Raises:
+            RequestError: If the request cannot be rendered.
+        """
+        ...
+
+    def check_image(self, image: Image | None, /) -> None:
+        """Check that the model takes an image, or images at all (None). It is called in a thread.
+
+        Raises:
+            RenderError: If it does not.
+            ConfigError: If its processor of images cannot be loaded.
+        """
+        ...
+
+
+class TokenBucket:
+    """Limits a rate: `burst` requests at once, and `per_s` more each second.
+
+    Args:
+        per_s: Requests per second, above 0.
+        burst: How many requests may come at once, at least 1.
+        now_s: The current time of a monotonic clock, in seconds.
+    """
+
+    def __init__(self, per_s: float, burst: int, now_s: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._tokens, self._at_s = float(burst), now_s
+
+    def take(self, now_s: float) -> float:
+        """Take a token and return 0.0, or take none and return in how many seconds there will be one."""
+        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return (1 - self._tokens) / self._per_s
+        self._tokens -= 1
+        return 0.0
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """An open session and what the server counts of it.
+
+    Attributes:
+        session: The session.
+        bucket: Limits its requests; None if they are not limited.
+        opened: When it was opened, in seconds since the epoch.
+        used_s: When its last request came or was answered, on the monotonic clock.
+        requests: How many requests for a reply came.
+        waiting: How many requests are being answered.
+        memory: What the protocols remember of earlier requests.
+        reading: Held while a request is read, because `memory` cannot be used by two threads.
+        last_body: The body of the last request that was read. The next one begins with most of it. It takes at
+            most `ServerLimits.max_body_bytes`, and as much as its value; it is freed with the session.
+    """
+
+    session: Session
+    bucket: TokenBucket | None = None
+    opened: float = field(default_factory=time.time)
+    used_s: float = field(default_factory=time.monotonic)
+    requests: int = 0
+    waiting: int = 0
+    memory: SessionMemory = field(default_factory=SessionMemory)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    last_body: ParsedBody | None = None
+
+    @contextmanager
+    def answering(self) -> Generator[None]:
+        """Count a request as being answered, so that the session is not idle."""
+        self.requests += 1
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+            self.touch()
+
+    def touch(self) -> None:
+        """Start the time after which the session is idle."""
+        self.used_s = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Return for how many seconds no request came or was being answered."""
+        return 0.0 if self.waiting else time.monotonic() - self.used_s
+
+
+class Sessions:
+    """The open sessions of one server. `add` and `remove` may be called in any thread.
+
+    Args:
+        requests_per_s: How many requests per second a session may send; None for any number.
+        burst: How many requests a session may send at once; None for those of a second.
+
+    Raises:
+        ConfigError: If `requests_per_s` is not above 0, or `burst` is less than 1.
+    """
+
+    def __init__(self, *, requests_per_s: float | None = None, burst: int | None = None) -> None:
+        if requests_per_s is not None and not 0 < requests_per_s < math.inf:
+            raise ConfigError(f"requests_per_s is {requests_per_s}; expected a number above 0, or None for no limit")
+        if burst is not None and burst < 1:
+            raise ConfigError(f"burst is {burst}; expected at least 1, or None for the requests of one second")
+        self._requests_per_s = requests_per_s
+        self._burst = burst or math.ceil(requests_per_s or 1)
+        self._by_id: dict[str, OpenSession] = {}
+        self._by_key: dict[str, OpenSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[OpenSession]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, session: Session) -> OpenSession:
+        """Serve a session from now on.
+
+        Raises:
+            ConfigError: If its id or its key is that of an open session.
+        """
+        if session.id in self._by_id or session.key in self._by_key:
+            raise ConfigError("the id or the key of the session is in use; draw both with secrets.token_urlsafe")
+        per_s = self._requests_per_s
+        bucket = None if per_s is None else TokenBucket(per_s, self._burst, time.monotonic())
+        opened = OpenSession(session, bucket)
+        self._by_id[session.id] = self._by_key[session.key] = opened
+        return opened
+
+    def remove(self, session_id: str) -> OpenSession | None:
+        """Stop serving a session and return what was counted; None if it is not open."""
+        opened = self._by_id.pop(session_id, None)
+        if opened is not None:
+            self._by_key.pop(opened.session.key, None)
+        return opened
+
+    def of_id(self, session_id: str) -> OpenSession | None:
+        """Return the open session of an id, or None."""
+        return self._by_id.get(session_id)
+
+    def of_key(self, key: str) -> OpenSession | None:
+        """Return the open session of an API key, or None."""
+        return self._by_key.get(key)
+
+    def idle(self, timeout_s: float) -> list[str]:
+        """Return the ids of the sessions that have been idle for `timeout_s` seconds."""
+        return [opened.session.id for opened in self if opened.idle_s() >= timeout_s]

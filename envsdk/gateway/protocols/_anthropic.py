@@ -1,0 +1,346 @@
+"""Anthropic Messages (https://docs.anthropic.com/en/api/messages), with `count_tokens`.
+
+- A reply has a `thinking` block only if the request's `thinking` is given and not `disabled`, because programs that did
+  not ask for it expect text first. The model's effort is not controlled by it: `budget_tokens` is ignored. The block's
+  signature identifies the reply.
+- `input` has to be an object. The text that a model sampled instead of one is sent as `{"INVALID_JSON": text}`, and
+  read back as this text.
+- `is_error` of a tool's result is ignored: the content is what the model sees.
+- A conversation must not end with an assistant message (prefill).
+- A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
+  session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+from anthropic.types import (
+    Message as AnthropicMessage,
+)
+from anthropic.types import (
+    MessageTokensCount,
+    ModelInfo,
+    RawContentBlockDeltaEvent,
+    RawContentBlockStartEvent,
+    RawContentBlockStopEvent,
+    RawMessageDeltaEvent,
+    RawMessageStartEvent,
+    RawMessageStopEvent,
+)
+from pydantic import BaseModel
+
+from ...errors import RequestError
+from ...messages import Message, ToolSchema
+from .._requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
+from ._anthropic_blocks import blocks_of, received_of, text_of
+from ._fields import Fields, refused, tool_schema
+from ._live import Kind, ReplyStream, pieces
+from ._memory import SessionMemory, StoredConversation
+from ._wire import LARGEST, WireFormat, compact, event_bytes, joined, signature, split_system
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_ERRORS = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_TOO_LONG = "prompt is too long"  # the words by which agents recognize that they have to compact
+_MESSAGE = "msg_"
+_THREAD_NOT_FOUND = "thread_not_found"  # the code at which the package sends the whole conversation again
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(ModelRequest):
+    """A request, and what is kept of its thread; None if it has none."""
+
+    thread: StoredConversation | None = None
+
+
+class Anthropic(WireFormat):
+    """Anthropic Messages."""
+
+    name = "anthropic"
+
+    def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return what a request asks for; see `WireFormat.read`."""
+        request = self.read_count(body, headers, memory)
+        if request.max_tokens is None:
+            raise refused("max_tokens", "it is required: give an integer")
+        if request.messages and request.messages[-1].message.role == "assistant":
+            last = len(request.body["messages"]) - 1
+            raise refused(f"messages[{last}].role", "prefill is not supported: end with a user message")
+        return request
+
+    def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return the request whose tokens are to be counted; `max_tokens` is not required."""
+        memory = SessionMemory() if memory is None else memory
+        fields = self._fields(body, lists=["messages"])
+        _check_unsupported(fields)
+        given = fields.items("messages")
+        if not given:
+            raise refused("messages", "it is required: give at least one message")
+        read = self._read_list("messages", given, received_of, memory)
+        named, previous = _continued(fields, memory)
+        tools = self._read_tools(fields, memory) if previous is None else previous.tools
+        opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
+        conversation = StoredConversation([*opening, *read.results], previous, tools)
+        system, messages = split_system(conversation.messages())
+        return _Request(
+            **self._request(
+                Fields({**fields.value, "messages": read.values}),
+                headers,
+                messages=messages,
+                system=joined(system),
+                tools=tools,
+                tool_choice=_choice(fields.object("tool_choice")),
+                max_tokens=fields.integer("max_tokens", 1, LARGEST),
+                stop=fields.stops("stop_sequences"),
+                sampling=_sampling(fields),
+                previous=None if named is None else named.removeprefix(_MESSAGE),
+            ),
+            thread=None if fields.object("thread") is None else conversation,
+        )
+
+    def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; see `WireFormat.write`."""
+        [reply] = replies
+        usage = _usage(reply, len(reply.tokens))
+        written = {**_started(body, reply), "content": _blocks(body, reply), **_end(reply), "usage": usage}
+        return AnthropicMessage.model_validate(written).model_dump(exclude_unset=True)
+
+    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
+        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        return _AnthropicStream(body)
+
+    def remember(
+        self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
+    ) -> None:
+        """Keep the conversation of a thread."""
+        if not isinstance(request, _Request) or request.thread is None:
+            return
+        [reply] = replies
+        value = {"role": "assistant", "content": _blocks(request.body, reply)}
+        [read] = received_of(value, 0)
+        received = ReceivedMessage(read.message, value, reply.id)
+        thread = request.thread
+        kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
+        memory.responses.add(_MESSAGE + reply.id, kept)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """Return the body of a response with an error."""
+        type_ = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        is_too_long = error.code == "context_length_exceeded" and _TOO_LONG not in str(error)
+        text = f"{_TOO_LONG}: {error}" if is_too_long else str(error)
+        details = {"details": {"error_code": error.code}} if error.code == _THREAD_NOT_FOUND else {}
+        return {"type": "error", "error": {"type": type_, "message": text, **details}}
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the event that ends a stream which has begun, with an error."""
+        return event_bytes(self.error(error), "error")
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        """Return the body of the list of models."""
+        since = datetime.fromtimestamp(created, UTC)
+        models = [
+            ModelInfo(id=name, type="model", display_name=name, created_at=since, lifecycle="active") for name in names
+        ]
+        return {
+            "data": [model.model_dump(mode="json", exclude_unset=True) for model in models],
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response to `count_tokens`."""
+        return MessageTokensCount(input_tokens=tokens).model_dump(exclude_unset=True)
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        tool = Fields(value, f"tools[{index}]")
+        if tool.text("type") not in (None, "custom"):
+            raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give a tool of your own")
+        if tool.get("input_schema") is None:
+            raise refused(tool.name("input_schema"), "it is required")
+        return tool_schema(tool, "input_schema")
+
+
+def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredConversation | None]:
+    """Return the id of the reply from which a request continues its thread, and the conversation up to it."""
+    thread = fields.object("thread")
+    if thread is None:
+        return None, None
+    thread.required_text("type")
+    if thread.one_of("type", ("create", "continue")) == "create":
+        return None, None
+    named = thread.required_text("previous_message_id")
+    conversation = memory.responses.conversation(named)
+    if conversation is None:
+        reason = "it is of another session, or was forgotten; create a thread with the whole conversation"
+        field = thread.name("previous_message_id")
+        raise RequestError(f"{field}: the message {named!r:.80} is not known: {reason}", 404, _THREAD_NOT_FOUND, field)
+    for key in ("system", "tools"):
+        if fields.get(key):
+            raise refused(key, "a thread keeps what it was created with: leave it out, or create a thread")
+    return named, conversation
+
+
+def _check_unsupported(fields: Fields) -> None:
+    """Refuse what a reply cannot be made to be, and what only Anthropic's servers can do."""
+    config = fields.object("output_config")
+    if (config is not None and config.get("format") is not None) or fields.get("output_format") is not None:
+        field = "output_format" if fields.get("output_format") is not None else "output_config.format"
+        raise refused(field, "replies cannot be constrained here: describe the form in the prompt")
+    if fields.get("compaction") is not None:
+        raise refused("compaction", "no summary is made here: ask for one in the prompt")
+    if fields.items("mcp_servers"):
+        raise refused("mcp_servers", "there are none: give the tools of the server as `tools`")
+    _shown_thinking(fields)
+
+
+def _shown_thinking(fields: Fields) -> str:
+    """Return how a request wants to see thinking: `"shown"`, `"omitted"` (the signature only) or `"disabled"`."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return "disabled"
+    if thinking.one_of("type", ("enabled", "adaptive", "between_tools", "disabled")) in (None, "disabled"):
+        return "disabled"
+    return "omitted" if thinking.text("display") == "omitted" else "shown"
+
+
+def _system(fields: Fields) -> list[str]:
+    return [] if fields.get("system") is None else [text_of(block, "system") for block in blocks_of(fields, "system")]
+
+
+def _sampling(fields: Fields) -> dict[str, Any]:
+    found = {
+        "temperature": fields.number("temperature", 0, 1),
+        "top_p": fields.number("top_p", 0, 1, above_low=True),
+        "top_k": fields.integer("top_k", 0, LARGEST),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _choice(choice: Fields | None) -> str | dict[str, str]:
+    if choice is None:
+        return "auto"
+    choice.boolean("disable_parallel_tool_use")
+    kind = choice.one_of("type", (*_CHOICES, "tool"))
+    if kind is None:
+        raise refused(choice.name("type"), "it is required")
+    return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
+
+
+def _blocks(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
+    """Return the content of a response."""
+    blocks: list[dict[str, Any]] = []
+    shown = _shown_thinking(Fields(body))
+    if reply.message.reasoning and shown != "disabled":
+        thinking = reply.message.reasoning if shown == "shown" else ""
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature(reply)})
+    if reply.message.content:
+        blocks.append({"type": "text", "text": reply.message.content})
+    for call in reply.message.tool_calls:
+        given = {INVALID_JSON: call.arguments} if isinstance(call.arguments, str) else call.arguments
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+    return blocks
+
+
+class _AnthropicStream(ReplyStream):
+    """The events of one reply: thinking and text as they come, then the calls.
+
+    Args:
+        body: The JSON body of the request.
+    """
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self._body = body
+        self._shown = _shown_thinking(Fields(body))
+        self._blocks: int = 0
+
+    def _start(self, begun: ModelReply) -> Iterator[bytes]:
+        self._signature = signature(begun)
+        yield _event(RawMessageStartEvent, message={**_started(self._body, begun), "usage": _usage(begun, 0)})
+        yield event_bytes({"type": "ping"}, "ping")
+
+    def _begin(self, kind: Kind) -> Iterator[bytes]:
+        if not self._is_hidden(kind):
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            yield self._block(block if kind == "reasoning" else {"type": "text", "text": ""})
+
+    def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
+        if kind == "content":
+            yield self._delta_of({"type": "text_delta", "text": text})
+        elif self._shown == "shown":
+            yield self._delta_of({"type": "thinking_delta", "thinking": text})
+
+    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
+        if self._is_hidden(kind):
+            return
+        if kind == "reasoning":
+            yield self._delta_of({"type": "signature_delta", "signature": self._signature})
+        yield self._stop()
+
+    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+        for block in _blocks(self._body, reply)[self._blocks :]:
+            yield self._block({**block, "input": {}})
+            for piece in pieces(compact(block["input"])):
+                yield self._delta_of({"type": "input_json_delta", "partial_json": piece})
+            yield self._stop()
+        yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
+        yield _event(RawMessageStopEvent)
+
+    def _is_hidden(self, kind: Kind) -> bool:
+        return kind == "reasoning" and self._shown == "disabled"
+
+    def _block(self, block: dict[str, Any]) -> bytes:
+        self._blocks += 1
+        return _event(RawContentBlockStartEvent, index=self._blocks - 1, content_block=block)
+
+    def _delta_of(self, delta: dict[str, Any]) -> bytes:
+        return _event(RawContentBlockDeltaEvent, index=self._blocks - 1, delta=delta)
+
+    def _stop(self) -> bytes:
+        return _event(RawContentBlockStopEvent, index=self._blocks - 1)
+
+
+def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
+    """Return a response before its first block."""
+    return {
+        "id": _MESSAGE + reply.id,
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _end(reply: ModelReply) -> dict[str, Any]:
+    reason = _REASONS[reply.finish_reason]
+    by_sequence = reply.stop_sequence is not None and reason == "end_turn"
+    return {
+        "stop_reason": "stop_sequence" if by_sequence else reason,
+        "stop_sequence": reply.stop_sequence if by_sequence else None,
+    }
+
+
+def _usage(reply: ModelReply, sampled: int) -> dict[str, int]:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": reply.prompt_tokens, "output_tokens": sampled, **cached}
+
+
+def _event(kind: type[BaseModel], **fields: Any) -> bytes:
+    """Return an event, whose type is that of its class."""
+    [type_] = get_args(kind.model_fields["type"].annotation)
+    event = kind.model_validate({"type": type_, **fields})
+    return event_bytes(event.model_dump(mode="json", exclude_unset=True), type_)

@@ -1,0 +1,289 @@
+"""OpenAI Chat Completions (https://platform.openai.com/docs/api-reference/chat).
+
+Reasoning is in `reasoning_content`, the field that most clients read; in requests, `reasoning` is read, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from ...errors import RequestError
+from ...messages import Message, ToolCall, ToolSchema, read_arguments
+from .._requests import ModelReply, ModelRequest, ReceivedMessage
+from ._contents import Content, read_content
+from ._fields import Fields, check_unique, not_of_kind, refused, tool_schema, valid
+from ._live import Kind, ReplyStream, pieces
+from ._memory import SessionMemory
+from ._openai_format import (
+    NO_GRAMMAR,
+    OpenAIFormat,
+    check_top_logprobs,
+    read_choice,
+    read_sampling,
+    refuse_given,
+    token_logprobs,
+)
+from ._wire import LARGEST, arguments_text, event_bytes, joined, split_system
+
+_MAX_REPLIES = 128
+_PARTS = {"text": "text", "refusal": "refusal"}
+_IMAGE = "image_url"
+_UNSUPPORTED = {
+    "functions": "give functions as `tools`",
+    "function_call": "give functions as `tools`, and choose one by `tool_choice`",
+    "logit_bias": "it is not supported: leave it out",
+    "audio": "only text is supported",
+    "web_search_options": "there is no web search: give a tool for it",
+    "guided_json": NO_GRAMMAR,
+    "guided_regex": NO_GRAMMAR,
+    "guided_choice": NO_GRAMMAR,
+    "guided_grammar": NO_GRAMMAR,
+    "structured_outputs": NO_GRAMMAR,
+}
+
+
+class Chat(OpenAIFormat):
+    """OpenAI Chat Completions."""
+
+    name = "chat"
+
+    def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
+        """Return what a request asks for; see `WireFormat.read`."""
+        memory = SessionMemory() if memory is None else memory
+        fields = self._fields(body, lists=["messages"])
+        refuse_given(fields, _UNSUPPORTED)
+        _check_format(fields)
+        check_top_logprobs(fields)
+        given = fields.items("messages")
+        if not given:
+            raise refused("messages", "it is required: give at least one message")
+        read = self._read_list("messages", given, _received, memory)
+        system, messages = split_system(read.results)
+        return ModelRequest(
+            **self._request(
+                Fields({**fields.value, "messages": read.values}),
+                headers,
+                messages=messages,
+                system=joined(system),
+                tools=self._read_tools(fields, memory),
+                tool_choice=read_choice(fields, "function"),
+                max_tokens=_max_tokens(fields),
+                stop=fields.stops("stop"),
+                sampling=read_sampling(fields),
+                n=fields.integer("n", 1, _MAX_REPLIES) or 1,
+                logprobs=fields.boolean("logprobs") or False,
+            )
+        )
+
+    def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; see `WireFormat.write`."""
+        choices = [
+            {
+                "index": index,
+                "message": _written(reply),
+                "finish_reason": reply.finish_reason,
+                "logprobs": _logprobs(request, reply),
+            }
+            for index, reply in enumerate(replies)
+        ]
+        completion = {
+            "id": f"chatcmpl-{replies[0].id}",
+            "object": "chat.completion",
+            "created": created,
+            "model": body["model"],
+            "choices": choices,
+            "usage": _usage(replies),
+        }
+        return ChatCompletion.model_validate(completion).model_dump(exclude_unset=True)
+
+    def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed response; see `WireFormat.events`."""
+        for index, reply in enumerate(replies):
+            stream = _ChatStream(request, body, created, index, replies[0].id)
+            yield from stream.feed(reply)
+            yield from stream.end(reply)
+        yield from self.last_events(request, body, replies, created)
+
+    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
+        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        return _ChatStream(request, body, created)
+
+    def last_events(
+        self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int
+    ) -> Iterator[bytes]:
+        """Yield the events after all replies; see `WireFormat.last_events`."""
+        options = Fields(body).object("stream_options")
+        if options is not None and options.get("include_usage"):
+            shared = _shared(replies[0].id, body, created)
+            yield _chunk({**shared, "choices": [], "usage": _usage(replies)})
+        yield event_bytes("[DONE]")
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the event that ends a stream which has begun, with an error."""
+        return event_bytes(self.error(error))
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        tool = Fields(value, f"tools[{index}]")
+        if tool.text("type") != "function":
+            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
+        return tool_schema(Fields(tool.get("function"), tool.name("function")), "parameters")
+
+
+def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
+    """Return the messages that a value of `messages` holds."""
+    fields = Fields(value, f"messages[{index}]")
+    role = fields.text("role")
+    if role == "assistant":
+        read = _assistant(fields)
+    elif role == "tool":
+        read = {
+            "tool_call_id": fields.required_text("tool_call_id"),
+            "content": _content(fields, is_required=False, image=_IMAGE),
+        }
+    elif role in ("system", "developer", "user"):
+        read = {"content": _content(fields, is_required=True, image=_IMAGE if role == "user" else None)}
+    else:
+        roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
+        raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+    return (ReceivedMessage(valid(Message, fields.path, role=role, name=fields.text("name"), **read), value),)
+
+
+def _check_format(fields: Fields) -> None:
+    """Check the fields that shape a response, and refuse a form that a reply cannot be made to have."""
+    format_ = fields.object("response_format")
+    if format_ is not None and format_.text("type") != "text":
+        raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+    if any(kind != "text" for kind in fields.items("modalities")):
+        raise refused("modalities", "only text is supported")
+    options = fields.object("stream_options")
+    if options is not None:
+        options.boolean("include_usage")
+    fields.boolean("parallel_tool_calls")
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old = fields.integer("max_tokens", 1, LARGEST)
+    new = fields.integer("max_completion_tokens", 1, LARGEST)
+    if old is not None and new is not None and old != new:
+        raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
+    return new if old is None else old
+
+
+def _assistant(fields: Fields) -> dict[str, Any]:
+    if fields.get("function_call") is not None:
+        raise refused(fields.name("function_call"), "give calls as `tool_calls`")
+    content = _content(fields, is_required=False)
+    if content == "" and (refusal := fields.text("refusal")):
+        content = refusal
+    reasoning = fields.text("reasoning_content")
+    calls = [_call(call, f"{fields.name('tool_calls')}[{i}]") for i, call in enumerate(fields.items("tool_calls"))]
+    check_unique([call.id for call in calls], fields.name("tool_calls"))
+    return {
+        "content": content,
+        "reasoning": fields.text("reasoning") if reasoning is None else reasoning,
+        "tool_calls": calls,
+    }
+
+
+def _call(value: Any, path: str) -> ToolCall:
+    call = Fields(value, path)
+    if call.get("type") not in (None, "function"):
+        raise refused(call.name("type"), "only 'function' is supported")
+    function = Fields(call.get("function"), call.name("function"))
+    arguments = function.get("arguments")
+    if not isinstance(arguments, (str, dict)):
+        raise not_of_kind(function.name("arguments"), "a text", arguments)
+    name = function.required_text("name")
+    return valid(ToolCall, path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
+
+
+def _content(fields: Fields, *, is_required: bool, image: str | None = None) -> Content:
+    is_missing = fields.get("content") is None and not is_required
+    return "" if is_missing else read_content(fields, "content", _PARTS, image)
+
+
+def _written(reply: ModelReply) -> dict[str, Any]:
+    """Return the message of a response."""
+    message, calls = reply.message, _written_calls(reply)
+    written: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
+    written["refusal"] = None
+    if message.reasoning is not None:
+        written["reasoning_content"] = message.reasoning
+    if calls:
+        written["tool_calls"] = calls
+    return written
+
+
+def _written_calls(reply: ModelReply) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+        for call in reply.message.tool_calls
+    ]
+
+
+class _ChatStream(ReplyStream):
+    """The chunks of one reply: the role, reasoning, content and calls, in any order, then its end.
+
+    Args:
+        request: The request.
+        body: Its JSON body.
+        created: The time in seconds since 1970.
+        index: Which of the replies it is.
+        id: The id of the first reply; None if it is this one.
+    """
+
+    def __init__(self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None) -> None:
+        super().__init__()
+        self._request, self._body, self._created = request, body, created
+        self._index, self._id = index, id
+        self._calls: int = 0
+
+    def _start(self, begun: ModelReply) -> Iterator[bytes]:
+        self._shared = _shared(self._id or begun.id, self._body, self._created)
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def _begin(self, kind: Kind) -> Iterator[bytes]:
+        yield from ()
+
+    def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
+        yield self._chunk({"reasoning_content" if kind == "reasoning" else "content": text})
+
+    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
+        yield from ()
+
+    def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
+        self._calls += 1
+        function = {"name": call.name, "arguments": ""}
+        yield self._chunk({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
+        for piece in pieces(arguments_text(call)):
+            yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+
+    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+        for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):
+            yield from self._call(index, call)
+        yield self._chunk({}, finish_reason=reply.finish_reason, logprobs=_logprobs(self._request, reply))
+
+    def _chunk(self, delta: dict[str, Any], **end: Any) -> bytes:
+        choice = {"index": self._index, "delta": delta, "finish_reason": None, **end}
+        return _chunk({**self._shared, "choices": [choice]})
+
+
+def _shared(id: str, body: Any, created: int) -> dict[str, Any]:
+    """Return what all chunks of a response have."""
+    return {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", "created": created, "model": body["model"]}
+
+
+def _chunk(chunk: dict[str, Any]) -> bytes:
+    return event_bytes(ChatCompletionChunk.model_validate(chunk).model_dump(exclude_unset=True))
+
+
+def _logprobs(request: ModelRequest, reply: ModelReply) -> dict[str, Any] | None:
+    content = token_logprobs(reply) if request.logprobs else None
+    return None if content is None else {"content": content, "refusal": None}
+
+
+def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:
+    """Return the numbers of tokens. As with n > 1 everywhere, the prompt counts once."""
+    prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

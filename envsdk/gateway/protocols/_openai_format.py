@@ -1,0 +1,112 @@
+"""What OpenAI's two protocols have in common: sampling, choices of tools, errors, and log-probabilities."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openai.types import Model
+
+from ...errors import RequestError
+from .._requests import ModelReply
+from ._fields import Fields, finite, not_of_kind, refused
+from ._wire import LARGEST, WireFormat
+
+NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class OpenAIFormat(WireFormat):
+    """A protocol of OpenAI."""
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """Return the body of a response with an error."""
+        return {"error": described(error)}
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        """Return the body of the list of models."""
+        models = [Model(id=name, created=created, object="model", owned_by="envsdk") for name in names]
+        return {"object": "list", "data": [model.model_dump(exclude_unset=True) for model in models]}
+
+
+def described(error: RequestError) -> dict[str, Any]:
+    """Return the `error` object of a response."""
+    type_ = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    code = None if error.code == type_ else error.code
+    return {"message": str(error), "type": type_, "param": error.field, "code": code}
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """Return the parameters of sampling that a request names, OpenAI's and those that vLLM and SGLang add.
+
+    Raises:
+        RequestError: If one is out of its range.
+    """
+    found = {
+        "temperature": fields.number("temperature", 0, 2),
+        "top_p": fields.number("top_p", 0, 1, above_low=True),
+        "top_k": fields.integer("top_k", -1, LARGEST),
+        "min_p": fields.number("min_p", 0, 1),
+        "repetition_penalty": fields.number("repetition_penalty", 0, 10, above_low=True),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "seed": fields.integer("seed", -(2**63), 2**63 - 1),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def refuse_given(fields: Fields, unsupported: Mapping[str, str]) -> None:
+    """Refuse a request that names one of the given fields.
+
+    Args:
+        fields: The request.
+        unsupported: The fields with the reason, and what to do instead.
+
+    Raises:
+        RequestError: If one of the fields has a value other than null, false, or an empty list or object.
+    """
+    for key, reason in unsupported.items():
+        if fields.get(key) not in (None, False, [], {}):
+            raise refused(fields.name(key), reason)
+
+
+def check_top_logprobs(fields: Fields) -> None:
+    """Refuse a request for the log-probabilities of tokens that were not sampled.
+
+    Raises:
+        RequestError: If it asks for them.
+    """
+    if fields.integer("top_logprobs", 0, 20):
+        raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
+
+
+def read_choice(fields: Fields, named: "str | None") -> str | dict[str, str]:
+    """Return which tool has to be called.
+
+    Args:
+        fields: The request.
+        named: The field of the choice that has the tool's name; None if the name is a field of the choice itself.
+
+    Raises:
+        RequestError: If it is not a valid choice, or one that is not supported.
+    """
+    choice = fields.get("tool_choice")
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
+    if not isinstance(choice, dict):
+        raise not_of_kind("tool_choice", "a text or an object", choice)
+    given = Fields(choice, "tool_choice")
+    if given.text("type") != "function":
+        raise refused("tool_choice.type", f"got {given.text('type')!r:.40}; only 'function' is supported")
+    function = given if named is None else Fields(given.get(named), f"tool_choice.{named}")
+    return {"name": function.required_text("name")}
+
+
+def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:
+    """Return the log-probabilities of the sampled tokens; None if they are not known."""
+    if reply.logprobs is None or len(reply.texts) != len(reply.logprobs):
+        return None
+    return [
+        {"token": text, "logprob": finite(float(logprob)), "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(reply.texts, reply.logprobs, strict=True)
+    ]

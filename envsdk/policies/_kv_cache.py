@@ -1,0 +1,173 @@
+"""A KV cache that keeps each context's attention keys and values from one reply to the next.
+
+This module knows the cache objects of transformers, and nothing about sampling. It imports torch only when it creates a
+cache.
+"""
+
+import copy
+import importlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..episodes._episode import FORK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CacheKind: TypeAlias = Literal["full", "window", "off"]
+"""`full` keeps every token of every layer, so any prefix can be reused. `window` drops the tokens outside the window of
+sliding-window layers: it takes less memory, but the dropped tokens are computed again after a rewrite. `off` keeps
+nothing between replies."""
+Key: TypeAlias = tuple[str, str]
+"""The id of an episode, and the name of a context."""
+
+# Layers with separate keys and values for each token. Other layers (recurrent, convolution) have a state.
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+
+
+class Computed:
+    """The tokens of one context that a model has processed, with their keys and values."""
+
+    __slots__ = ("layers", "tokens", "weights")
+
+    def __init__(self, layers: Any, weights: object) -> None:
+        self.layers = layers
+        """A `Cache` of transformers, or None if nothing is cached."""
+        self.tokens: list[int] = []
+        """The tokens, with a negative number in place of the placeholders of an image; see `keyed`."""
+        self.weights = weights
+        """An identifier of the weights that computed the keys and values."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the keys and values, in bytes."""
+        parts = [part for layer in _layers(self) for part in (layer.keys, layer.values) if part is not None]
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    def copy(self) -> "Computed":
+        """Return a copy for another context. It shares the tensors, because a layer that grows allocates new ones."""
+        other = Computed(copy.copy(self.layers), self.weights)
+        other.tokens = list(self.tokens)
+        if self.layers is not None:
+            other.layers.layers = [copy.copy(layer) for layer in self.layers.layers]
+        return other
+
+    def crop(self, length: int) -> bool:
+        """Keep only the first `length` tokens.
+
+        Returns:
+            False, without a change, if a layer has already dropped some of these tokens.
+        """
+        if any(_has_dropped(layer) for layer in _layers(self)) and length < len(self.tokens):
+            return False
+        for layer in _layers(self):
+            if layer.keys is not None:
+                layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = length
+        del self.tokens[length:]
+        return True
+
+
+def _layers(computed: Computed) -> list[Any]:
+    return [] if computed.layers is None else computed.layers.layers
+
+
+def _has_dropped(layer: Any) -> bool:
+    return layer.keys is not None and layer.get_seq_length() > layer.keys.shape[-2]
+
+
+class KVCache:
+    """Keys and values of each context, up to a total size. The least recently used contexts are dropped first.
+
+    Args:
+        model: A model of transformers.
+        kind: See `CacheKind`.
+        max_bytes: The maximum size between replies, in bytes.
+    """
+
+    def __init__(self, model: Any, kind: CacheKind, max_bytes: int) -> None:
+        self._config = model.config.get_text_config(decoder=True)
+        self._kind = kind
+        self._max_bytes = max_bytes
+        self._outlives_reply = kind != "off" and _has_only_attention(model, self._config)
+        self._entries: OrderedDict[Key, Computed] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the cache, in bytes. Tensors that contexts share are counted once for each context."""
+        return sum(self._sizes.values())
+
+    def take(self, key: Key, base: str, keep: int, prompt: "NDArray[np.integer[Any]]", weights: object) -> Computed:
+        """Take the cached prefix of a prompt out of the cache. The caller owns it until it calls `put`.
+
+        Entries include their tokens, which are compared with the prompt. So a wrong `keep` costs time, never
+        exactness.
+
+        Args:
+            key: The episode and context of the prompt.
+            base: The context whose prefix the prompt starts with.
+            keep: The number of tokens in that prefix.
+            prompt: The whole prompt, integers of shape (n,): for a prompt with images, what `keyed` returns, so images
+                are compared as well.
+            weights: An identifier of the current weights.
+
+        Returns:
+            The entry, cropped to the tokens that the prompt and `base` share, and to at most n - 1 tokens, so that at
+            least one token is left to compute. It has an image as a whole or not at all. It is empty if they share
+            none, if the weights have changed, or if a layer has dropped tokens of the prefix.
+        """
+        found = self._remove(key) if base == key[1] else None
+        # A fork starts with the contexts of its original.
+        shared_with = [(key[0], base), (key[0].rpartition(FORK)[0], base)]
+        others = (self._entries.get(other) for other in shared_with)
+        computed = found or next((other.copy() for other in others if other is not None), None)
+        if computed is None or computed.weights != weights:
+            return self._empty(weights)
+        usable = min(keep, len(prompt) - 1, len(computed.tokens))
+        differs = np.asarray(computed.tokens[:usable], dtype=np.int64) != prompt[:usable]
+        shared = int(np.argmax(differs)) if differs.any() else usable
+        while shared > 0 and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
+            shared -= 1  # it is inside an image
+        return computed if computed.crop(shared) else self._empty(weights)
+
+    def put(self, key: Key, computed: Computed) -> None:
+        """Put an entry into the cache, and drop the least recently used entries that exceed its size."""
+        self._remove(key)
+        if not self._outlives_reply or not computed.tokens:
+            return
+        self._entries[key], self._sizes[key] = computed, computed.nbytes
+        while self.nbytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+
+    def forget(self, episode_id: str) -> None:
+        """Drop all contexts of an episode."""
+        for key in [key for key in self._entries if key[0] == episode_id]:
+            self._remove(key)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+        self._sizes.clear()
+
+    def _remove(self, key: Key) -> Computed | None:
+        self._sizes.pop(key, None)
+        return self._entries.pop(key, None)
+
+    def _empty(self, weights: object) -> Computed:
+        if self._kind == "off":
+            return Computed(None, weights)
+        dynamic_cache: Any = importlib.import_module("transformers").DynamicCache
+        is_full = self._kind == "full" and self._outlives_reply
+        return Computed(dynamic_cache() if is_full else dynamic_cache(config=self._config), weights)
+
+
+def _has_only_attention(model: Any, config: Any) -> bool:
+    layers: list[str] | None = getattr(config, "layer_types", None)
+    return not getattr(model, "_is_stateful", False) and set(layers or ()) <= _ATTENTION

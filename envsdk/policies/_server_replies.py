@@ -1,0 +1,291 @@
+"""Replies of model servers: what a server is asked for, what it answers, and the checks that make it an action.
+
+Nothing is repaired: an answer that is not exactly what the request allows raises `ServerReplyError`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from ..contexts._protocol import Action, FinishReason
+from ..contexts._side_data import Aligned, part_of, per_token
+from ..errors import ServerReplyError, what_is_invalid
+from ..images import PlacedImage
+from ._sampling import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+M = TypeVar("M", bound=BaseModel)
+TokenId: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""The id of a token, which `actions_of` compares with the vocabulary."""
+UNKNOWN_LOGPROB = -9999.0
+"""What vLLM returns instead of a log-probability that is NaN, infinite or missing."""
+_UNNAMED_WEIGHTS = "default"
+"""What both vLLM and SGLang call the weights that they were started with."""
+_FINISH_REASONS = get_args(FinishReason)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """A reply that a server is asked for."""
+
+    id: str
+    """The same for all attempts."""
+    prompt: "NDArray[np.int32]"
+    """The whole prompt, shape (n,)."""
+    sampling: Sampling
+    max_tokens: int | None = None
+    """None for as many as the server's context has room for."""
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    priority: int | None = None
+    cache_key: str | None = None
+    """What requests have to share to read each other's prefixes in the server's cache; None for no restriction."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens to return at each position, with their log-probabilities."""
+    media: Sequence[PlacedImage] = ()
+    """The images of the prompt, in order, each with the range of its placeholder tokens."""
+
+
+OnTokens: TypeAlias = Callable[[Sequence[int]], "bool | None"]
+"""Called with tokens while they are sampled; it returns True to end the reply after them. See `Policy`."""
+
+
+class Weights(NamedTuple):
+    """Tokens of a reply that the same weights sampled."""
+
+    version: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """What a server sampled, not checked yet."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str
+    stop_string: str | None = None
+    """The stop string that ended the reply, if the server returns it."""
+    stop_token: int | None = None
+    """The token at which the server says that the reply ended, if it returns that; it may be the model's own."""
+    weights: Sequence[Weights] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """As `Action.extra`."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the server counted, if it reports its cache hits: `cached_tokens`, and mostly `prompt_tokens`."""
+    top_logprobs: Sequence[Sequence[float]] = ()
+    """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
+
+
+class WeightSpan(BaseModel):
+    """Tokens of a reply that the same weights sampled, as vLLM and SGLang write them."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _PromptTokensDetails(BaseModel):
+    cached_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class ServerUsage(BaseModel):
+    """What a server that speaks OpenAI's protocol counted for a request."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_tokens_details: _PromptTokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """The prompt tokens that it read from its cache; None if it does not report them."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+def cache_counts(cached_tokens: int | None, prompt_tokens: int | None) -> dict[str, int]:
+    """Return what an action carries of a server's cache hits: nothing that the server did not report."""
+    if cached_tokens is None:
+        return {}
+    counts = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def read_response(model: type[M], response: Any) -> M:
+    """Return a response as a pydantic model.
+
+    Raises:
+        ServerReplyError: If it does not have its fields.
+    """
+    try:
+        return model.model_validate(response)
+    except ValidationError as error:
+        raise ServerReplyError(f"the response does not have the expected fields: {what_is_invalid(error)}") from error
+
+
+def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | None) -> list[Action]:
+    """Return the actions that a server's reply is: one for each version of the weights, in order.
+
+    All but the last have the finish reason `abort`, because the next action continues the reply.
+
+    Args:
+        reply: The reply.
+        request: The request that it answers.
+        vocab_size: The size of the vocabulary, if it is known.
+
+    Raises:
+        ServerReplyError: If the reply is not one that the request allows.
+    """
+    _check_end(reply, request)
+    tokens = checked_tokens(reply.tokens, vocab_size)
+    logprobs = _checked_logprobs(reply.logprobs, len(tokens))
+    weights = _checked_weights(reply.weights, len(tokens))
+    _check_stops(reply, request, tokens)
+    _check_extra(reply.extra, len(tokens))
+    if request.sampling.temperature == 0:
+        logprobs = np.zeros_like(logprobs)  # greedy: the most likely token has probability 1
+    return [
+        Action(
+            tokens[part.start : part.stop],
+            logprobs[part.start : part.stop],
+            _finish_reason(reply) if part is weights[-1] else "abort",
+            request.sampling.temperature,
+            _version_of(part),
+            {**_extra_of(reply.extra, part, len(tokens)), **(reply.counts if part is weights[0] else {})},
+        )
+        for part in weights
+    ]
+
+
+def cut_reply(reply: ServerReply, length: int) -> ServerReply:
+    """Return the first tokens of a reply, which the caller ended there: at least one."""
+    size = len(reply.tokens)
+    return replace(
+        reply,
+        tokens=reply.tokens[:length],
+        logprobs=reply.logprobs[:length],
+        finish_reason="stop",
+        stop_string=None,
+        stop_token=reply.tokens[length - 1],
+        weights=[Weights(w.version, w.start, min(w.stop, length)) for w in reply.weights if w.start < length],
+        extra={name: part_of(value, 0, length, size) for name, value in reply.extra.items()},
+        top_logprobs=reply.top_logprobs[:length],
+    )
+
+
+def _finish_reason(reply: ServerReply) -> FinishReason:
+    return next(reason for reason in _FINISH_REASONS if reason == reply.finish_reason)
+
+
+def _check_end(reply: ServerReply, request: ServerRequest) -> None:
+    if reply.finish_reason not in _FINISH_REASONS:
+        raise ServerReplyError(f"the finish reason is {reply.finish_reason!r}; expected one of {_FINISH_REASONS}")
+    if request.max_tokens is not None and len(reply.tokens) > request.max_tokens:
+        raise ServerReplyError(f"it has {len(reply.tokens)} tokens; expected at most max_tokens={request.max_tokens}")
+    if not len(reply.tokens) and reply.finish_reason != "abort":
+        raise ServerReplyError(f"it has no tokens, and the finish reason is {reply.finish_reason!r}")
+
+
+def checked_tokens(tokens: Sequence[int], vocab_size: int | None) -> "NDArray[np.int32]":
+    """Return tokens as int32 of shape (n,).
+
+    Args:
+        tokens: The tokens.
+        vocab_size: The size of the vocabulary, if it is known.
+
+    Raises:
+        ServerReplyError: If one is not in the vocabulary.
+    """
+    ids = np.asarray(tokens, dtype=np.int64)
+    wrong = (ids < 0) | (ids >= (2**31 if vocab_size is None else vocab_size))
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        expected = "an id of at least 0" if vocab_size is None else f"an id from 0 to {vocab_size - 1}"
+        raise ServerReplyError(f"token {position} is {ids[position]}; expected {expected}, as the tokenizer has them")
+    return ids.astype(np.int32)
+
+
+def _checked_logprobs(logprobs: Sequence[float], length: int) -> "NDArray[np.float32]":
+    values = np.asarray(logprobs, dtype=np.float64)
+    if len(values) != length:
+        raise ServerReplyError(f"it has {length} token ids and {len(values)} log-probabilities; expected as many")
+    is_known = np.isfinite(values) & (values <= 0) & (values > UNKNOWN_LOGPROB)
+    if not is_known.all():
+        position = int(np.argmin(is_known))
+        raise ServerReplyError(
+            f"the log-probability of token {position} is {values[position]}; expected a finite number of at most 0 "
+            f"(vLLM writes {UNKNOWN_LOGPROB:g} for one that it does not know)"
+        )
+    return values.astype(np.float32)
+
+
+def _checked_weights(weights: Sequence[Weights], length: int) -> list[Weights]:
+    """Return the spans that are not empty; one for all tokens if the server returns none."""
+    parts = [part for part in weights if part.start != part.stop] or [
+        Weights(weights[-1].version if weights else "", 0, length)
+    ]
+    ends = [0, *(part.stop for part in parts)]
+    if [part.start for part in parts] != ends[:-1] or ends[-1] != length or ends != sorted(ends):
+        raise ServerReplyError(f"the weight versions {list(map(tuple, weights))} do not cover its {length} tokens")
+    return parts
+
+
+def _check_stops(reply: ServerReply, request: ServerRequest, tokens: "NDArray[np.int32]") -> None:
+    is_stop = np.isin(tokens, request.stop_token_ids)
+    if is_stop[:-1].any():
+        position = int(np.argmax(is_stop))
+        raise ServerReplyError(f"token {position} is the stop token {tokens[position]}, but other tokens follow it")
+    if reply.stop_string is not None and reply.stop_string not in request.stop:  # SGLang: "NaN happened"
+        raise ServerReplyError(f"it ended because of {reply.stop_string!r:.80}, which is not a stop string")
+    by_string = bool(request.stop)
+    ends = len(tokens) and (is_stop[-1] or tokens[-1] == reply.stop_token)
+    if reply.finish_reason == "stop" and not ends and not by_string:
+        raise ServerReplyError(
+            f"the finish reason is 'stop', but the last token, {tokens[-1]}, is not a stop token; expected one of "
+            f"{request.stop_token_ids}, or one of the stop strings {request.stop!r:.200}"
+        )
+
+
+def _check_extra(extra: Mapping[str, Any], length: int) -> None:
+    for name, value in extra.items():
+        data = per_token(value)
+        if data is not None and len(data) != length and not (isinstance(data, Aligned) and data.over == "all"):
+            raise ServerReplyError(f"{name} has {len(data)} rows, but there are {length} tokens")
+
+
+def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str, Any]:
+    """Return the side data of a part, and the name of its weights if that is not a version that `Action` can hold."""
+    found = {name: part_of(value, part.start, part.stop, length) for name, value in extra.items()}
+    is_named = _version_of(part) is None and part.version not in ("", _UNNAMED_WEIGHTS)
+    return {**found, "weight_version": part.version} if is_named else found
+
+
+def _version_of(part: Weights) -> int | None:
+    is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
+    return int(part.version) if is_number else None
+
+
+def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> Aligned:
+    """Return the experts of a reply, over all tokens: int32 of shape (n, layers, experts), -1 for the last token.
+
+    Args:
+        values: The experts of each token that the model has processed: with or without those of the prompt, and
+            without those of the last token, which was sampled but not processed.
+        prompt_length: The number of tokens in the prompt.
+        length: The number of tokens in the reply.
+
+    Raises:
+        ServerReplyError: If the array has another length.
+    """
+    if len(values) not in (prompt_length + length - 1, length - 1):
+        raise ServerReplyError(
+            f"routed_experts has {len(values)} rows; expected {prompt_length + length - 1}: one for each token of the "
+            "prompt and the reply but the last"
+        )
+    last = np.full((1, *values.shape[1:]), -1, dtype=np.int32)
+    return Aligned(np.concatenate([values.astype(np.int32), last]), "all", -1)

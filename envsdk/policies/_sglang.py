@@ -1,0 +1,225 @@
+"""The policy on SGLang servers, written after SGLang's public interface: `/generate`, `/tokenize`, `/abort_request`."""
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from ..errors import ConfigError, ServerReplyError
+from ._client import Client
+from ._sampling import Sampling
+from ._served import ServedPolicy
+from ._server_checks import check_model
+from ._server_replies import (
+    ServerReply,
+    ServerRequest,
+    TokenId,
+    Weights,
+    WeightSpan,
+    cache_counts,
+    read_response,
+    routed_experts,
+)
+from ._servers import Server
+
+_LEAST_TEMPERATURE = 1e-6
+_ALL = -1  # SGLang's top_k for all tokens
+
+
+class SGLang(ServedPolicy):
+    """Sample replies on SGLang servers: `envsdk.rollout(env, policy=SGLang("http://localhost:30000"))`.
+
+    SGLang's log-probabilities are those after the temperature, but before top-k and top-p. They are those of the
+    distribution sampled from only without these, so `top_k` and `top_p` are refused. Seeds need a server with
+    `--enable-deterministic-inference`.
+
+    A reply may also end at an end-of-sequence token of the model's configuration. If weights change while a reply is
+    sampled, each version's tokens are a part, as with `VLLM`; a version that is not a number is in
+    `extra["weight_version"]`. SGLang before `weight_versions` names one version only, that of the last token.
+    `routed_experts` needs a server with `--enable-return-routed-experts`.
+
+    Prompts with images are refused: SGLang may decode their tokens and encode the text again. Newer versions return the
+    tokens that they made of a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
+
+    This class was tested with a local server that follows SGLang's public interface, not with SGLang itself.
+
+    Args:
+        url: See `ServedPolicy`.
+        model: See `ServedPolicy`. It may be a LoRA adapter that the server has loaded.
+        routed_experts: Whether to ask for the experts of each token. They are in `extra["routed_experts"]`:
+            `Aligned` over the prompt and the reply, int32 of shape (n, layers * experts), with -1 for the last token.
+        options: The other arguments are those of `ServedPolicy`.
+    """
+
+    name: ClassVar[str] = "SGLang"
+    spare_tokens: ClassVar[int] = 1  # prompt and reply together must be shorter than the context
+
+    def __init__(
+        self, url: str | Sequence[str], model: str | None = None, *, routed_experts: bool = False, **options: Any
+    ) -> None:
+        super().__init__(url, model, **options)
+        self._routed_experts = routed_experts
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """What to change on the server if a check fails, by the name of the check."""
+        return {
+            "model": "start SGLang with --served-model-name {}",
+            "models": "If it needs a key (--api-key), pass api_key",
+            "length": "start SGLang with --context-length {}",
+            "logprobs": "Start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
+            "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
+            "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
+            "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
+        }
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Refuse parameters that SGLang's log-probabilities do not reflect.
+
+        Raises:
+            ConfigError: If `top_k` or `top_p` is set, or the temperature is between 0 and 1e-6.
+        """
+        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature is {sampling.temperature}, which SGLang would treat as 0; expected 0, or at least "
+                f"{_LEAST_TEMPERATURE:g}"
+            )
+        if sampling.top_k is not None or sampling.top_p < 1:
+            raise ConfigError(
+                f"top_k is {sampling.top_k} and top_p is {sampling.top_p}; expected None and 1.0, because SGLang "
+                "returns log-probabilities of the distribution before they apply"
+            )
+
+    def check_images(self) -> None:
+        """Refuse images.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "the prompt has an image: SGLang's /generate may decode the tokens of a prompt with images and encode the "
+            "text again, so the model may get other tokens than those that are trained. Use VLLM or TransformersPolicy"
+        )
+
+    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+        """Let a server sample a reply."""
+        if self.model is not None and not server.has_model:  # without the startup checks
+            await check_model(self, client, server)
+        response = await client.request(server, "POST", "/generate", self._body(server, request), id=request.id)
+        return _reply_of(read_response(_Generated, response), request)
+
+    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+        """Let a server end requests, which then return what was sampled so far."""
+        bodies = [{"rid": one, "abort_all": False} for one in ids]
+        calls = (client.request(server, "POST", "/abort_request", body, has_value=False) for body in bodies)
+        await asyncio.gather(*calls)
+
+    def _body(self, server: Server, request: ServerRequest) -> dict[str, Any]:
+        if request.max_tokens is None:
+            raise ConfigError(
+                f"the reply has no length limit, not even the context of {server.url}: set one with "
+                "SGLang(max_tokens=...), Limits(...), or Turn(max_tokens=...)"
+            )
+        body: dict[str, Any] = {
+            "rid": request.id,
+            "input_ids": request.prompt,
+            "sampling_params": _parameters(request),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": request.top_logprobs,
+            "stream": False,
+        }
+        if server.adapter is not None:
+            body["lora_path"] = server.adapter
+        if self._routed_experts:
+            body["return_routed_experts"] = True
+        if request.priority is not None:
+            body["priority"] = request.priority
+        return body
+
+
+def _parameters(request: ServerRequest) -> dict[str, Any]:
+    """Return all parameters that shape the distribution, so that no default of the server or the model applies."""
+    parameters: dict[str, Any] = {
+        "max_new_tokens": request.max_tokens,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "top_k": request.sampling.top_k or _ALL,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": request.stop_token_ids,
+        "stop": request.stop,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    return parameters if request.seed is None else {**parameters, "sampling_seed": request.seed}
+
+
+class _FinishReason(BaseModel):
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | list[int] | None = None
+
+
+_Logprob = tuple[float, TokenId, str | None]
+
+
+class _MetaInfo(BaseModel):
+    finish_reason: _FinishReason
+    output_token_logprobs: list[_Logprob] | None = None
+    output_top_logprobs: list[list[_Logprob] | None] | None = None
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    completion_tokens: int | None = None
+    cached_tokens: Annotated[int, Field(ge=0)] | None = None
+    weight_version: str | int | None = None
+    weight_versions: list[WeightSpan] | None = None
+    routed_experts: str | None = None
+
+
+class _Generated(BaseModel):
+    meta_info: _MetaInfo
+    output_ids: list[TokenId] | None = None
+
+
+def _reply_of(response: _Generated, request: ServerRequest) -> ServerReply:
+    found = response.meta_info
+    reason, sampled = found.finish_reason, found.output_token_logprobs
+    if sampled is None:
+        if reason.type != "abort" or response.output_ids:
+            raise ServerReplyError("the response of SGLang has no output_token_logprobs, although they were requested")
+        sampled = []  # it was aborted before its first token
+    named = [token for _, token, _ in sampled]
+    tokens = named if response.output_ids is None else response.output_ids
+    if len(named) == len(tokens) and named != tokens:
+        raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {tokens[:8]}")
+    extra: dict[str, Any] = {}
+    if found.routed_experts is not None and tokens:
+        rows = len(request.prompt) + len(tokens) - 1
+        extra["routed_experts"] = routed_experts(_rows(found.routed_experts, rows), len(request.prompt), len(tokens))
+    spans = [Weights(span.version, span.start, span.end) for span in found.weight_versions or ()]
+    if not spans and found.weight_version not in (None, ""):
+        spans = [Weights(str(found.weight_version), 0, len(tokens))]
+    return ServerReply(
+        tokens=tokens,
+        logprobs=[logprob for logprob, _, _ in sampled],
+        finish_reason=reason.type,
+        stop_string=reason.matched if isinstance(reason.matched, str) else None,
+        stop_token=reason.matched if isinstance(reason.matched, int) else None,
+        weights=spans,
+        extra=extra,
+        counts=cache_counts(found.cached_tokens, found.prompt_tokens),
+        top_logprobs=[[logprob for logprob, _, _ in top or ()] for top in found.output_top_logprobs or ()],
+    )
+
+
+def _rows(encoded: str, rows: int) -> Any:
+    """Return the experts in the base64 text of an int32 array, which does not contain its shape."""
+    try:
+        values = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
+        return values.reshape(rows, -1)
+    except ValueError as error:
+        raise ServerReplyError(f"routed_experts is not the base64 text of {rows} rows of int32: {error}") from error

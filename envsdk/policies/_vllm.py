@@ -1,0 +1,317 @@
+"""The policy on vLLM servers, tested with vLLM 0.27, 0.31 and 0.32."""
+
+import base64
+import io
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+
+from ..contexts._side_data import Ragged
+from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
+from ._client import Client, Failure, dead
+from ._sampling import Sampling
+from ._served import ServedPolicy
+from ._server_replies import (
+    OnTokens,
+    ServerReply,
+    ServerRequest,
+    ServerUsage,
+    TokenId,
+    Weights,
+    WeightSpan,
+    cache_counts,
+    cut_reply,
+    read_response,
+    routed_experts,
+)
+from ._servers import Server
+from ._vllm_images import check_prompt, image_fields
+from ._vllm_streams import StreamedReply
+
+_GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
+_ID_PREFIX = "generate-tokens-"  # which vLLM's engine puts before the id of a request to _GENERATE
+_MISSING = (403, 404, 405, 501)  # 403 without --enable-scale-out
+_ID_IN_NAME = "token_id:"
+_LEAST_TEMPERATURE = 0.01
+
+
+class VLLM(ServedPolicy):
+    """Sample replies on vLLM servers: `envsdk.rollout(env, policy=VLLM("http://localhost:8000"))`.
+
+    Start a server with `vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out`. Without
+    `--enable-scale-out` (or with an older vLLM), the policy uses `/v1/completions` with token ids. There, a reply has
+    no weight versions and cannot be aborted: `abort()` waits until it has ended.
+
+    A reply ends only at the environment's stop tokens and strings: the end-of-sequence token of the model's
+    configuration has no effect. If weights change while a reply is sampled, each version's tokens are a part with their
+    `policy_version`, if vLLM's name of the version is a number; any other name is in `extra["weight_version"]`. Experts
+    (`--enable-return-routed-experts`) are in `extra["routed_experts"]`: `Aligned` over the prompt and the reply, int32
+    of shape (n, layers, experts), with -1 for the last token, which the model has not processed. The ids that sampling
+    was restricted to are in `extra["sampling_mask"]`: `Ragged`, one list for each token.
+
+    Images need a server whose `/inference/v1/generate` has the fields `content_parts` and `return_token_ids`, as in
+    vLLM 0.32. The prompt is sent with one placeholder for each image, and the server's processor writes the others; if
+    the prompt that the server returns then is not ours, token by token, the reply is refused. `/v1/completions` takes
+    no images.
+
+    Tokens are reported while they are sampled where the reply is read meanwhile; see `Policy`. A request whose tokens
+    were reported is not repeated: if it fails then, it raises `PolicyUnavailable`. The tokens of a reply of several
+    versions are reported when the first part is sampled. Streams of `/v1/completions` have no experts.
+
+    The arguments are those of `ServedPolicy`.
+    """
+
+    name: ClassVar[str] = "VLLM"
+    streams: ClassVar[bool] = True
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """What to change on the server if a check fails, by the name of the check."""
+        return {
+            "model": "start vLLM with --served-model-name {}",
+            "models": "If it needs a key (--api-key), pass api_key",
+            "length": "start vLLM with --max-model-len {}",
+            "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
+            "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
+            "tokenize": "Start vLLM without --skip-tokenizer-init",
+            "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
+        }
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Refuse temperatures that vLLM changes.
+
+        Raises:
+            ConfigError: If the temperature is between 0 and 0.01.
+        """
+        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature is {sampling.temperature}, which vLLM would raise to {_LEAST_TEMPERATURE}; expected 0, "
+                f"or at least {_LEAST_TEMPERATURE}"
+            )
+
+    def check_images(self) -> None:
+        """Take images: the tokens that a server makes of them are checked with each reply."""
+
+    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+        """Let a server sample a reply: with its endpoint for token ids, or else with `/v1/completions`."""
+
+        async def ask(path: str, body: dict[str, Any]) -> Any:
+            return await client.request(server, "POST", path, body, id=request.id)
+
+        return await self._ask(server, request, ask)
+
+    async def stream(self, client: Client, server: Server, request: ServerRequest, on_tokens: OnTokens) -> ServerReply:
+        """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
+        streamed = StreamedReply(on_tokens, request.max_tokens)
+
+        async def ask(path: str, body: dict[str, Any]) -> Any:
+            async def read(event: Any) -> bool:
+                if not streamed.add(event):
+                    return True
+                if path == _GENERATE:  # the last event has the versions of the weights
+                    await self.abort_requests(client, server, [request.id])
+                return path == _GENERATE
+
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            await client.stream(server, path, {**body, **options}, read, id=request.id)
+            return streamed.response()
+
+        try:
+            reply = await self._ask(server, request, ask)
+        except Failure as failure:
+            if not streamed.count:
+                raise
+            if failure.is_dead:
+                raise EngineDead(dead(server, failure)) from failure
+            raise PolicyUnavailable(
+                f"{server.url} failed after {streamed.count} tokens of the reply {request.id} were reported, so it is "
+                f"not requested again; the cause is {failure.cause}: {failure}. Check the server's log, or repeat the "
+                "episode"
+            ) from failure
+        return reply if streamed.length is None else cut_reply(reply, streamed.length)
+
+    async def _ask(
+        self, server: Server, request: ServerRequest, ask: Callable[[str, dict[str, Any]], Awaitable[Any]]
+    ) -> ServerReply:
+        if not server.lacks_token_endpoint:
+            try:
+                response = await ask(_GENERATE, self._generate_body(request))
+            except RequestRefused as error:
+                if error.status not in _MISSING:
+                    raise
+                if request.media:
+                    raise _no_images(server) from error
+            else:
+                return _generated(read_response(_Generated, response), request)
+        if request.media:
+            raise _no_images(server)
+        response = await ask(_COMPLETIONS, self._completions_body(request))  # which knows whether the model is missing
+        reply = _completed(read_response(_Completed, response), request)
+        server.lacks_token_endpoint = True
+        return reply
+
+    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+        """Let a server end requests, which then return what was sampled so far."""
+        if not server.lacks_token_endpoint:
+            body = {"request_ids": [_ID_PREFIX + one for one in ids]}
+            await client.request(server, "POST", _ABORT, body, has_value=False)
+
+    def _generate_body(self, request: ServerRequest) -> dict[str, Any]:
+        parameters = _parameters(request)
+        if request.max_tokens is not None:  # without it, the reply may fill the context
+            parameters["max_tokens"] = request.max_tokens
+        if request.seed is not None:
+            parameters["seed"] = request.seed
+        body = {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
+        return {**body, **image_fields(request)} if request.media else body
+
+    def _completions_body(self, request: ServerRequest) -> dict[str, Any]:
+        parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
+        ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
+        return {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
+
+    def _shared(self, request: ServerRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {"request_id": request.id}
+        if self.model is not None:
+            body["model"] = self.model
+        if request.priority is not None:
+            body["priority"] = request.priority
+        if request.cache_key is not None:
+            body["cache_salt"] = request.cache_key
+        return body
+
+
+def _parameters(request: ServerRequest) -> dict[str, Any]:
+    """Return all parameters that shape the distribution, so that no default of the server or the model applies."""
+    return {
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "top_k": request.sampling.top_k or 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": request.stop_token_ids,
+        "stop": request.stop,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": request.top_logprobs,
+    }
+
+
+def _no_images(server: Server) -> ServerMismatch:
+    return ServerMismatch(
+        f"the prompt has an image, and {server.url} has no {_GENERATE}, which takes them: start vLLM with "
+        "--enable-scale-out, in a version with the field content_parts, such as 0.32"
+    )
+
+
+def _token_id(named: object) -> object:
+    """Return the id in the name `token_id:504`, which is all that vLLM before 0.32 has."""
+    if not isinstance(named, str):
+        return named
+    if not named.startswith(_ID_IN_NAME):
+        raise ValueError(f"the token is {named!r:.40}; expected its id, such as '{_ID_IN_NAME}504'")
+    return named.removeprefix(_ID_IN_NAME)
+
+
+class _Logprob(BaseModel):
+    token_id: Annotated[TokenId, BeforeValidator(_token_id), Field(validation_alias=AliasChoices("token_id", "token"))]
+    logprob: float
+    top_logprobs: "list[_Logprob]" = []
+
+
+class _Logprobs(BaseModel):
+    content: list[_Logprob]
+
+
+class _GeneratedChoice(BaseModel):
+    token_ids: list[TokenId]
+    logprobs: _Logprobs
+    finish_reason: str
+    stop_reason: int | str | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[TokenId]] | None = None
+    weight_versions: list[WeightSpan] | None = None
+
+
+class _Generated(BaseModel):
+    choices: list[_GeneratedChoice] = Field(min_length=1, max_length=1)
+    usage: ServerUsage | None = None
+    prompt_token_ids: list[TokenId] | None = None
+
+
+class _CompletedLogprobs(BaseModel):
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _CompletedChoice(BaseModel):
+    token_ids: list[TokenId]
+    logprobs: _CompletedLogprobs
+    finish_reason: str
+    stop_reason: int | str | None = None
+    routed_experts: str | None = None
+
+
+class _Completed(BaseModel):
+    choices: list[_CompletedChoice] = Field(min_length=1, max_length=1)
+    usage: ServerUsage | None = None
+
+
+def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
+    if request.media:
+        check_prompt(response.prompt_token_ids, request)
+    choice = response.choices[0]
+    content = choice.logprobs.content
+    named = [entry.token_id for entry in content]
+    if len(named) == len(choice.token_ids) and named != choice.token_ids:
+        raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {choice.token_ids[:8]}")
+    extra = _experts(choice, request)
+    if choice.sampling_mask is not None:
+        extra["sampling_mask"] = Ragged.of(choice.sampling_mask)
+    return ServerReply(
+        tokens=choice.token_ids,
+        logprobs=[entry.logprob for entry in content],
+        finish_reason=choice.finish_reason,
+        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        weights=[Weights(span.version, span.start, span.end) for span in choice.weight_versions or ()],
+        extra=extra,
+        counts=_counts(response.usage),
+        top_logprobs=[[top.logprob for top in entry.top_logprobs] for entry in content],
+    )
+
+
+def _completed(response: _Completed, request: ServerRequest) -> ServerReply:
+    choice = response.choices[0]
+    top = choice.logprobs.top_logprobs or []
+    return ServerReply(
+        tokens=choice.token_ids,
+        logprobs=choice.logprobs.token_logprobs,
+        finish_reason=choice.finish_reason,
+        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        extra=_experts(choice, request),
+        counts=_counts(response.usage),
+        top_logprobs=[list((values or {}).values()) for values in top],
+    )
+
+
+def _counts(usage: ServerUsage | None) -> dict[str, int]:
+    return {} if usage is None else cache_counts(usage.cached_tokens, usage.prompt_tokens)
+
+
+def _experts(choice: _GeneratedChoice | _CompletedChoice, request: ServerRequest) -> dict[str, Any]:
+    if choice.routed_experts is None or not choice.token_ids:
+        return {}
+    experts = routed_experts(_array(choice.routed_experts), len(request.prompt), len(choice.token_ids))
+    return {"routed_experts": experts}
+
+
+def _array(encoded: str) -> Any:
+    """Return an array that is given as the base64 text of an `.npy` file."""
+    try:
+        return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError, OSError, MemoryError) as error:
+        raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error

@@ -1,0 +1,171 @@
+"""What a vision model of transformers gets besides tokens: the arrays of the images in them, and positions.
+
+The models are Qwen's (Qwen2-VL and later). Their language model attends to the tokens of an image as to text, causally,
+and a token has three positions: in time, height and width (mRoPE). They are those of the model's own `get_rope_index`.
+Torch is imported when something is computed.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._packages import load
+from ..errors import ConfigError
+from ..images import Image, PlacedImage
+from ._vision import Vision, find_processor, joined_arrays, token_types
+from .tokenizers import local_tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAX_GRIDS = 100_000  # images whose grids are kept
+_ADVICE = "pip install 'envsdk[torch]'"
+
+
+class _Grid(NamedTuple):
+    """What positions need of an image; its arrays are larger."""
+
+    tokens: int
+    image_grid_thw: "NDArray[np.int64]"
+
+
+class ModelImages:
+    """The images of a model's inputs.
+
+    Args:
+        model: A model of transformers.
+        vision: What the renderer of the images has as `Renderer.vision`: the model's image processor. By default, the
+            processor in the folder that the model was loaded from.
+    """
+
+    def __init__(self, model: Any, vision: Vision | None = None) -> None:
+        self._model = model
+        self._given = vision
+        self._grids: dict[str, _Grid] = {}
+
+    @cached_property
+    def _rope(self) -> Any:
+        """The part of the model that computes positions in three dimensions; None if there is none."""
+        modules: Any = getattr(self._model, "modules", tuple)()
+        return next((module for module in modules if hasattr(module, "get_rope_index")), None)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the tokens of the model have three positions each. Text has three equal ones."""
+        return self._rope is not None
+
+    @cached_property
+    def vision(self) -> Vision:
+        """The image processor.
+
+        Raises:
+            ConfigError: If none was given, and there is none in the model's folder.
+        """
+        if self._given is not None:
+            return self._given
+        tokenizer = local_tokenizer(str(getattr(self._model, "name_or_path", "")))
+        processor = None if tokenizer is None else find_processor(tokenizer)
+        if tokenizer is None or processor is None:
+            raise ConfigError(
+                "there are images, and no image processor was found next to the model: pass vision=renderer.vision, "
+                "from the renderer that wrote them"
+            )
+        return Vision(processor, tokenizer)
+
+    def check(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> None:
+        """Check that the model takes these images at these tokens.
+
+        Raises:
+            ConfigError: If it does not, or the image processor makes another number of tokens of one.
+        """
+        if not media:
+            return
+        if not self.has_positions:
+            raise ConfigError(
+                f"there are images, and {type(self._model).__name__} is not one of the vision models whose inputs "
+                "envsdk knows: those with get_rope_index, Qwen's. Remove the images, or compute its inputs yourself "
+                "from Vision.process(image).arrays"
+            )
+        for placed in media:
+            count = self._grid(placed.image).tokens
+            if count != placed.stop - placed.start:
+                raise ConfigError(
+                    f"{placed.image!r} has {placed.stop - placed.start} tokens, but the image processor makes {count} "
+                    "of it: pass vision=renderer.vision, from the renderer that wrote it"
+                )
+        found = int(np.isin(tokens, self.vision.token_ids).sum())
+        expected = sum(placed.stop - placed.start for placed in media)
+        if found != expected:
+            raise ConfigError(
+                f"{found} tokens are placeholders of images, but the images have {expected}: the model sampled the "
+                "others. It would take them for images: leave this episode out"
+            )
+
+    def arrays(self, media: Sequence[PlacedImage]) -> dict[str, Any]:
+        """Return the arrays of images, one after the other, by the name that the model has for them; {} without any.
+
+        They are tensors on the model's device, such as `pixel_values`, float32 of shape (patches, values), and
+        `image_grid_thw`, int64 of shape (images, 3).
+        """
+        if not media:
+            return {}
+        torch = _torch()
+        joined = joined_arrays([self.vision.process(placed.image) for placed in media])
+        return {name: torch.as_tensor(array, device=self._device) for name, array in joined.items()}
+
+    def positions(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> Any:
+        """Return the positions of the tokens of one sequence: a tensor on the CPU, int64 of shape (3, n)."""
+        torch = _torch()
+        if not media:
+            return torch.arange(len(tokens)).expand(3, -1)
+        kinds = torch.as_tensor(token_types(media, len(tokens)))[None]
+        grids = [self._grid(placed.image).image_grid_thw for placed in media]
+        ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
+        grid = torch.as_tensor(np.concatenate(grids))
+        return self._rope.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0][:, 0]
+
+    def inputs(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> dict[str, Any]:
+        """Return the arguments of the model for one sequence, besides the tokens: the arrays and the positions.
+
+        Raises:
+            ConfigError: See `check`.
+        """
+        self.check(tokens, media)
+        if not self.has_positions:
+            return {}
+        return {**self.arrays(media), "position_ids": self.positions(tokens, media)[:, None].to(self._device)}
+
+    def _grid(self, image: Image) -> _Grid:
+        """Return the grid of an image, which stays known after the processor has forgotten its arrays."""
+        if image.sha256 not in self._grids:
+            processed = self.vision.process(image)
+            if len(self._grids) >= _MAX_GRIDS:
+                self._grids.clear()
+            self._grids[image.sha256] = _Grid(processed.count, processed.arrays["image_grid_thw"])
+        return self._grids[image.sha256]
+
+    @property
+    def _device(self) -> Any:
+        return getattr(self._model, "device", "cpu")
+
+
+def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
+    """Return tokens in which the placeholders of an image are a negative number that no other image has.
+
+    Two sequences with the same numbers have the same tokens and the same images: int64, shape (n,).
+    """
+    keys = np.array(tokens, dtype=np.int64)
+    for placed in media:
+        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
+    return keys
+
+
+def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
+    """Return the images whose tokens are among those from `start` to `stop`."""
+    return [placed for placed in media if start <= placed.start and placed.stop <= stop]
+
+
+def _torch() -> Any:
+    return load("torch", "the inputs of a model need", _ADVICE)

@@ -1,0 +1,326 @@
+"""What an image becomes in a prompt: the placeholder tokens that the model's own processor writes for it.
+
+A chat template writes one token for an image. The processor of transformers replaces it with as many placeholders as
+the image has features, and with what the family writes around them. That text is taken from the processor itself.
+"""
+
+import importlib
+import json
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from .._packages import load
+from ..errors import ConfigError, RenderError
+from ..images import Image, PlacedImage, RecentValues
+from .tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_GRID_TOKEN = "<|image_pad|>"
+"""What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
+_MAX_ARRAY_BYTES = 2**28  # of the images whose arrays are kept
+_CONFIGS = ("processor_config.json", "preprocessor_config.json")
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+"""The files of a repository on the hub that a processor needs."""
+_NAME_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_IS_PLACEHOLDER = ("mm_token_type_ids", "token_type_ids")
+_OF_TEXT = frozenset(("input_ids", "attention_mask", *_IS_PLACEHOLDER))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """What a processor makes of one image."""
+
+    text: str
+    """What takes the place of the template's token, with control tokens by their names."""
+    count: int
+    """How many placeholder tokens are in it."""
+    token_ids: "NDArray[np.int32]"
+    """The ids of these placeholders: int32, shape (k,); mostly one."""
+    arrays: "Mapping[str, NDArray[Any]]"
+    """What the model gets besides the tokens, as the processor names it: `pixel_values`, `image_grid_thw`, ..."""
+
+
+class Vision:
+    """The processor of a vision model, applied to one image at a time.
+
+    Args:
+        processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
+            families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
+            needs no torch; it is used where the rest of the processor cannot be loaded. A mapping has the options
+            of such an image processor as JSON, those of a `preprocessor_config.json`:
+            `{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}`.
+        tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
+
+    Raises:
+        ConfigError: If the processor cannot be loaded, takes no images, or has other control tokens.
+        MissingPackage: If Pillow is not installed.
+    """
+
+    def __init__(self, processor: Any, tokenizer: Tokenizer) -> None:
+        self.given = processor
+        self._tokenizer = tokenizer
+        self.processor: Any = _loaded(processor)
+        is_alone = hasattr(self.processor, "merge_size")  # an image processor
+        name: Any = _GRID_TOKEN if is_alone else getattr(self.processor, "image_token", None)
+        own = self.processor if is_alone else getattr(self.processor, "image_processor", None)
+        self._grid: Any = own if name == _GRID_TOKEN and hasattr(own, "merge_size") else None
+        """The image processor whose grid is the number of placeholders; None for other families."""
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
+                "processor of a vision model, as AutoProcessor loads it"
+            )
+        self.placeholder: str = name
+        """The token that a chat template writes for an image."""
+        if name not in tokenizer.control_tokens:
+            raise ConfigError(
+                f"the processor writes {name!r} for an image, which is not a control token of the tokenizer "
+                f"{tokenizer.name!r}: use the tokenizer of the same model"
+            )
+        _check_crops(self.processor, own)
+        self._arrays: RecentValues[ProcessedImage] = RecentValues(_MAX_ARRAY_BYTES, _array_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of, without the arrays of images."""
+        return type(self), (self.given, self._tokenizer)
+
+    @cached_property
+    def token_ids(self) -> "NDArray[np.int32]":
+        """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        if self._grid is not None:
+            return self._grid_token
+        return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
+
+    @cached_property
+    def _grid_token(self) -> "NDArray[np.int32]":
+        return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
+
+    def process(self, image: Image) -> ProcessedImage:
+        """Apply the processor to an image; the last few results are cached.
+
+        Raises:
+            RenderError: If the processor refuses the image, such as one that is too narrow.
+            ImageError: If the bytes of the image are missing.
+        """
+        return self._arrays.get(image.sha256, lambda: self._process(image))
+
+    def count(self, image: Image) -> int:
+        """Return how many placeholder tokens an image has."""
+        return self.process(image).count
+
+    def places(self, tokens: "NDArray[np.int32]", images: Sequence[Image]) -> list[PlacedImage]:
+        """Return where the images are in tokens that were rendered for a message with exactly these images.
+
+        Raises:
+            RenderError: If the tokens do not have their placeholders.
+        """
+        positions = np.flatnonzero(np.isin(tokens, self.token_ids))
+        counts = [self.count(image) for image in images]
+        if len(positions) != sum(counts):
+            raise RenderError(f"there are {len(positions)} placeholders of images; expected {counts} for {images}")
+        ends = np.cumsum(counts).tolist()
+        return [
+            PlacedImage(image, int(positions[end - count]), int(positions[end - 1]) + 1)
+            for image, count, end in zip(images, counts, ends, strict=True)
+        ]
+
+    def _process(self, image: Image) -> ProcessedImage:
+        """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
+        pixels = image.pixels
+        if self._grid is not None:
+            arrays = self._called(self._grid, image, images=[pixels])
+            count = int(np.prod(arrays["image_grid_thw"])) // int(self._grid.merge_size) ** 2
+            return ProcessedImage(self.placeholder * count, count, self._grid_token, arrays)
+        given: dict[str, Any] = {"text": [self.placeholder], "images": [[pixels]], "return_mm_token_type_ids": True}
+        made = self._called(self.processor, image, **given, add_special_tokens=False)
+        ids = made["input_ids"][0].astype(np.int32)
+        kinds = next((made[name][0] for name in _IS_PLACEHOLDER if name in made), None)
+        if kinds is None or not (kinds == 1).any():
+            raise RenderError(
+                f"the processor {type(self.processor).__name__} does not mark the placeholders of images: install "
+                "transformers 5.20 or newer, whose processors return mm_token_type_ids"
+            )
+        own = [token for token in getattr(self.processor, "image_token_ids", ()) if token is not None]
+        # Idefics 3 marks all that it writes for an image, line breaks included.
+        placeholders = ids[(kinds == 1) & np.isin(ids, own)] if own else ids[kinds == 1]
+        arrays = {name: value for name, value in made.items() if name not in _OF_TEXT}
+        return ProcessedImage(self._tokenizer.decode(ids), len(placeholders), np.unique(placeholders), arrays)
+
+    def _called(self, processor: Any, image: Image, **arguments: Any) -> "dict[str, NDArray[Any]]":
+        try:
+            made: Any = processor(**arguments, return_tensors="np")
+        except Exception as error:  # of any type: processors raise what they like
+            raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
+        return {name: np.asarray(value) for name, value in made.items()}
+
+
+def _array_bytes(processed: ProcessedImage) -> int:
+    return sum(array.nbytes for array in processed.arrays.values())
+
+
+def _check_crops(processor: Any, images: Any) -> None:
+    """Refuse crops that the processor would not make.
+
+    `Gemma3Processor` has options for its image processor, which win over the image processor's own.
+
+    Raises:
+        ConfigError: If only the image processor has `do_pan_and_scan`.
+    """
+    name = "do_pan_and_scan"
+    options: Any = getattr(processor, "images_kwargs", None)
+    if isinstance(options, Mapping) and getattr(images, name, False) and options.get(name) is False:  # pyright: ignore
+        raise ConfigError(
+            f"the image processor has {name}=True, but {type(processor).__name__} calls it with {name}=False, so "
+            "images would have no crops. Remove the option; or, for crops, give the processor as an object with "
+            f'processor.images_kwargs = {{**processor.images_kwargs, "{name}": True}}'
+        )
+
+
+def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":
+    """Return the arrays of images, one image after the other, by their names; {} without images.
+
+    Raises:
+        ValueError: If arrays of two images differ in more than their length.
+    """
+    names = processed[0].arrays if processed else ()
+    return {name: np.concatenate([own.arrays[name] for own in processed]) for name in names}
+
+
+def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]":
+    """Return `mm_token_type_ids` of a sequence: 1 on the tokens of images, 0 elsewhere. int64, shape (length,)."""
+    types = np.zeros(length, dtype=np.int64)
+    for placed in media:
+        types[placed.start : placed.stop] = 1
+    return types
+
+
+def check_pickles(processor: Any) -> None:
+    """Check that a processor can be pickled, as another process needs it.
+
+    Raises:
+        ConfigError: If it is an object that cannot be.
+    """
+    if processor is None or isinstance(processor, (str, Path, Mapping)):
+        return
+    try:
+        pickle.dumps(processor)
+    except Exception as error:  # of any type: objects raise what they like
+        raise ConfigError(
+            f"the processor {type(processor).__name__} cannot be pickled for another process: {type(error).__name__}: "
+            f"{error}. Give processor= as a folder, a name on the hub, or the options of an image processor"
+        ) from error
+
+
+def find_processor(tokenizer: Tokenizer) -> str | None:
+    """Return the folder that a tokenizer was loaded from if it has the files of a processor of images."""
+    folder = Path(tokenizer.name)
+    return tokenizer.name if any((folder / name).is_file() for name in _CONFIGS) else None
+
+
+@cache
+def _transformers() -> Any:
+    """Import transformers with what processors need. It would report twice that there is no torch, which they need not.
+
+    Raises:
+        MissingPackage: If Pillow is not installed.
+    """
+    load("PIL.Image", "a renderer of images needs", "pip install 'envsdk[vision]'")
+    before = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        importlib.import_module("transformers.processing_utils")
+        transformers = importlib.import_module("transformers")
+    finally:
+        if before is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = before
+    return transformers
+
+
+def _loaded(processor: Any) -> Any:
+    if isinstance(processor, Mapping):
+        return _of_options(cast("Mapping[str, Any]", processor))
+    if not isinstance(processor, (str, Path)):
+        return processor
+    transformers = _transformers()
+    folder = _folder_of(str(processor))
+    failed: Exception | None = None
+    try:
+        loaded: Any = transformers.AutoProcessor.from_pretrained(folder)
+        if hasattr(loaded, "image_token"):
+            return loaded
+    except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
+        failed = error
+    images = _images_alone(folder)
+    if images is None:
+        why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
+        raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
+    return images
+
+
+def _folder_of(source: str) -> str:
+    """Return the folder of a processor: itself, or that of a name on the hub, from its cache or downloaded.
+
+    It is asked for once. Each class of transformers would ask again, for minutes without a network.
+
+    Raises:
+        ConfigError: If it is neither a folder nor a name on the hub, or the hub cannot be reached.
+    """
+    if Path(source).is_dir():
+        return source
+    if not _NAME_ON_HUB.fullmatch(source):
+        raise ConfigError(f"the processor {source!r:.200} is neither a folder nor a name on the hub, OWNER/NAME")
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        return str(hub.snapshot_download(source, allow_patterns=list(_TEXT_FILES)))
+    except Exception as error:  # the hub's, the network's, the operating system's
+        raise ConfigError(
+            f"the processor {source!r} is not a folder, and cannot be loaded from the hub: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+
+
+def _of_options(options: Mapping[str, Any]) -> Any:
+    """Make an image processor from its options; transformers chooses the class that works on this machine."""
+    image_processors = _transformers().AutoImageProcessor
+    if not isinstance(options.get("image_processor_type"), str):
+        raise ConfigError(
+            "the options of an image processor lack its image_processor_type; expected a mapping such as "
+            '{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}'
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            (Path(folder) / _CONFIGS[1]).write_text(json.dumps(dict(options)))
+            made: Any = image_processors.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
+            raise ConfigError(
+                f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(made, "merge_size"):
+        raise ConfigError(
+            f"the image processor {type(made).__name__} alone does not specify how many tokens an image has: give the "
+            "folder or the name of the model's whole processor"
+        )
+    return made
+
+
+def _images_alone(source: str) -> Any:
+    """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
+    try:
+        loaded: Any = _transformers().AutoImageProcessor.from_pretrained(source)
+    except Exception:  # the error of the whole processor is reported
+        return None
+    return loaded if hasattr(loaded, "merge_size") else None

@@ -1,0 +1,218 @@
+"""Writes a measured format as a Jinja chat template."""
+
+import re
+from collections.abc import Mapping
+from itertools import product
+
+from ._forms import Body, Calls, NotRegular, Start
+from ._measured import Measured
+from ._probes import CALLS, CONTENT, REASONING, SYSTEM, TOOLS
+
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""The names under which servers and trainers pass the reasoning of a message."""
+_TEXT_ONLY = "this template reads content that is a text"
+
+
+def write_template(measured: Measured, title: str) -> str:
+    """Return a chat template that renders as the measured renderer does under `keep`.
+
+    Args:
+        measured: The renderer's format.
+        title: A comment for the first line.
+
+    Raises:
+        NotRegular: If the renderer writes something in a form that is not measured.
+    """
+    lines = [f"{{#- {title} -#}}", *_tables(measured), *_system(), *_tool_list(measured), *_starts(measured)]
+    lines += ["{%- set ns = namespace(previous='') -%}", "{%- for message in messages_ -%}", *_before()]
+    lines += ["{%- if message.role == 'assistant' -%}", *_reply(measured), "{%- else -%}"]
+    lines += [*_others(measured), "{%- set ns.previous = message.role -%}", "{%- endif -%}", "{%- endfor -%}"]
+    lines += _end()
+    return "\n".join(lines)
+
+
+def _tables(measured: Measured) -> list[str]:
+    """Write what is between the messages, as tables by their roles."""
+    between = [f"  {quoted(kind)}: {_table(following)}," for kind, following in measured.following.items()]
+    return [f"{{%- set first = {_table(measured.first)} -%}}", "{%- set between = {", *between, "} -%}"]
+
+
+def _table(texts: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in texts.items()) + "}"
+
+
+def _system() -> list[str]:
+    return [
+        "{%- set system, messages_ = none, messages -%}",
+        "{%- if messages[0].role == 'system' -%}",
+        "{%- set system, messages_ = messages[0].content or '', messages[1:] -%}",
+        "{%- if system is not string -%}",
+        _refusal(_TEXT_ONLY),
+        "{%- endif -%}",
+        "{%- endif -%}",
+    ]
+
+
+def _tool_list(measured: Measured) -> list[str]:
+    if measured.ignores_tools:
+        return []
+    if measured.start(tools=True) is None:
+        return ["{%- if tools -%}", _refusal("this model has no place for tools"), "{%- endif -%}"]
+    separator = quoted(measured.tool_separator)
+    return [
+        "{%- set tool_list -%}",
+        "{%- for tool in tools or [] -%}",
+        f"{{{{- '' if loop.first else {separator} -}}}}{{{{- tool | tojson -}}}}",
+        "{%- endfor -%}",
+        "{%- endset -%}",
+    ]
+
+
+def _starts(measured: Measured) -> list[str]:
+    plain, with_tools = measured.start(tools=False), measured.start(tools=True)
+    if plain is None:
+        raise NotRegular("a plain conversation is refused")
+    if with_tools is None or measured.ignores_tools:
+        return _start(plain)
+    return ["{%- if tools -%}", *_start(with_tools), "{%- else -%}", *_start(plain), "{%- endif -%}"]
+
+
+def _start(start: Start) -> list[str]:
+    condition = "(system or '') | trim" if start.needs_text else "system is not none"
+    slots = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
+    with_system, without = _print(start.with_system, slots), _print(start.without, slots)
+    return [f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"]
+
+
+def _before() -> list[str]:
+    """Write what is between a message and the one before it."""
+    return [
+        "{%- set table = between[ns.previous] if ns.previous else first -%}",
+        "{%- if message.role not in table -%}",
+        _refusal("this model has no place for a message of this role here: ", "message.role"),
+        "{%- endif -%}",
+        "{{- table[message.role] -}}",
+        "{%- set content = message.content or '' -%}",
+        "{%- if content is not string -%}",
+        _refusal(_TEXT_ONLY),
+        "{%- endif -%}",
+    ]
+
+
+def _end() -> list[str]:
+    """Write the end of the conversation, or the generation prompt."""
+    return [
+        "{%- set table = between[ns.previous] if ns.previous else first -%}",
+        "{%- set end = 'prompt' if add_generation_prompt else 'end' -%}",
+        "{%- if end not in table -%}",
+        _refusal("this model cannot reply after this message"),
+        "{%- endif -%}",
+        "{{- table[end] -}}",
+    ]
+
+
+def _others(measured: Measured) -> list[str]:
+    """Write the text of a message that is not the assistant's."""
+    slots = measured.contents
+    if len({slot.jinja for slot in slots.values()}) == 1:
+        return [f"{{{{- content{slots['user'].jinja} -}}}}"]
+    lines: list[str] = []
+    for index, (role, slot) in enumerate(slots.items()):
+        lines += [f"{{%- {'elif' if index else 'if'} message.role == '{role}' -%}}", f"{{{{- content{slot.jinja} -}}}}"]
+    return [*lines, "{%- endif -%}"]
+
+
+# A reply.
+
+
+def _reply(measured: Measured) -> list[str]:
+    lines = ["{%- set calls = message.tool_calls or [] -%}"]
+    if measured.calls is None:
+        lines += ["{%- if calls -%}", _refusal("this model cannot express a tool call"), "{%- endif -%}"]
+    else:
+        lines += ["{%- set call_list -%}", *_calls(measured.calls), "{%- endset -%}"]
+    if measured.writes_reasoning:
+        given = " else ".join(f"message.{name} if message.{name} is string" for name in _REASONING_NAMES)
+        lines += [f"{{%- set reasoning = {given} else none -%}}"]
+    lines += _shapes(measured)
+    return [*lines, "{%- set ns.previous = 'calls' if calls else 'assistant' -%}"]
+
+
+def _shapes(measured: Measured) -> list[str]:
+    """Write a reply by its shape: with or without reasoning, with or without calls."""
+    lines: list[str] = []
+    for reasoning, calls in product((True, False), repeat=2):
+        if (reasoning and not measured.writes_reasoning) or (calls and measured.calls is None):
+            continue
+        body = measured.body(reasoning, calls)
+        if body is None:
+            raise NotRegular("a reply with reasoning and calls is refused")
+        conditions = ["reasoning is not none"] * reasoning + ["calls"] * calls
+        branch = "elif" if lines else "if"
+        lines += [f"{{%- {branch} {' and '.join(conditions)} -%}}" if conditions else "{%- else -%}"]
+        lines += _body(measured, body)
+    return [*lines, "{%- endif -%}"] if lines[0] != "{%- else -%}" else lines[1:]
+
+
+def _body(measured: Measured, body: Body) -> list[str]:
+    slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
+    if measured.writes_reasoning:
+        slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
+    if body.with_text.replace(CONTENT, "") == body.without:
+        return [_print(body.with_text, slots)]
+    condition = f"content{' | trim' if body.needs_text else ''}"
+    with_text, without = _print(body.with_text, slots), _print(body.without, slots)
+    return [f"{{%- if {condition} -%}}", with_text, "{%- else -%}", without, "{%- endif -%}"]
+
+
+def _calls(calls: Calls) -> list[str]:
+    """Write the calls of a reply."""
+    lines = ["{%- for given in calls -%}", "{%- set call = given.function or given -%}"]
+    if calls.separator is None:
+        lines += ["{%- if loop.index > 1 -%}", _refusal("this model makes one tool call at a time"), "{%- endif -%}"]
+    else:
+        lines += [f"{{{{- '' if loop.first else {quoted(calls.separator)} -}}}}"]
+    lines += [f"{{{{- call.name -}}}}{{{{- {quoted(calls.middle)} -}}}}", "{%- if call.arguments is string -%}"]
+    match calls.text_arguments:
+        case "verbatim":
+            lines += ["{{- call.arguments -}}"]
+        case "JSON":
+            lines += ["{{- call.arguments | tojson -}}"]
+        case _:
+            lines += [_refusal("the arguments of a tool call are a text, not an object")]
+    return [*lines, "{%- else -%}", *_arguments(calls), "{%- endif -%}", "{%- endfor -%}"]
+
+
+def _arguments(calls: Calls) -> list[str]:
+    if calls.argument is None:
+        return ["{{- call.arguments | tojson -}}"]
+    before, equals, after = calls.argument
+    plain = "(value | string)" if calls.is_python else "(value | tojson)"
+    value = f"value if value is string else {plain}"
+    if calls.is_python:
+        value = f"value if value is string else (value | tojson) if value is mapping or value is iterable else {plain}"
+    return [
+        "{%- for key, value in (call.arguments or {}) | items -%}",
+        f"{{{{- {quoted(before)} -}}}}{{{{- key -}}}}{{{{- {quoted(equals)} -}}}}",
+        f"{{{{- {value} -}}}}{{{{- {quoted(after)} -}}}}",
+        "{%- endfor -%}",
+    ]
+
+
+# Jinja.
+
+
+def _print(text: str, slots: Mapping[str, str]) -> str:
+    """Return code that prints a text with an expression in place of each word."""
+    parts = re.split(f"({'|'.join(slots)})", text)
+    return "".join(f"{{{{- {slots.get(part) or quoted(part)} -}}}}" for part in parts if part)
+
+
+def _refusal(reason: str, detail: str = "") -> str:
+    return f"{{{{- raise_exception({quoted(reason)}{f' ~ {detail}' if detail else ''}) -}}}}"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a string of Jinja."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(char, char) for char in text) + '"'

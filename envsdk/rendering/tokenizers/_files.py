@@ -1,0 +1,128 @@
+"""Reads the files of a model's folder that a tokenizer is made from.
+
+A snapshot of a Hugging Face cache consists of links into another folder, so neighbors are looked up next to the link,
+not next to the file that it points to.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from ..._untrusted import MAX_DESCRIPTION_BYTES, read_file
+from ...errors import InvalidRecord, TokenizerError
+
+VOCABULARY = "tokenizer.json"
+_TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")  # as transformers prefers them
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+# The second is a legacy of transformers before 5: what the first one does not specify.
+_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+_TEXTS = (*_TEMPLATES, *_TOKENIZER, _CONFIG, _GENERATION)
+
+
+class ModelFiles(NamedTuple):
+    """Everything that a tokenizer is made from. Two values are equal if and only if no file has changed.
+
+    The vocabulary is megabytes long, so it is compared by its state on disk; the other files are compared by content.
+    """
+
+    folder: str
+    vocabulary: str
+    """The path of the `tokenizer.json`, absolute; an empty string if it is not read from a file."""
+    state: tuple[int, ...]
+    texts: tuple[tuple[str, bytes], ...]
+    """The content of each other file that exists."""
+
+    @classmethod
+    def of_vocabulary(cls, file: Path) -> "ModelFiles":
+        """Read the files next to a `tokenizer.json`, whatever its name is."""
+        status = file.stat()
+        state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        folder = file.absolute().parent
+        return cls(str(folder), str(file.absolute()), state, _read(folder))
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "ModelFiles":
+        """Read what a folder specifies besides the vocabulary."""
+        return cls(str(folder), "", (), _read(folder))
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of ids of the model, if its configuration specifies it; multimodal models nest it."""
+        config = self.json(_CONFIG)
+        text_config = config.get("text_config")
+        nested = cast("dict[str, Any]", text_config) if isinstance(text_config, dict) else {}
+        sizes = (config.get("vocab_size"), nested.get("vocab_size"))
+        return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a turn, as the generation configuration specifies them."""
+        given: Any = self.json(_GENERATION).get("eos_token_id")
+        ids = cast("list[Any]", given) if isinstance(given, list) else [given]
+        return tuple(token for token in ids if isinstance(token, int))
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The options of the tokenizer, such as its special tokens."""
+        config, legacy = (self.json(name) for name in _TOKENIZER)
+        return {**legacy, **{name: value for name, value in config.items() if value is not None}}
+
+    @property
+    def chat_template_file(self) -> str | None:
+        """The text of the chat template, if it has a file of its own."""
+        texts = dict(self.texts)
+        name = next((name for name in _TEMPLATES if name in texts), None)
+        try:
+            return None if name is None else texts[name].decode()
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{name} in {self.folder} is not UTF-8: {error}") from error
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The content of a JSON file; empty if there is no such file."""
+        text = dict(self.texts).get(name)
+        try:
+            value: Any = {} if text is None else orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise TokenizerError(f"{name} in {self.folder} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise TokenizerError(f"{name} in {self.folder} holds a {type(value).__name__}; expected an object")
+        return cast("dict[str, Any]", value)
+
+
+def _read(folder: Path) -> tuple[tuple[str, bytes], ...]:
+    found = [name for name in _TEXTS if (folder / name).is_file()]
+    try:
+        return tuple((name, read_file(folder / name, MAX_DESCRIPTION_BYTES)) for name in found)
+    except (OSError, InvalidRecord) as error:
+        raise TokenizerError(f"The tokenizer's files in {folder} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=32)
+def snapshot(repo_id: str) -> Path:
+    """Return the folder of a model of the Hugging Face hub, from its cache or downloaded, the same in a process.
+
+    `HF_HUB_OFFLINE` and the variables for the cache's location hold, as everywhere.
+
+    Raises:
+        TokenizerError: If the hub has no such model, or cannot be reached and the cache does not have it.
+    """
+    import huggingface_hub
+
+    hub: Any = huggingface_hub
+    try:
+        return Path(hub.snapshot_download(repo_id, allow_patterns=[VOCABULARY, *_TEXTS]))
+    except Exception as error:  # the hub's, the network's, the operating system's
+        raise TokenizerError(f"{type(error).__name__}: {error}") from error
+
+
+def cached_snapshot(repo_id: str) -> Path | None:
+    """Return the folder of a model of the Hugging Face hub if the cache has it; nothing is downloaded."""
+    import huggingface_hub
+
+    try:
+        file = huggingface_hub.try_to_load_from_cache(repo_id, _CONFIG)
+    except ValueError:  # not a valid model id
+        return None
+    return Path(file).parent if isinstance(file, str) else None

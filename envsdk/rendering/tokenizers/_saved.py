@@ -1,0 +1,118 @@
+"""The files of a tokenizer that was saved: everything that its ids and its chat template depend on.
+
+A `tokenizer.json` alone is not enough: a tiktoken encoding is not a file of the `tokenizers` library, a model may have
+more ids than the tokenizer names, and the tokens that end a turn are in other files of a model's folder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import orjson
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ..._untrusted import MAX_DESCRIPTION_BYTES, MAX_VOCABULARY_BYTES, parse_json, read_file
+from ...errors import TokenizerError, what_is_invalid
+from ._chat_template import ChatTemplateSource
+
+VocabularyFile: TypeAlias = Literal["vocabulary.tiktoken", "tokenizer.json"]
+RANKS: VocabularyFile = "vocabulary.tiktoken"
+"""The byte-pair ranks of a tiktoken encoding, as tiktoken writes them."""
+SPECIFICATION: VocabularyFile = "tokenizer.json"
+"""The vocabulary and rules of the `tokenizers` library."""
+_DESCRIPTION = "envsdk_tokenizer.json"
+_TEMPLATE = "chat_template.jinja"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """What a saved tokenizer consists of besides its vocabulary.
+
+    Attributes:
+        name: The tokenizer's name.
+        vocabulary: The name of the file with the vocabulary, `RANKS` or `SPECIFICATION`.
+        vocab_size: The number of ids of the model.
+        fingerprint: The tokenizer's fingerprint.
+        control_tokens: The names and ids of all control tokens.
+        rules: Rules of encoding that are not in the vocabulary.
+        chat_template: The chat template that came with the tokenizer, if any.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: str
+    vocabulary: VocabularyFile
+    vocab_size: int
+    fingerprint: str
+    control_tokens: Mapping[str, int]
+    rules: Mapping[str, Any]
+    chat_template: ChatTemplateSource | None
+
+    def write(self, folder: Path, vocabulary: bytes) -> None:
+        """Write the files; the description comes last, so a folder without it holds no saved tokenizer.
+
+        Raises:
+            OSError: If a file cannot be written.
+        """
+        description = {name: value for name, value in vars(self).items() if name != "chat_template"}
+        description["control_tokens"], description["rules"] = dict(self.control_tokens), dict(self.rules)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.vocabulary).write_bytes(vocabulary)
+        if self.chat_template is not None:
+            template = asdict(self.chat_template)
+            (folder / _TEMPLATE).write_bytes(template.pop("text").encode())
+            description["chat_template"] = template
+        content = orjson.dumps({"schema": _SCHEMA, **description}, option=orjson.OPT_INDENT_2)
+        (folder / _DESCRIPTION).write_bytes(content)
+
+    @classmethod
+    def read(cls, folder: Path) -> "SavedTokenizer":
+        """Read the files, except for the vocabulary.
+
+        Raises:
+            TokenizerError: If they cannot be read, or another version of envsdk wrote them.
+        """
+        try:
+            description = parse_json(read_file(folder / _DESCRIPTION, MAX_DESCRIPTION_BYTES, inside=folder))
+            schema = description.pop("schema", None)
+            if schema != _SCHEMA:
+                raise TokenizerError(
+                    f"the tokenizer in {folder} has the schema {schema!r}; this version of envsdk reads {_SCHEMA}"
+                )
+            template = description.pop("chat_template", None)
+            if template is not None:
+                template["end_tokens"] = tuple(template["end_tokens"])
+                text = read_file(folder / _TEMPLATE, MAX_DESCRIPTION_BYTES, inside=folder).decode()
+                template = {**template, "text": text}
+            # As JSON, in which lists are tuples, although no other value is converted.
+            return _ADAPTER.validate_json(orjson.dumps({**description, "chat_template": template}), strict=True)
+        except ValidationError as error:
+            raise TokenizerError(f"the saved tokenizer in {folder} cannot be read: {what_is_invalid(error)}") from error
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise TokenizerError(f"the saved tokenizer in {folder} cannot be read: {error}") from error
+
+    def read_vocabulary(self, folder: Path) -> bytes:
+        """Read the file of the vocabulary.
+
+        Raises:
+            InvalidRecord: If it is too long, or not a regular file in the folder.
+            OSError: If it cannot be read.
+        """
+        return read_file(folder / self.vocabulary, MAX_VOCABULARY_BYTES, inside=folder)
+
+
+_ADAPTER = TypeAdapter(SavedTokenizer)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer that was saved."""
+    return (folder / _DESCRIPTION).is_file()
+
+
+def state_of(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Return a value that changes with each change of the files of a saved tokenizer."""
+    files = (folder / name for name in (_DESCRIPTION, RANKS, SPECIFICATION, _TEMPLATE))
+    states = [file.stat() for file in files if file.is_file()]
+    return tuple((state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino) for state in states)

@@ -1,0 +1,156 @@
+"""Scorers that compare strings: exact match, word overlap (F1), and regular expressions."""
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigError
+from ._scorer import check_count, check_switches, compiled, text_of
+
+Whitespace = Literal["as_is", "trim", "collapse"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_MAX_COMPOSED_CHARS = 10_000  # normalization takes quadratic time for a string of only combining marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class exact:  # noqa: N801 - it is called like a function
+    """Score 1 if the reply equals the target, else 0.
+
+    Both are compared in Unicode's composed form (NFC), so different encodings of an accent are equal. Strings of more
+    than 10,000 characters are compared without this normalization. The options allow further differences.
+
+    Attributes:
+        whitespace: `"trim"` ignores white space at both ends; `"collapse"` also ignores the amount of white space
+            between words; `"as_is"` compares all white space.
+        ignore_case: Whether to ignore the difference between upper and lower case.
+        ignore_punctuation: Whether to remove punctuation and ASCII symbols. `-5` then equals `5`.
+        ignore_articles: Whether to remove the words a, an and the.
+
+    Raises:
+        ConfigError: If an option has an invalid value.
+    """
+
+    whitespace: Whitespace = "trim"
+    ignore_case: bool = False
+    ignore_punctuation: bool = False
+    ignore_articles: bool = False
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in get_args(Whitespace):
+            raise ConfigError(f"whitespace is {self.whitespace!r:.80}; expected 'as_is', 'trim' or 'collapse'")
+        check_switches(self, "ignore_case", "ignore_punctuation", "ignore_articles")
+
+    def __call__(self, reply: str, target: Any = None, /) -> float:
+        """Score a reply. The target is a string.
+
+        Raises:
+            TaskError: If the target is not a string.
+        """
+        return float(self._normalized(reply) == self._normalized(text_of(target, "exact")))
+
+    def _normalized(self, text: str) -> str:
+        text = _without(text, case=self.ignore_case, punctuation=self.ignore_punctuation, articles=self.ignore_articles)
+        if self.whitespace == "collapse":
+            return " ".join(text.split())
+        return text.strip() if self.whitespace == "trim" else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class f1:  # noqa: N801 - it is called like a function
+    """Score the word overlap of reply and target (F1): the harmonic mean of precision and recall.
+
+    Words are separated by white space and counted as a multiset, in any order. If both strings have no words, the score
+    is 1. With the default options, the normalization and the score are those of SQuAD.
+
+    Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text", 2016.
+
+    Attributes:
+        ignore_case: Whether to ignore the difference between upper and lower case.
+        ignore_punctuation: Whether to remove punctuation and ASCII symbols.
+        ignore_articles: Whether to remove the words a, an and the.
+
+    Raises:
+        ConfigError: If an option is neither True nor False.
+    """
+
+    ignore_case: bool = True
+    ignore_punctuation: bool = True
+    ignore_articles: bool = True
+
+    def __post_init__(self) -> None:
+        check_switches(self, "ignore_case", "ignore_punctuation", "ignore_articles")
+
+    def __call__(self, reply: str, target: Any = None, /) -> float:
+        """Score a reply. The target is a string.
+
+        Raises:
+            TaskError: If the target is not a string.
+        """
+        words, expected = self._words(reply), self._words(text_of(target, "f1"))
+        if words == expected:
+            return 1.0
+        common = (words & expected).total()
+        return 2 * common / (words.total() + expected.total())
+
+    def _words(self, text: str) -> Counter[str]:
+        return Counter(
+            _without(
+                text, case=self.ignore_case, punctuation=self.ignore_punctuation, articles=self.ignore_articles
+            ).split()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class regex:  # noqa: N801 - it is called like a function
+    r"""Score 1 if the reply matches a regular expression, else 0. The target is ignored.
+
+    Matching cannot be interrupted, and some patterns take very long. `max_chars` bounds the time of patterns with one
+    ambiguous repeat (`\s+$`). It does not help with nested repeats such as `(a+)+b`, which take exponential time: write
+    them with possessive repeats (`(?:a++)++b`) or atomic groups (`(?>...)`).
+
+    Attributes:
+        pattern: A regular expression of Python's `re`. Put flags into the pattern: `(?i)` ignores case, `(?s)` lets `.`
+            match line breaks.
+        where: `"anywhere"` searches the reply; `"whole"` matches the whole reply, without white space at both ends.
+        max_chars: The maximum length of a reply, in characters. A longer reply scores 0.
+
+    Raises:
+        ConfigError: If the pattern is not a regular expression, or an option has an invalid value.
+    """
+
+    pattern: str
+    where: Literal["anywhere", "whole"] = field(default="anywhere", kw_only=True)
+    max_chars: int = field(default=10_000, kw_only=True)
+
+    def __post_init__(self) -> None:
+        compiled(self.pattern)
+        if self.where not in ("anywhere", "whole"):
+            raise ConfigError(f"where is {self.where!r:.80}; expected 'anywhere' or 'whole'")
+        check_count("max_chars", self.max_chars)
+
+    def __call__(self, reply: str, target: Any = None, /) -> float:
+        """Score a reply."""
+        if len(reply) > self.max_chars:
+            return 0.0
+        pattern = compiled(self.pattern)
+        found = pattern.search(reply) if self.where == "anywhere" else pattern.fullmatch(reply.strip())
+        return float(found is not None)
+
+
+def _without(text: str, *, case: bool, punctuation: bool, articles: bool) -> str:
+    """Return a string in composed form (NFC), without case, punctuation and articles where these are ignored."""
+    if len(text) <= _MAX_COMPOSED_CHARS:
+        text = unicodedata.normalize("NFC", text)
+    if case:
+        text = text.casefold()
+    if punctuation:
+        text = text.translate({ord(char): None for char in set(text) if _is_punctuation(char)})
+    return _ARTICLES.sub(" ", text) if articles else text
+
+
+def _is_punctuation(char: str) -> bool:
+    return char in string.punctuation or unicodedata.category(char)[0] == "P"

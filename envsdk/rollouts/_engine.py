@@ -1,0 +1,434 @@
+"""The engine: rolls out many episodes, in groups, and reports each as it ends."""
+
+import asyncio
+import inspect
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from .._cards import card, named
+from ..authoring._env import Env
+from ..episodes._concurrent import run_all
+from ..episodes._event_loops import run
+from ..errors import ConfigError, RunFailed, ServerUnreachable
+from ..policies._find import find_policy
+from ..policies._policy import PolicyLike
+from ..trajectories._trajectory import Trajectory
+from ._configuration import configuration_of
+from ._deadlines import MethodThread
+from ._jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
+from ._options import check_count, check_seconds
+from ._player import Played, Player, PlaySettings
+from ._progress import Progress, find_progress
+from ._reporting import Reporting
+from ._run_folder import RunFolder
+from ._statistics import Statistics
+from ._trackers import LogTo, find_tracker
+from ._worker import Weights
+from ._workers import Executor, WorkerPool, check_sendable
+
+_END = object()
+
+
+class Rollouts:
+    """Rolls out many episodes with bounded concurrency, deadlines and retries, and reports each as it ends.
+
+    ```python
+    rollouts = Rollouts("envsdk/Calculator-v0", policy, seeds=range(500), group_size=8)
+    async for trajectory in rollouts: ...          # or: async for group in rollouts.groups(): ...
+    trajectories = rollouts.run()                  # in a program without an event loop
+    ```
+
+    Whatever happens to an episode is recorded in its trajectory, and the others continue: `status == "error"`, the
+    error, whose it was (`error_kind`), and the steps before it. An object runs once.
+
+    Args:
+        env: The id of a registered environment; or a function that makes an environment, such as its class. It is
+            called for each episode that runs at the same time, with `env_options`.
+        policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
+        seeds: The seeds of the tasks. Give either these or `tasks`.
+        tasks: The tasks: how many of the environment's own, from the first; or a sequence of them.
+        group_size: How many episodes to play of each task, such as 8 for a trainer that compares them. They form a
+            group, with one `group_id`.
+        env_options: The keyword arguments for `env`, such as `{"tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`.
+        max_concurrency: The maximum number of episodes that run at the same time.
+        policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
+            that takes longer is an infrastructure error.
+        method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
+            is cancelled. A method that does not return is left alone in its thread; see `Env.blocking`.
+        episode_timeout_s: The same for an episode; an error of the environment.
+        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error. A
+            policy on a server has retries of its own. A server that cannot be reached at the beginning ends the run at
+            once.
+        retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
+        fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
+        max_threads: How many methods of environments may compute at the same time; those that wait for something do
+            not count. More than 16 may delay the event loop.
+        executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
+            play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
+            and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.
+        n_workers: How many worker processes; None for one for each core of this machine, or each CPU of the cluster.
+        max_staleness: How many versions of the weights may lie between the oldest token of an episode and
+            `policy_version` when it ends; None for any number.
+        on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
+        on_trajectory: A function that is called with each trajectory that is reported; plain or `async def`.
+        out: A folder for the run (see `RunFolder`). Each trajectory is on disk before it is reported. One that failed
+            because of the infrastructure is not stored: resuming the run plays it again.
+        resume: Whether to continue the run in that folder: the episodes that it has are not played again.
+        allow_changed: Whether to continue although the environment's code, options, limits or task data have changed
+            since the run began. The folder then records what changed.
+        compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
+        progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
+            `auto`: only on a terminal. A rich console: live there.
+        log_to: Where to log the statistics every 10 s and at the end: `trackio` or `trackio:PROJECT/RUN`; `wandb` or
+            `wandb:PROJECT/RUN`; `tensorboard` or `tensorboard:FOLDER`; or a function of the number of episodes that
+            have ended and the values by name. It is called in a thread of its own. docs/how-to/scale.md lists the
+            names.
+
+    Raises:
+        ConfigError: If an argument has the wrong type or value.
+        RunFailed: While it runs: see `fail_fast` and `max_retries`.
+        MissingPackage: If the package that `log_to` names is not installed.
+        UnknownName: If no environment or policy has that name.
+        RunFolderError: If the folder is in use, has another configuration, or has a run and `resume` is False.
+        StorageError: If the folder cannot be written; also later, while the run goes on. What was stored is kept.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Env],
+        policy: PolicyLike = "random",
+        *,
+        seeds: Sequence[int | None] | None = None,
+        tasks: int | Sequence[Any] | None = None,
+        group_size: int = 1,
+        env_options: Mapping[str, Any] | None = None,
+        max_concurrency: int = 256,
+        policy_timeout_s: float | None = 600.0,
+        method_timeout_s: float | None = 60.0,
+        episode_timeout_s: float | None = None,
+        max_retries: int = 2,
+        retry_wait_s: float = 1.0,
+        fail_fast: int | None = None,
+        max_threads: int = 16,
+        executor: Executor | None = None,
+        n_workers: int | None = None,
+        max_staleness: int | None = None,
+        on_stale: Literal["drop", "keep"] = "drop",
+        on_trajectory: Callable[[Trajectory], Any] | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        allow_changed: bool = False,
+        compress: bool = False,
+        progress: Progress = False,
+        log_to: LogTo | None = None,
+    ) -> None:
+        check_count("group_size", group_size)
+        check_count("max_concurrency", max_concurrency)
+        check_count("max_threads", max_threads)
+        check_count("max_retries", max_retries, 0)
+        check_count("fail_fast", fail_fast)
+        check_count("n_workers", n_workers)
+        check_count("max_staleness", max_staleness, 0)
+        check_seconds("policy_timeout_s", policy_timeout_s)
+        check_seconds("method_timeout_s", method_timeout_s)
+        check_seconds("episode_timeout_s", episode_timeout_s)
+        check_seconds("retry_wait_s", retry_wait_s)
+        if executor not in (None, "processes", "ray"):
+            raise ConfigError(f"executor is {executor!r:.80}; expected None, 'processes' or 'ray'")
+        if on_stale not in ("drop", "keep"):
+            raise ConfigError(f"on_stale is {on_stale!r:.80}; expected 'drop' or 'keep'")
+        if (seeds is None) == (tasks is None):
+            raise ConfigError("give either seeds, such as seeds=range(100), or tasks")
+        _check_maker(env)
+        self.statistics = Statistics()
+        """What the run has done so far."""
+        reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
+        self._reporting = Reporting(self.statistics, [one for one in reporters if one is not None])
+        self._settings = PlaySettings(
+            env=env,
+            env_options=dict(env_options or {}),
+            policy=policy,
+            policy_timeout_s=policy_timeout_s,
+            method_timeout_s=method_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            max_retries=max_retries,
+            retry_wait_s=retry_wait_s,
+            max_threads=max_threads,
+        )
+        if executor is not None:
+            check_sendable(self._settings, executor)
+        self._executor: Executor | None = executor
+        self._n_workers = n_workers
+        self._fail_fast = fail_fast
+        self._max_concurrency = max_concurrency
+        self._max_staleness, self._on_stale = max_staleness, on_stale
+        self._on_trajectory = on_trajectory
+        self._thread = MethodThread()
+        self._first: Env = self._thread.wait(self._settings.make_env)
+        self.reward_range = self._first.reward_range
+        """The lowest and the highest reward of an episode that the environment declares."""
+        find_policy(policy, self._first, None)
+        name = self._first.name
+        if tasks is None:
+            self._jobs = jobs_of_seeds(name, seeds, group_size)
+        else:
+            self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
+        self._stored_jobs: list[Job] = []
+        self._sizes = Counter(job.group_id for job in self._jobs)
+        self.statistics.total = len(self._jobs)
+        self.folder: RunFolder | None = None
+        """The run folder, which is open until the run ends."""
+        if out is not None:
+            configuration = configuration_of(self._settings, self._first, self._jobs, group_size)
+            self.folder = RunFolder.create(
+                out,
+                configuration,
+                {"main": self._first.renderer},
+                resume=resume,
+                allow_changed=allow_changed,
+                compress=compress,
+            )
+            self._stored_jobs = [job for job in self._jobs if job.id in self.folder.finished]
+            self._jobs = [job for job in self._jobs if job.id not in self.folder.finished]
+            self.statistics.resumed = len(self._stored_jobs)
+        self._policy_version: int | None = None
+        self._is_paused = False
+        self._player: Player | WorkerPool | None = None
+        self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
+        self._failed_in_a_row = 0
+        self._first_failure: Played | None = None
+        self._stored = 0
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks with what the run has done so far."""
+        done = self.statistics
+        facts = {
+            "episodes": f"{done.resumed + done.episodes:,} of {done.total:,}",
+            "scored": f"{done.scored:,} of {done.episodes:,}" if done.not_scored else None,
+            "not scored": named(done.not_scored),
+            "mean reward": f"{done.mean_reward:.4g}" if done.scored else None,
+            "rewards": named({name: total / done.scored for name, total in done.named_rewards.items()}),
+            "steps": f"{done.steps:,}",
+            "sampled": f"{done.sampled_tokens:,} tokens",
+            "breaks": named(done.breaks),
+            "ended": named(done.stop_reasons),
+            "failed": named(done.failures),
+            "errors": named(done.errors),
+            "stale": done.stale or None,
+            "folder": None if self.folder is None else self.folder.path,
+        }
+        return card(f"Rollouts of {self._first.name}", facts)
+
+    # Running.
+
+    def run(self) -> list[Trajectory]:
+        """Roll out all episodes, and return the trajectories in the order of the tasks.
+
+        It runs in the event loop that `rollout` uses; inside an event loop, use `async for`.
+        """
+        return run(self.arun())
+
+    async def arun(self) -> list[Trajectory]:
+        """As `run`, inside an event loop."""
+        found: list[tuple[int, Trajectory]] = []
+        async for job, trajectory in self._results():
+            if trajectory is not None:
+                found.append((job.index, trajectory))
+        return [trajectory for _, trajectory in sorted(found, key=lambda item: item[0])]
+
+    def __aiter__(self) -> AsyncIterator[Trajectory]:
+        return self._trajectories()
+
+    async def _trajectories(self) -> AsyncGenerator[Trajectory]:
+        async for _, trajectory in self._results():
+            if trajectory is not None:
+                yield trajectory
+
+    async def groups(self) -> AsyncGenerator[Group]:
+        """Yield each group once all of its episodes have ended.
+
+        In a run that is resumed, these are the groups of which an episode was missing, with the stored ones.
+        """
+        ended = Counter[str]()
+        found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
+        for job, trajectory in self._stored_of_open_groups():
+            ended[job.group_id] += 1
+            found[job.group_id].append((job.index, trajectory))
+        async for job, trajectory in self._results():
+            name = job.group_id
+            ended[name] += 1
+            if trajectory is not None:
+                found[name].append((job.index, trajectory))
+            if ended[name] == self._sizes[name]:
+                members = sorted(found.pop(name, []), key=lambda item: item[0])
+                yield Group(name, tuple(one for _, one in members), self._sizes[name])
+
+    async def aclose(self) -> None:
+        """End the episodes that are running, and close the environments. A run that was left early needs it."""
+        if self._running is not None:
+            await self._running.aclose()
+        if self.folder is not None:  # a run that never began
+            self.folder.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Weights.
+
+    async def pause(self, *, abort: bool = True) -> None:
+        """Before an update of the weights: let no call of the policy begin, and wait until none is running.
+
+        Args:
+            abort: Whether to abort the replies that are being sampled, if the policy can. They continue after `resume`,
+                as another part with the new weights. If not, wait until they have ended.
+        """
+        self._is_paused = True
+        if self._player is not None:
+            await self._player.pause(abort=abort)
+
+    def resume(self, policy_version: int | None = None) -> None:
+        """After an update of the weights: let calls of the policy begin again.
+
+        Args:
+            policy_version: The version of the new weights. Actions whose policy does not name one get it.
+        """
+        self._is_paused = False
+        if policy_version is not None:
+            self._policy_version = policy_version
+        if self._player is not None:
+            self._player.resume(policy_version)
+
+    def is_stale(self, trajectory: Trajectory) -> bool:
+        """Return whether the oldest token of a trajectory is older than `max_staleness` allows."""
+        if self._max_staleness is None or self._policy_version is None:
+            return False
+        parts = (part for step in trajectory.steps for part in step.parts)
+        versions = [part.policy_version for part in parts if part.policy_version is not None]
+        return bool(versions) and self._policy_version - min(versions) > self._max_staleness
+
+    # The run.
+
+    def _stored_of_open_groups(self) -> Iterator[tuple[Job, Trajectory]]:
+        """Read the stored episodes of the groups that have episodes to play."""
+        missing = {job.group_id for job in self._jobs}
+        wanted = {job.id: job for job in self._stored_jobs if job.group_id in missing}
+        if wanted and self.folder is not None:
+            for trajectory in RunFolder.open(self.folder.path).trajectories():
+                if trajectory.id in wanted:
+                    yield wanted[trajectory.id], trajectory
+
+    def _results(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+        if self._running is not None:
+            raise ConfigError("this run has begun already: make another Rollouts object")
+        self._running = self._run()
+        return self._running
+
+    async def _run(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+        """Yield each job as it ends, with what is reported of it."""
+        ended: asyncio.Queue[Any] = asyncio.Queue()
+        room = asyncio.Semaphore(self._max_concurrency)  # a slow reader holds the run up
+        running = asyncio.create_task(self._play_all(ended, room))
+        running.add_done_callback(lambda _: ended.put_nowait(_END))
+        try:
+            while (item := await ended.get()) is not _END:
+                room.release()
+                yield item
+            running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            self.statistics.ended_at = time.monotonic()
+            try:
+                if self.folder is not None:
+                    done = self.statistics.resumed + self._stored
+                    await asyncio.to_thread(self.folder.close, is_complete=done == self.statistics.total)
+            finally:
+                await self._reporting.end()
+
+    async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
+        self.statistics.began_at = time.monotonic()
+        player = self._player = self._new_player()
+        self.statistics.player = player
+        jobs = iter(self._jobs)
+        try:
+            await self._reporting.begin()
+            if self._is_paused:
+                await player.pause()
+            workers = range(min(self._max_concurrency, len(self._jobs)))
+            await run_all(self._work(player, jobs, ended, room) for _ in workers)
+        finally:
+            await player.aclose()
+
+    def _new_player(self) -> Player | WorkerPool:
+        if self._executor is None:
+            player = Player(self._settings, self._first, self._thread)
+            player.resume(self._policy_version)
+            return player
+        self._first.close()
+        weights = Weights(self._policy_version)
+        at_once = max(1, min(self._max_concurrency, len(self._jobs)))  # so that few episodes, too, go to all workers
+        return WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
+
+    async def _work(
+        self, player: Player | WorkerPool, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore
+    ) -> None:
+        """Play jobs, one after another, until none is left."""
+        for job in jobs:
+            began = time.monotonic()
+            played = await player.play(job)
+            reported = await self._report(played, time.monotonic() - began)
+            await room.acquire()
+            ended.put_nowait((job, reported))
+
+    async def _report(self, played: Played, duration_s: float) -> Trajectory | None:
+        """Count a trajectory that took some seconds, and return it if it is to be reported.
+
+        Raises:
+            RunFailed: See `fail_fast`.
+        """
+        trajectory = played.trajectory
+        if self.folder is not None and trajectory.error_kind != "infrastructure":
+            await self.folder.append(trajectory, duration_s)
+            self._stored += 1
+        self.statistics.add(trajectory)
+        self._check_failures(played)
+        if self.is_stale(trajectory):
+            self.statistics.stale += 1
+            if self._on_stale == "drop":
+                return None
+        if self._on_trajectory is not None:
+            result = self._on_trajectory(trajectory)
+            if inspect.isawaitable(result):
+                await result
+        return trajectory
+
+    def _check_failures(self, played: Played) -> None:
+        """End the run if what failed in an episode fails in all of them."""
+        error = played.trajectory.error or ""
+        if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
+            raise RunFailed(f"no reply was sampled. {error}")
+        if played.trajectory.error_kind != "environment":
+            self._failed_in_a_row, self._first_failure = 0, None
+            return
+        self._failed_in_a_row += 1
+        first = self._first_failure = self._first_failure or played
+        if self._fail_fast is not None and self._failed_in_a_row >= self._fail_fast:
+            raise RunFailed(
+                f"{self._failed_in_a_row} episodes in a row failed in the environment's code (fail_fast="
+                f"{self._fail_fast}). The first was {first.trajectory.id}:\n{first.traceback}"
+            )
+
+
+def _check_maker(env: object) -> None:
+    if isinstance(env, Env) or not (isinstance(env, str) or callable(env)):
+        given = f"the environment {env!r}" if isinstance(env, Env) else f"{env!r:.80}"
+        raise ConfigError(
+            f"the rollouts got {given}; expected a way to make an environment for each concurrent episode: an id, a "
+            "class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
+        )

@@ -1,0 +1,142 @@
+"""Experiment trackers: trackio, Weights & Biases, TensorBoard, or a function."""
+
+import contextvars
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from .._packages import load
+from ..errors import ConfigError
+from ._reporting import Reporter
+
+LogTo: TypeAlias = str | Callable[[int, Mapping[str, float]], Any]
+"""The name of a tracker, or a function that gets the step and the values."""
+
+EVERY_S = 10.0
+"""The time between two entries in a tracker's log, in seconds."""
+_END_S = 60.0
+"""How long a tracker may take for its last entry, in seconds, and to finish after it."""
+_PROJECT = "envsdk"
+
+
+def find_tracker(log_to: LogTo) -> Reporter:
+    """Return the tracker of a name such as `wandb:my-project/run-name`.
+
+    Raises:
+        ConfigError: If there is no such tracker.
+        MissingPackage: If its package is not installed.
+    """
+    if inspect.iscoroutinefunction(log_to):
+        raise ConfigError(f"log_to is {log_to!r:.80}, an async function; expected a plain one: it runs in a thread")
+    if callable(log_to):
+        return FunctionTracker(log_to)
+    name, _, where = log_to.partition(":") if isinstance(log_to, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance]
+    if name not in _TRACKERS:
+        raise ConfigError(
+            f"log_to is {log_to!r:.80}; expected 'trackio', 'wandb', 'trackio:PROJECT/RUN', 'wandb:PROJECT/RUN', "
+            "'tensorboard', 'tensorboard:FOLDER', or a function of the step and the values"
+        )
+    return _TRACKERS[name](where)
+
+
+class _Tracker:
+    """What trackers have in common."""
+
+    name = "the tracker"
+    end_s = _END_S
+
+    def __init__(self) -> None:
+        self.every_s = EVERY_S
+
+    def begin(self) -> None:
+        """See `Reporter`."""
+
+    def end(self) -> None:
+        """See `Reporter`."""
+
+
+class FunctionTracker(_Tracker):
+    """A function that logs.
+
+    Args:
+        function: It is called with the step and the values, in a thread of its own.
+    """
+
+    name = "the function log_to"
+
+    def __init__(self, function: Callable[[int, Mapping[str, float]], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        self._function(step, values)
+
+
+class RunTracker(_Tracker):
+    """A package with runs in projects: Weights & Biases or trackio. Its run is its own, next to one of a trainer.
+
+    Args:
+        package: The name of the package.
+        where: The project, or the project and the name of the run: `PROJECT/RUN`. The project may be empty.
+        options: More arguments of `init`.
+    """
+
+    def __init__(self, package: str, where: str, **options: Any) -> None:
+        super().__init__()
+        self.name = package
+        self._package = load(package, f"log_to={package!r} needs", f"pip install 'envsdk[{package}]'")
+        project, _, run = where.partition("/")
+        self._options = {"project": project or _PROJECT, "name": run or None, **options}
+        self._run: Any = None
+
+    def begin(self) -> None:
+        """See `Reporter`."""
+        # In a context without variables, trackio does not see the run of a trainer, which it would finish.
+        self._run = contextvars.Context().run(partial(self._package.init, **self._options))
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        self._run.log(dict(values), step=step)
+
+    def end(self) -> None:
+        """See `Reporter`."""
+        self._run.finish()
+
+
+class TensorBoardTracker(_Tracker):
+    """Event files for TensorBoard.
+
+    Args:
+        folder: Where to write them; if empty, `runs/` with the time and the name of the machine.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._package = load("tensorboardX", "log_to='tensorboard' needs", "pip install 'envsdk[tensorboard]'")
+        self._folder = folder or None
+        self._writer: Any = None
+
+    def begin(self) -> None:
+        """See `Reporter`."""
+        self._writer = self._package.SummaryWriter(self._folder)
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def end(self) -> None:
+        """See `Reporter`."""
+        self._writer.close()
+
+
+_TRACKERS: dict[str, Callable[[str], Reporter]] = {
+    "trackio": partial(RunTracker, "trackio"),
+    "wandb": partial(RunTracker, "wandb", reinit="create_new"),
+    "tensorboard": TensorBoardTracker,
+}

@@ -1,0 +1,184 @@
+"""What runs in a worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..episodes._header import describe_error
+from ..errors import EnvsdkError
+from ._jobs import Job
+from ._player import Played, Player, PlaySettings
+from ._statistics import PlayStatistics
+
+_WAIT_S = 0.1
+"""How long a worker waits for a result before it answers without one, in seconds."""
+_NO_JOB = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a worker has to know of the weights.
+
+    Attributes:
+        policy_version: See `Player.resume`.
+        is_paused: Whether no call of the policy may begin.
+        abort: Whether a pause aborts the replies that are being sampled.
+    """
+
+    policy_version: int | None = None
+    is_paused: bool = False
+    abort: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker answers.
+
+    Attributes:
+        played: The jobs that ended, by index, with what became of them.
+        error: What ends the whole run, or None.
+        statistics: All that happened in the worker so far.
+        stalled_s: How long its event loop has not run, in seconds.
+        weights: What it knows of the weights. A pause is known once no call of the policy is running.
+    """
+
+    played: Sequence[tuple[int, Played]] = ()
+    error: BaseException | None = None
+    statistics: PlayStatistics = field(default_factory=PlayStatistics)
+    stalled_s: float = 0.0
+    weights: Weights = field(default_factory=Weights)
+
+
+class Worker:
+    """Plays jobs in an event loop that runs in a thread of its own.
+
+    `exchange` therefore answers even if a method blocks that loop.
+
+    Args:
+        settings: How to play.
+        weights: What is known of the weights.
+    """
+
+    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
+        self._settings = settings
+        self._wanted = self._weights = Weights()
+        self._changing: asyncio.Task[None] | None = None
+        self._ended: queue.SimpleQueue[tuple[int, Played | BaseException]] = queue.SimpleQueue()
+        self._beat = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="envsdk-worker", daemon=True).start()
+        self._player: Player = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        self._change(weights)
+
+    def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+        """Take jobs, and return those that ended since the last call; wait a moment if there are none."""
+        if weights != self._wanted:
+            self._change(weights)
+        for job in jobs:
+            asyncio.run_coroutine_threadsafe(self._play(job), self._loop)
+        ended: list[tuple[int, Played]] = []
+        try:
+            item = self._ended.get(timeout=_WAIT_S)
+            while True:
+                index, played = item
+                if isinstance(played, BaseException):
+                    return Report(error=_sendable(played))
+                ended.append((index, played))
+                item = self._ended.get_nowait()
+        except queue.Empty:
+            pass
+        return Report(ended, None, self._player.statistics, time.monotonic() - self._beat, self._weights)
+
+    def end(self) -> PlayStatistics:
+        """Close the environments and the policy; return all that happened in the worker."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        return self._player.statistics
+
+    async def _begin(self) -> Player:
+        self._pulse = asyncio.create_task(self._pulsing())
+        return Player(self._settings)
+
+    async def _pulsing(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(0.1)
+
+    async def _play(self, job: Job) -> None:
+        try:
+            played = await self._player.play(job)
+            self._ended.put((job.index, replace(played, error=None)))  # not every error can be sent
+        except BaseException as error:  # it ends the run, or the worker is closed
+            self._ended.put((job.index, error))
+
+    def _change(self, weights: Weights) -> None:
+        """Begin to change the weights. A pause may take as long as a call of the policy, and `exchange` answers."""
+        self._wanted = weights
+        self._loop.call_soon_threadsafe(self._begin_change, weights)
+
+    def _begin_change(self, weights: Weights) -> None:
+        if self._changing is not None:
+            self._changing.cancel()  # a pause that is not over is not needed any more
+        self._changing = asyncio.create_task(self._changed(weights))
+
+    async def _changed(self, weights: Weights) -> None:
+        try:
+            if weights.is_paused:
+                await self._player.pause(abort=weights.abort)
+            else:
+                self._player.resume(weights.policy_version)
+        except Exception as error:  # from the policy's own abort()
+            self._ended.put((_NO_JOB, error))
+        self._weights = weights
+
+    async def _close(self) -> None:
+        await self._player.aclose()
+        close: Any = getattr(self._settings.policy, "aclose", None)  # this process has a copy of its own
+        if close is not None:
+            await close()
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return an exception that can be sent to another process, with a note that names this one."""
+    error.add_note(f"This happened in a worker: process {os.getpid()} on {socket.gethostname()}.")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return EnvsdkError(describe_error(error))
+    return error
+
+
+# In a process of this machine, which has one worker.
+
+
+def serve(connection: Connection, settings: PlaySettings, weights: Weights) -> None:
+    """Make this process's worker, and answer the calls that arrive, until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+    threading.Thread(target=_end_with_parent, name="envsdk-parent", daemon=True).start()
+    worker = Worker(settings, weights)
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = connection.recv()
+            try:
+                answer: tuple[Any, BaseException | None] = getattr(worker, name)(*arguments), None
+            except BaseException as error:  # the caller gets it
+                answer = None, _sendable(error)
+            connection.send(answer)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

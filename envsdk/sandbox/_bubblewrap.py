@@ -1,0 +1,72 @@
+"""The bubblewrap command that creates the namespaces of a program and starts the launcher as process 1 in them.
+
+bubblewrap (https://github.com/containers/bubblewrap) is in every distribution, and some distributions allow only it to
+create namespaces. The launcher adds what bubblewrap has no options for: limits on the number of files and processes,
+and a stricter system call filter.
+"""
+
+import functools
+import os
+import shutil
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import SandboxUnavailable
+from ._interpreter import command
+from ._job import Root
+
+_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
+
+
+@functools.cache
+def executable() -> str:
+    """Return the path of bubblewrap.
+
+    Raises:
+        SandboxUnavailable: If it is not installed.
+    """
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxUnavailable("bubblewrap is not installed: bwrap is not on the PATH")
+    return found
+
+
+def wrapped(root: Root, status: int) -> list[str]:
+    """Return the command that starts the launcher in namespaces.
+
+    Args:
+        root: The files that the program sees.
+        status: The file descriptor to which bubblewrap writes the id of the process that it started, as JSON.
+    """
+    is_root = os.geteuid() == 0
+    capabilities = ["CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID") if is_root else ())]
+    options = [
+        *_NAMESPACES,
+        "--die-with-parent",
+        "--as-pid-1",
+        "--hostname",
+        "sandbox",
+        "--json-status-fd",
+        str(status),
+    ]
+    options += [] if is_root else ["--unshare-user"]
+    options += ["--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name))]
+    for folder in _folders_above(target for _, target in root["mounts"]):
+        options += ["--perms", "0755", "--dir", folder]  # otherwise other users cannot read some of them
+    for source, target in root["mounts"]:
+        options += ["--dev-bind" if source.startswith("/dev/") else "--ro-bind", source, target]
+    for folder in root["hidden"]:
+        options += ["--tmpfs", folder]
+    return [*_with_default_signals(), executable(), *options, "--proc", "/proc", "--", *command()]
+
+
+def _with_default_signals() -> tuple[str, ...]:
+    """Return a command that resets an ignored SIGCHLD: bubblewrap inherits it, and would not see its child end."""
+    is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    return ("env", "--default-signal=CHLD") if is_ignored else ()
+
+
+def _folders_above(paths: Iterable[str]) -> list[str]:
+    """Return the folders that contain the paths, each after its parent."""
+    return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})

@@ -1,0 +1,100 @@
+"""The interpreter that runs programs: this Python, bare (without packages and environment variables)."""
+
+import functools
+import importlib.abc
+import importlib.util
+import json
+import marshal
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import SandboxUnavailable
+
+FLAGS = ("-I", "-S")
+_TIMEOUT_S = 60
+_BOOT = """\
+import marshal, os
+def take(size):
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            raise SystemExit(f"{len(data)} of {size} bytes came")
+        data += part
+    return data
+code, arguments = marshal.loads(take(int(take(16), 16)))
+names = {"__name__": "bare"}
+exec(code, names)
+names["start"](*arguments)
+"""
+
+
+class Interpreter(NamedTuple):
+    """An interpreter, and the files that it needs."""
+
+    executable: str
+    """The path of the executable."""
+    paths: tuple[str, ...]
+    """The folders (and archives) of the standard library."""
+    libraries: tuple[str, ...]
+    """The paths of the shared libraries, as the loader looks for them."""
+    hidden: tuple[str, ...]
+    """The package folders inside the standard library, which programs see empty."""
+
+
+def executable() -> str:
+    """Return the path of the base interpreter; that of a virtual environment would find its packages.
+
+    Raises:
+        SandboxUnavailable: If Python does not know it, as in a program that embeds Python.
+    """
+    path = getattr(sys, "_base_executable", None) or sys.executable
+    if not path:
+        raise SandboxUnavailable("sys.executable is empty, so there is no interpreter to run programs with")
+    return os.path.realpath(path)
+
+
+def command() -> list[str]:
+    """Return the command of a bare interpreter, which reads its code from standard input; see `sent`."""
+    return [executable(), *FLAGS, "-c", _BOOT]
+
+
+def sent(module: str, *arguments: Any) -> bytes:
+    """Return the standard input for a bare interpreter that calls `start(*arguments)` of a module of this package."""
+    data = marshal.dumps((_code(module), arguments))
+    return b"%016x" % len(data) + data
+
+
+@functools.cache
+def _code(module: str) -> Any:
+    found = importlib.util.find_spec(f"{__package__}.{module}")
+    if found is None or not isinstance(found.loader, importlib.abc.InspectLoader):
+        raise SandboxUnavailable(f"the code of the module {module!r} of envsdk.sandbox cannot be read")
+    return found.loader.get_code(found.name)
+
+
+@functools.cache
+def interpreter() -> Interpreter:
+    """Find the interpreter and its files. The result is cached.
+
+    Raises:
+        SandboxUnavailable: If the interpreter does not run without environment variables, or its files are not found.
+    """
+    try:
+        ended = subprocess.run(
+            command(), input=sent("_finder"), capture_output=True, env={}, check=True, timeout=_TIMEOUT_S
+        )
+        found = json.loads(ended.stdout)
+    except subprocess.CalledProcessError as error:
+        stderr = error.stderr.decode(errors="replace")
+        raise SandboxUnavailable(f"{executable()} does not run with an empty environment: {stderr}") from error
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise SandboxUnavailable(f"the files of {executable()} cannot be found: {error}") from error
+    paths: list[str] = found["paths"]
+    hidden = [Path(path, name) for path in paths for name in ("site-packages", "dist-packages")]
+    return Interpreter(
+        executable(), tuple(paths), tuple(found["libraries"]), tuple(str(path) for path in hidden if path.is_dir())
+    )

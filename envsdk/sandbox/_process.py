@@ -1,0 +1,271 @@
+"""One run of a program, seen from outside: it starts the launcher, exchanges data with it, and ends it."""
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeAlias, cast
+
+from ..errors import SandboxError, SandboxUnavailable
+from ._bubblewrap import wrapped
+from ._child import Child, child_of
+from ._interpreter import command, sent
+from ._job import Job
+from ._limits import Isolation, SandboxLimits
+from ._output import Output
+from ._result import Limit, SandboxResult, limit_in
+
+_Process: TypeAlias = "subprocess.Popen[bytes]"
+_START_S = 60.0
+"""The maximum time until the program starts, in seconds. It is long because a loaded machine is slow."""
+_STOP_S = 10.0
+"""The maximum time until all processes of a stopped program have ended, in seconds."""
+_LOOK_S = 0.1
+"""The interval between checks of the limits while the program writes nothing, in seconds."""
+_CHUNK = 2**16
+_MAX_CHUNKS_IN_PIPE = 16
+_MAX_OUTPUT = 16
+"""A program is stopped when it writes more than this many times the limit on its kept output."""
+_CPU_SIGNAL, _KILL_SIGNAL = -24, -9
+_CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
+"""The report of the child's process id, by the launcher or by bubblewrap."""
+
+
+class Run:
+    """One run of a program.
+
+    Args:
+        job: The launcher's description of the run.
+        stdin: The program's standard input.
+        limits: The resource limits.
+        isolation: How the program is isolated. It is recorded in the result.
+        cancelled: The program is stopped when the caller sets this event.
+    """
+
+    def __init__(
+        self, job: Job, stdin: bytes, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
+    ) -> None:
+        self._job, self._stdin, self._cancelled = job, stdin, cancelled
+        self._limits = limits
+        self._isolation: Isolation = isolation
+        self._stdout, self._stderr = Output(limits.output_kib * 1024), Output(limits.output_kib * 1024)
+        self._reports = b""
+        self._child: Child | None = None
+        self._limit: Limit | None = None
+        self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0 means not yet
+
+    def wait(self) -> SandboxResult:
+        """Run the program to its end.
+
+        Raises:
+            SandboxError: If the program could not be run or stopped, or its exit status is unknown.
+        """
+        try:
+            status = self._run()
+        except OSError as error:
+            raise SandboxError(f"the program could not be run: {error}") from error
+        return self._result(status)
+
+    def _run(self) -> int:
+        reports, write_end = os.pipe()
+        with os.fdopen(reports, "rb", 0) as file:
+            try:
+                process = self._start(write_end)
+            finally:
+                os.close(write_end)
+            with process:
+                try:
+                    self._exchange(process, file)
+                finally:
+                    self._end(process)
+        return process.returncode
+
+    def _start(self, control: int) -> _Process:
+        self._job["control"] = control
+        self._began_at = time.monotonic()
+        pipe, root = subprocess.PIPE, self._job["root"]
+        status = os.dup(control)  # bubblewrap closes this one
+        try:
+            return subprocess.Popen(
+                wrapped(root, status) if root and root["is_wrapped"] else command(),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                bufsize=0,
+                pass_fds=[control, status] if root and root["is_wrapped"] else [control],
+                env={},
+                start_new_session=True,
+            )
+        finally:
+            os.close(status)
+
+    def _exchange(self, process: _Process, reports: IO[bytes]) -> None:
+        """Write the input and read the output until the launcher ends, which is after all processes of the program."""
+        stdin, stdout, stderr = (cast("IO[bytes]", file) for file in (process.stdin, process.stdout, process.stderr))
+        data = memoryview(sent("_launcher", self._job) + self._stdin)
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdin, selectors.EVENT_WRITE, _Writer(stdin, data))
+            for file, take in (
+                (stdout, self._stdout.add),
+                (stderr, self._stderr.add),
+                (reports, partial(self._add_report, process.pid)),
+            ):
+                selector.register(file, selectors.EVENT_READ, partial(_read, file, take))
+            while reports in {key.fileobj for key in selector.get_map().values()}:
+                for key, _ in selector.select(_LOOK_S):
+                    if not key.data():
+                        selector.unregister(key.fileobj)
+                        cast("IO[bytes]", key.fileobj).close()
+                self._check_limits(process, time.monotonic())
+        for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
+            _read_the_rest(file, take)
+
+    def _add_report(self, launcher: int, data: bytes) -> None:
+        self._reports += data
+        if not self._started_at and b"started\n" in self._reports:
+            self._started_at = time.monotonic()
+        if not self._child and (found := _CHILD.search(self._reports)):
+            self._child = child_of(launcher, int(found[1]))
+
+    def _check_limits(self, process: _Process, now: float) -> None:
+        """Stop a program that has exceeded a limit or was cancelled."""
+        if self._stopped_at:
+            if now > self._stopped_at + _STOP_S:
+                raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s")
+            return
+        self._limit = self._exceeded(now)
+        if self._limit or self._cancelled.is_set():
+            self._stopped_at = now
+            process.terminate()
+
+    def _exceeded(self, now: float) -> Limit | None:
+        """Return the exceeded limit, of those that are checked from outside; None if there is none."""
+        if not self._started_at:
+            if now > self._began_at + _START_S:
+                raise SandboxError(f"the program did not start within {_START_S:g} s")
+            return None
+        if now > self._started_at + self._limits.timeout_s:
+            return "time"
+        if max(self._stdout.size, self._stderr.size) > _MAX_OUTPUT * self._limits.output_kib * 1024:
+            return "output"
+        if self._job["root"] is None and now > self._looked_at + _LOOK_S:
+            self._looked_at = now
+            return self._exceeded_without_namespaces()
+        return None
+
+    def _exceeded_without_namespaces(self) -> Limit | None:
+        """Return the exceeded limit, of those that the kernel enforces only in namespaces; None if there is none."""
+        if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
+            return "disk"
+        is_confined = self._job["rules"] is not None
+        if is_confined and self._child and self._child.thread_count() > self._limits.processes:
+            return "processes"
+        return None
+
+    def _end(self, process: _Process) -> None:
+        """End the launcher, which ends the program; then make sure that the program has ended."""
+        try:
+            _end(process)
+        finally:
+            if self._child:
+                with contextlib.closing(self._child) as child:
+                    child.end(_STOP_S)
+
+    def _result(self, status: int) -> SandboxResult:
+        """Return the result, from the launcher's reports.
+
+        Raises:
+            SandboxUnavailable: If the program could not be confined.
+            SandboxError: If the exit status of the program is unknown.
+        """
+        seconds = time.monotonic() - self._started_at
+        lines = self._reports.decode(errors="replace").split("\n")
+        errors = [line.removeprefix("error ") for line in lines if line.startswith("error ")]
+        ends = [int(line.removeprefix("exit ")) for line in lines if line.startswith("exit ")]
+        if errors:
+            raise SandboxUnavailable(f"the program could not be confined: {errors[0]}")
+        if not self._stopped_at and not (self._started_at and ends):
+            stderr = self._stderr.text()[-1000:]
+            if stderr.startswith("bwrap: ") and not self._started_at:
+                raise SandboxUnavailable(stderr.strip())
+            raise SandboxError(
+                f"the launcher ended with status {status} and did not report how the program ended. {stderr}"
+            )
+        exit_status = None if self._stopped_at else ends[0]
+        stderr = self._stderr.text()
+        return SandboxResult(
+            stdout=self._stdout.text(),
+            stderr=stderr,
+            exit_status=exit_status,
+            limit=self._limit or self._limit_of(exit_status, stderr, seconds),
+            stdout_cut=self._stdout.is_cut,
+            stderr_cut=self._stderr.is_cut,
+            seconds=seconds,
+            limits=self._limits,
+            isolation=self._isolation,
+        )
+
+    def _limit_of(self, exit_status: int | None, stderr: str, seconds: float) -> Limit | None:
+        """Return the limit that ended the program, from its exit status and its last error; None if there is none."""
+        if exit_status == _CPU_SIGNAL or (exit_status == _KILL_SIGNAL and seconds > self._limits.cpu_s):
+            return "cpu"
+        return limit_in(stderr) if exit_status == 1 else None
+
+
+class _Writer:
+    """Writes data to a pipe without blocking. A call returns False when all data is written or the reader is gone."""
+
+    def __init__(self, file: IO[bytes], data: memoryview) -> None:
+        os.set_blocking(file.fileno(), False)
+        self._file, self._left = file, data
+
+    def __call__(self) -> bool:
+        try:
+            self._left = self._left[os.write(self._file.fileno(), self._left[:_CHUNK]) :]
+        except BrokenPipeError:
+            return False
+        return bool(self._left)
+
+
+def _read(file: IO[bytes], take: Callable[[bytes], None]) -> bool:
+    """Read the available bytes. Return False at the end of the file."""
+    data = os.read(file.fileno(), _CHUNK)
+    take(data)
+    return bool(data)
+
+
+def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
+    """Read what is left in a pipe, without blocking: without isolation, another process may keep its other end open."""
+    if file.closed:
+        return
+    os.set_blocking(file.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(_MAX_CHUNKS_IN_PIPE):
+            if not _read(file, take):
+                return
+
+
+def _end(process: _Process) -> None:
+    """End the launcher."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s") from error
+
+
+def _disk_usage(folder: str) -> int:
+    """Return the disk space of the files in a folder, in bytes. An empty file counts as one page."""
+    size = 0
+    for entry in Path(folder).iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            size += max(entry.lstat().st_blocks * 512, 4096)
+    return size

@@ -1,0 +1,96 @@
+"""The result of running a program."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ._limits import Isolation, SandboxLimits
+
+Limit: TypeAlias = Literal["time", "cpu", "memory", "file", "disk", "open_files", "processes", "output"]
+"""The name of a limit that a program exceeded."""
+
+_ERRORS: dict[str, Limit] = {
+    r"MemoryError\b": "memory",
+    r"OSError: \[Errno 12\]": "memory",
+    r"OSError: \[Errno 27\]": "file",
+    r"OSError: \[Errno 28\]": "disk",
+    r"OSError: \[Errno 24\]": "open_files",
+    r"BlockingIOError: \[Errno 11\]": "processes",
+    r"RuntimeError: can't start new thread": "processes",
+}
+"""Limits that end a program with a Python error, by a pattern for the start of the last line of the traceback."""
+_LOST = "lost sys.stderr"
+"""The last line if Python had no memory left to print the error. The error's type is two lines before it."""
+_WORDS: dict[Limit, str] = {
+    "time": "it ran longer than {timeout_s:g} s",
+    "cpu": "it used more than {cpu_s} s of processor time",
+    "memory": "it needs more than {memory_mib} MiB of memory",
+    "file": "it wrote a file larger than {file_mib} MiB",
+    "disk": "it wrote more than {disk_mib} MiB of files",
+    "open_files": "it opened more than {open_files} files",
+    "processes": "it may not start so many processes and threads",
+    "output": "it wrote much more than {output_kib} KiB of output",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """The result of a program, including one that failed or exceeded a limit."""
+
+    stdout: str
+    """The standard output. Invalid UTF-8 is replaced by U+FFFD."""
+    stderr: str
+    """The standard error, including Python's traceback."""
+    exit_status: int | None
+    """0 for success; minus the signal number if a signal ended the program; None if the sandbox stopped it."""
+    limit: Limit | None
+    """The limit that ended the program, or None. The limits on memory, files and processes are recognized by the
+    error that the program ended with."""
+    stdout_cut: bool
+    """Whether the middle of `stdout` is left out."""
+    stderr_cut: bool
+    """Whether the middle of `stderr` is left out."""
+    seconds: float
+    """The wall-clock time of the run, in seconds."""
+    limits: SandboxLimits
+    """The resource limits of the run."""
+    isolation: Isolation
+    """How the program was isolated: any name except `auto`."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended without an error."""
+        return self.exit_status == 0 and self.limit is None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the program was stopped by the time limit."""
+        return self.limit == "time"
+
+    def report(self) -> str:
+        """Return the output, errors and end as one string, such as for a tool result."""
+        parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", self._end()]
+        return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
+
+    def _end(self) -> str:
+        if self.limit is not None:
+            stopped = "stopped" if self.exit_status is None else "ended"
+            return f"[the program was {stopped} by a limit: {_WORDS[self.limit].format(**self.limits.model_dump())}]"
+        if self.exit_status is not None and self.exit_status < 0:
+            return f"[the program was ended by signal {-self.exit_status}]"
+        return "" if self.exit_status == 0 else f"[exit status {self.exit_status}]"
+
+
+def limit_in(stderr: str) -> Limit | None:
+    """Return the limit behind the Python error that ended a program; None if the error has another cause.
+
+    The error is in the last line of `stderr`. If a program started too many processes, several of them write at the
+    same time, so the error may be in any line.
+    """
+    *_, dumped, _, last = ["", "", *stderr.rstrip().rsplit("\n", 3)]
+    if last == _LOST:
+        last = dumped.removeprefix("object type name: ")
+    for words, limit in _ERRORS.items():
+        if re.match(words, last) or (limit == "processes" and re.search(words, stderr)):
+            return limit
+    return None

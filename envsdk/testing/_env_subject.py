@@ -1,0 +1,145 @@
+"""The environment that is checked: its name, and functions that create new ones, here and in another process."""
+
+import copy
+import inspect
+import json
+import pickle
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from .._registry import list_envs
+from ..authoring._env import Env
+from ..errors import ConfigError, PluginError, unknown_name
+from ._reports import NotPossible
+
+EnvLike: TypeAlias = str | type[Env] | Callable[[], Env] | Env
+"""The argument of `check_env`: an id, a class, a function that creates an environment, or an environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The environment that is checked."""
+
+    name: str
+    """Its id, or the name of its class or function."""
+    make: Callable[[], Env]
+    """Creates a new environment."""
+    make_with: Callable[..., Env]
+    """Creates a new environment with further options; raises `NotPossible` if it cannot set them."""
+    source: Callable[[], Env] | None
+    """Creates an environment in another process, to which it is pickled. None for an object without an id."""
+    expression: str
+    """The Python expression of the environment."""
+    module: str = ""
+    """The module that the expression needs."""
+    is_id: bool = False
+    """Whether `name` is an id, which the command line accepts."""
+    command_line: str = ""
+    """The command that checks it, if it was given on a command line."""
+
+    @classmethod
+    def of(cls, given: EnvLike) -> "Subject":
+        """Return the subject for an argument of `check_env`.
+
+        Raises:
+            UnknownName: If no environment has that id.
+            ConfigError: If the argument has another type.
+        """
+        if isinstance(given, gymnasium.Env):
+            given = cast("Env", cast("Any", given).unwrapped)  # gymnasium's wrappers are not checked
+        if isinstance(given, str):
+            if given not in list_envs():
+                raise unknown_name("environment", given, list_envs())
+            return _of_spec(gymnasium.registry[given])
+        if isinstance(given, Env):
+            return _of_object(given)
+        return _of_maker(given)
+
+    def pickled(self) -> bytes:
+        """Return the pickled function that creates the environment in another process.
+
+        Raises:
+            NotPossible: If it cannot be pickled, or another process cannot import it.
+        """
+        if self.source is None:
+            raise NotPossible("an object without an id exists only in this process; pass its id or its class")
+        if getattr(self.source, "__module__", None) == "__main__":
+            raise NotPossible(f"{self.name} is defined in __main__, which cannot be imported; move it to a module")
+        try:
+            return pickle.dumps(self.source)
+        except Exception as error:  # pickle calls user code, which may raise anything
+            raise NotPossible(
+                f"{self.name} cannot be pickled, so another process cannot create it ({error}); define it at the top "
+                "level of a module"
+            ) from error
+
+    def command(self, check: str, first_seed: int, seeds: int) -> str:
+        """Return a command that repeats a check: for the shell, or for Python if only Python knows the environment."""
+        if self.is_id or self.command_line:
+            command = self.command_line or f"envsdk check {self.name}"
+            return f'{command} --seed {first_seed} --seeds {seeds} --only "{check}"'
+        arguments = f"{self.expression}, first_seed={first_seed}, seeds={seeds}, only={json.dumps(check)}"
+        call = f"check_env({arguments}).raise_if_failed()"
+        if not self.module:
+            return call
+        imports = f"import {self.module}; from envsdk.testing import check_env"
+        return f"python -c {shlex.quote(f'{imports}; {call}')}"
+
+
+def _of_spec(spec: EnvSpec) -> Subject:
+    make = partial(_make, spec)
+    if not spec.kwargs or spec == gymnasium.registry.get(spec.id):
+        return Subject(spec.id, make, make, make, repr(spec.id), is_id=True)
+    written = ", ".join([repr(spec.id), *(f"{name}={value!r}" for name, value in spec.kwargs.items())])
+    return Subject(spec.id, make, make, make, f"envsdk.make({written})", "envsdk")
+
+
+def _of_maker(make: Any) -> Subject:
+    is_class = inspect.isclass(make)
+    if not (issubclass(make, Env) if is_class else callable(make)):
+        raise ConfigError(
+            f"env is {make!r:.80}; expected an environment, its id, its class, or a function that creates one"
+        )
+    name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
+    return Subject(name, maker, maker if is_class else partial(_call_with, maker), maker, *_named(make))
+
+
+def _of_object(env: Env) -> Subject:
+    another = partial(copy.deepcopy, env)
+    if env.spec is None:
+        return Subject(env.name, another, _refuse_options, None, "env")
+    made = _of_spec(env.spec)
+    return Subject(made.name, another, made.make_with, made.source, made.expression, made.module, made.is_id)
+
+
+def _make(spec: EnvSpec, **options: Any) -> Env:
+    env = spec.make(disable_env_checker=True, **options).unwrapped
+    if not isinstance(env, Env):
+        raise PluginError(f"the environment {spec.id!r} is a {type(env).__name__}; expected an envsdk.Env")
+    return env
+
+
+def _refuse_options(**options: Any) -> Env:
+    raise NotPossible(f"{', '.join(options)} cannot be set, because an object was passed; pass its id or its class")
+
+
+def _call_with(function: Callable[..., Env], **options: Any) -> Env:
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError:
+        raise NotPossible(f"the function does not accept {', '.join(options)}; pass the id or the class") from None
+    return function(**options)
+
+
+def _named(value: Any) -> tuple[str, str]:
+    """Return the Python expression of a class or function, and its module; no module if it cannot be imported."""
+    module, name = getattr(value, "__module__", "__main__"), getattr(value, "__qualname__", "")
+    if not name or "<" in name or module == "__main__":
+        return name.rpartition(".")[2] if name and "<lambda>" not in name else "make_env", ""
+    return f"{module}.{name}", module

@@ -1,0 +1,225 @@
+"""The conformance checks of environments."""
+
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from .._visible import visible
+from ..episodes._loop_tasks import in_event_loop
+from ..errors import ConfigError, unknown_name
+from . import _env_attacks as env_attacks
+from . import _env_determinism as env_determinism
+from . import _env_images as env_images
+from . import _env_lifecycle as env_lifecycle
+from . import _env_rewards as env_rewards
+from . import _env_soundness as env_soundness
+from . import _env_tasks as env_tasks
+from . import _env_tools as env_tools
+from ._env_differences import cause_of, described
+from ._env_episodes import ENDS, EpisodeFailed, Episodes, NoEnd, closing
+from ._env_subject import EnvLike, Subject
+from ._env_time import TimeLimitExceeded
+from ._reports import Check, CheckReport, Failure, NotPossible, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class EnvCheck(Check):
+    """The result of one check of an environment."""
+
+    seed: int | None = None
+    """The seed of the episode that fails; None if the check passes."""
+    command: str = ""
+    """A command that repeats the failure; empty if the check passes."""
+    seconds: float = 0.0
+    """The time that the check took, in seconds."""
+    same_as: str = ""
+    """The name of a failed check with the same cause. This check is then `NOT POSSIBLE`."""
+
+    def __str__(self) -> str:
+        return f"{Check.__str__(self)}{visible(_reproduction(self))}"
+
+
+class EnvReport(CheckReport[EnvCheck]):
+    """The results of all checks of one environment."""
+
+    @property
+    def env(self) -> str:
+        """The environment's id, or the name of its class."""
+        return self.subject
+
+    def describe(self, check: EnvCheck) -> str:
+        """Describe a failure, with its seed and the command that repeats it."""
+        return f"{check.name}: {check.detail}{_reproduction(check)}"
+
+
+def _reproduction(check: EnvCheck) -> str:
+    seed = "" if check.seed is None else f" (seed {check.seed})"
+    return f"{seed}\n{'':12} {check.command}" if check.command else ""
+
+
+OnProgress: TypeAlias = Callable[[str, EnvCheck | None], None]
+"""A function of the name of a check and its result; None when the check starts."""
+
+
+class _Kind(NamedTuple):
+    function: Callable[[Episodes], str | None]
+    compares_seeds: bool = False
+    """Whether several seeds are needed to repeat a failure."""
+
+
+CHECKS: dict[str, _Kind] = {
+    ENDS: _Kind(env_lifecycle.episodes_end),
+    "gymnasium checker": _Kind(env_lifecycle.gymnasium_checker),
+    "calls out of order": _Kind(env_lifecycle.calls_out_of_order),
+    "reward range": _Kind(env_rewards.reward_range),
+    "reference policy": _Kind(env_rewards.reference_policy),
+    "null policy": _Kind(env_rewards.null_policy, compares_seeds=True),
+    "random policy": _Kind(env_rewards.random_policy),
+    "every option": _Kind(env_rewards.every_option),
+    "distinct tasks": _Kind(env_tasks.distinct_tasks, compares_seeds=True),
+    "splits": _Kind(env_tasks.splits, compares_seeds=True),
+    "same bytes": _Kind(env_determinism.same_bytes),
+    "same bytes in another process": _Kind(env_determinism.same_bytes_elsewhere),
+    "no global random state": _Kind(env_determinism.no_global_random_state),
+    "reset clears state": _Kind(env_determinism.reset_clears_state),
+    "copies": _Kind(env_determinism.copies),
+    "forks": _Kind(env_determinism.forks),
+    "step and rollout": _Kind(env_determinism.step_and_rollout),
+    "specification": _Kind(env_determinism.specification),
+    "declared observations": _Kind(env_soundness.declared_observations),
+    "history policies": _Kind(env_soundness.history_policies),
+    "images": _Kind(env_images.images),
+    "garbage replies": _Kind(env_attacks.garbage_replies),
+    "injected text": _Kind(env_attacks.injected_text),
+    "enormous replies": _Kind(env_attacks.enormous_replies),
+    "cut replies": _Kind(env_attacks.cut_replies),
+    "tool errors": _Kind(env_tools.tool_errors),
+}
+"""All checks by name, in the order in which they run. If episodes do not end, no further check runs."""
+_CREATION = "it can be created"
+
+
+def check_env(
+    env: EnvLike,
+    *,
+    seeds: int = 16,
+    first_seed: int = 0,
+    only: str | None = None,
+    on_progress: OnProgress | None = None,
+    command_line: str = "",
+) -> EnvReport:
+    """Run the conformance checks of an environment.
+
+    Args:
+        env: An id, a class, a function that creates an environment, or an environment, which is copied. Prefer an id
+            or a class, because some checks are not possible for an object.
+        seeds: The number of seeds. Checks that run additional episodes use only the first of them.
+        first_seed: The first seed; the others follow consecutively.
+        only: The name of a single check to run; see `CHECKS`.
+        on_progress: A function that is called when each check starts, with its name and None, and when it ends, with
+            its name and its result.
+        command_line: The command that checks the environment, to which the options that repeat a check are added; by
+            default, it is derived from `env`.
+
+    Returns:
+        A report. In a test, call its `raise_if_failed()`. An exception of the environment is a failure. A check that
+        does not apply to the environment, or cannot run, is `NOT POSSIBLE`, which is not a failure. If several checks
+        fail for the same cause, only the first is a failure, and the others refer to it (`EnvCheck.same_as`).
+
+    Raises:
+        UnknownName: If no environment has that id, or no check has that name.
+        ConfigError: If `env` has another type, or there are no seeds.
+    """
+    if seeds < 1 or first_seed < 0:
+        raise ConfigError(f"seeds is {seeds} and first_seed is {first_seed}; expected at least 1 and at least 0")
+    if only is not None and only not in CHECKS:
+        raise unknown_name("check", only, CHECKS)
+    subject = replace(Subject.of(env), command_line=command_line)
+    chosen = CHECKS if only is None else {only: CHECKS[only]}
+    arguments = subject, range(first_seed, first_seed + seeds), chosen, on_progress or _no_progress
+    if in_event_loop():  # as in a notebook: a second event loop needs its own thread
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_check_all, *arguments).result()
+    return _check_all(*arguments)
+
+
+def _no_progress(name: str, check: EnvCheck | None) -> None:
+    """Do nothing."""
+
+
+def _check_all(subject: Subject, seeds: range, chosen: dict[str, _Kind], on_progress: OnProgress) -> EnvReport:
+    report = EnvReport(subject.name)
+    reported: dict[str, str] = {}  # the name of the failed check for each cause
+    states = random.getstate(), np.random.get_state()
+    try:
+        try:
+            episodes = Episodes(subject, seeds)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an environment may raise anything
+            report.checks.append(EnvCheck(_CREATION, "FAIL", f"it raises {described(error)}"))
+            on_progress(_CREATION, report.checks[0])
+            return report
+        with closing(episodes.sample):
+            for name, kind in chosen.items():
+                on_progress(name, None)
+                has_end = not any(check.name == ENDS and check.verdict == "FAIL" for check in report.checks)
+                missing = EnvCheck(name, "NOT POSSIBLE", f'the episodes do not end: see "{ENDS}"', same_as=ENDS)
+                report.checks.append(_check(episodes, name, kind, reported) if has_end else missing)
+                on_progress(name, report.checks[-1])
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    return report
+
+
+def _check(episodes: Episodes, name: str, kind: _Kind, reported: dict[str, str]) -> EnvCheck:
+    episodes.seed = None
+    started = time.perf_counter()
+    verdict, detail, seed, cause = _verdict(episodes, name, kind.function)
+    seconds = time.perf_counter() - started
+    if cause in reported:
+        return EnvCheck(name, "NOT POSSIBLE", f'see "{reported[cause]}"', seconds=seconds, same_as=reported[cause])
+    if verdict != "FAIL":
+        return EnvCheck(name, verdict, detail, seconds=seconds)
+    if cause:
+        reported[cause] = name
+    first, count = (episodes.seeds[0], len(episodes.seeds)) if kind.compares_seeds or seed is None else (seed, 1)
+    return EnvCheck(name, verdict, detail, seed, episodes.subject.command(name, first, count), seconds)
+
+
+class _Outcome(NamedTuple):
+    verdict: Verdict
+    detail: str
+    seed: int | None = None
+    """The seed of the episode that fails."""
+    cause: str = ""
+    """An identifier of the cause, equal for all checks that fail for it; empty if it is unknown."""
+
+
+def _verdict(episodes: Episodes, name: str, function: Callable[[Episodes], str | None]) -> _Outcome:
+    """Run a check, and convert exceptions to a result."""
+    try:
+        return _Outcome("PASS", function(episodes) or "")
+    except Failure as failure:
+        cause = "" if failure.__cause__ is None else cause_of(failure.__cause__)
+        return _Outcome("FAIL", str(failure), episodes.seed if failure.seed is None else failure.seed, cause)
+    except NotPossible as error:
+        return _Outcome("NOT POSSIBLE", str(error))
+    except EpisodeFailed as failed:  # one check reports it; for the others there is no episode to examine
+        if failed.check == name:
+            return _Outcome("FAIL", str(failed), failed.seed, failed.cause)
+        return _Outcome("NOT POSSIBLE", f'the episode fails: see "{failed.check}" ({failed})', cause=failed.cause)
+    except NoEnd as error:
+        return _Outcome("NOT POSSIBLE", f'{error}: see "{ENDS}"')
+    except TimeLimitExceeded as error:
+        return _Outcome("FAIL", str(error), episodes.seed)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an environment may raise anything
+        return _Outcome("FAIL", f"it raises {described(error)}", episodes.seed, cause_of(error))

@@ -1,0 +1,256 @@
+"""The conformance checks of history policies, on a scripted conversation with reasoning, tool calls and questions."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from ..authoring._env import Env, EnvConfig
+from ..contexts._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
+from ..contexts.history import get_history
+from ..episodes._loop_tasks import in_event_loop
+from ..episodes._turn import Turn
+from ..errors import ConfigError
+from ..limits import Limits
+from ..messages import Message, ToolCall
+from ..rendering.renderer import Renderer
+from ._env_differences import described
+from ._renderers import TOOL
+from ._reports import Check, CheckReport, Failure, NotPossible
+
+_PLAYS = "it can be played"
+
+
+class HistoryReport(CheckReport[Check]):
+    """The results of all checks of one history policy."""
+
+
+def check_history(
+    history: str | Mapping[str, Any] | HistoryPolicy, *, steps: int = 24, renderer: str | Renderer = "qwen3"
+) -> HistoryReport:
+    """Run the conformance checks of a history policy.
+
+    Args:
+        history: The policy, or its name with options, as environments take it.
+        steps: How many replies the conversation has. The first check reports how many rewrites there were, and how
+            long the prompts were. If there were none, choose more steps, or a smaller limit of the policy.
+        renderer: A renderer of a family with tools, or its name, on the embedded vocabulary.
+
+    Returns:
+        A report. In a test, call its `raise_if_failed()`. A check that does not apply, or cannot run, is
+        `NOT POSSIBLE`, which is not a failure.
+
+    Raises:
+        ConfigError: If there are fewer than two steps, or `history` is not a policy.
+    """
+    if steps < 2:
+        raise ConfigError(f"steps is {steps}; expected at least 2")
+    script = _Script(get_history(history), steps, renderer)
+    if in_event_loop():  # as in a notebook: a second event loop needs its own thread
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_check_all, script).result()
+    return _check_all(script)
+
+
+def _check_all(script: "_Script") -> HistoryReport:
+    report = HistoryReport(type(script.policy).__name__)
+    for name, check in CHECKS.items():
+        if report.failed and report.failed[0].name == _PLAYS:
+            report.checks.append(Check(name, "NOT POSSIBLE", f'see "{_PLAYS}"'))
+            continue
+        try:
+            report.checks.append(Check(name, "PASS", check(script)))
+        except Failure as failure:
+            report.checks.append(Check(name, "FAIL", str(failure)))
+        except NotPossible as reason:
+            report.checks.append(Check(name, "NOT POSSIBLE", str(reason)))
+        except Exception as error:  # a policy may raise anything
+            report.checks.append(Check(name, "FAIL", f"it raises {described(error)}"))
+    return report
+
+
+class _Step(NamedTuple):
+    """What the model gets for one reply."""
+
+    keep: int
+    tokens: list[int]
+    reason: str
+
+
+class _Recorder(HistoryPolicy):
+    """A policy that also records what the model sees after each call of another one."""
+
+    policy: HistoryPolicy
+    views: list[list[Message]] = Field(default_factory=list[list[Message]])
+
+    @property
+    def needs_model(self) -> bool:
+        return self.policy.needs_model
+
+    @property
+    def is_async(self) -> bool:
+        return self.policy.is_async
+
+    def request(self, history: History) -> SummaryRequest | None:
+        return self.policy.request(history)
+
+    def rejects(self, history: History, summary: str) -> str | None:
+        return self.policy.rejects(history, summary)
+
+    def view(self, history: History) -> Rewrite | None:
+        rewrite = self.policy.view(history)
+        if rewrite is not None:
+            self.views.append([*history.messages[: rewrite.start], *rewrite.messages])
+        return rewrite
+
+
+class _Dialog(Env):
+    """Asks questions; the model calls a tool for each of them, and answers."""
+
+    class Config(EnvConfig):
+        """The options of the environment."""
+
+        steps: int
+
+    default_limits = Limits(max_steps=100_000)
+
+    def start(self) -> Turn:
+        """Ask the first question."""
+        self.replies = 0
+        return Turn("Question 0: what is 0 + 1?", system="Look it up.", tools=[TOOL])
+
+    def respond(self, reply: Message) -> Turn:
+        """Return the result of a call, or ask the next question."""
+        self.replies += 1
+        text = f"Result {self.replies}: {'found it, ' * 8}{self.replies}."
+        results = [
+            Message(role="tool", name=call.name, content=text, tool_call_id=call.id) for call in reply.tool_calls
+        ]
+        return Turn(results or f"Question {self.replies}: and now?", terminated=self.replies >= self.config.steps)
+
+
+class _Script:
+    """A policy, and the conversation that it is checked on."""
+
+    def __init__(self, policy: HistoryPolicy, steps: int, renderer: str | Renderer) -> None:
+        self.policy, self.steps, self.renderer = policy, steps, renderer
+
+    def env(self, policy: HistoryPolicy) -> Env:
+        """Make an environment with a policy."""
+        tokenizer = "embedded" if isinstance(self.renderer, str) else None
+        return _Dialog(renderer=self.renderer, tokenizer=tokenizer, history=policy, steps=self.steps)
+
+    def play(self, policy: HistoryPolicy) -> list[_Step]:
+        """Play an episode, and return what the model gets."""
+        return list(self.playing(self.env(policy)))
+
+    def fresh(self) -> HistoryPolicy:
+        """Return a copy of the policy as it was given."""
+        try:
+            return copy.deepcopy(self.policy)
+        except Exception as error:  # a policy may hold anything
+            raise NotPossible(f"the policy cannot be copied, which the checks need: {described(error)}") from error
+
+    def playing(self, env: Env, *, is_reset: bool = True) -> Iterator[_Step]:
+        """Play an episode step by step; with `is_reset=False`, the rest of one."""
+        observation, info = env.reset(seed=0) if is_reset else env.pending()
+        while True:
+            reason = info["break"].reason if "break" in info else ""
+            yield _Step(observation.keep, observation.tokens.tolist(), reason)
+            if env.trajectory is not None:
+                return
+            observation, *_, info = env.step(_reply(env, observation.context))
+
+
+def _reply(env: Env, context: str) -> Any:
+    """Return the tokens of the next reply: a call, an answer, or the summary that is requested."""
+    number = len(env.messages())
+    if context != "main":
+        return env.renderer.reply(Message(role="assistant", content="All was found."))
+    is_question = env.messages()[-1].role == "user"
+    calls = (ToolCall(name=TOOL["function"]["name"], arguments={"what": f"it {number}"}),) if is_question else ()
+    content = "" if is_question else f"It is {number}."
+    return env.renderer.reply(
+        Message(role="assistant", content=content, reasoning=f"Let me think of {number}. " * 4, tool_calls=calls)
+    )
+
+
+def _plays(script: _Script) -> str:
+    """Check that an episode ends, and report what the policy did in it."""
+    env = script.env(script.fresh())
+    *replied, _ = script.playing(env)
+    breaks = sum(bool(step.reason) for step in replied)
+    longest = max(step.keep + len(step.tokens) for step in replied)
+    end = "" if env.trajectory is None else f", stop reason: {env.trajectory.stop_reason}"
+    return f"{len(replied)} replies, {breaks} breaks, prompts of up to {longest} tokens{end}"
+
+
+def _same_each_time(script: _Script) -> str:
+    """Check that the same replies give the same prompts."""
+    _expect_same(script.play(script.fresh()), script.play(script.fresh()), "two episodes with the same replies")
+    return ""
+
+
+def _serves_many(script: _Script) -> str:
+    """Check that one object can serve several contexts at a time: its memory is in `history.state`."""
+    expected, policy = script.play(script.fresh()), script.fresh()
+    together = zip(script.playing(script.env(policy)), script.playing(script.env(policy)), strict=False)
+    advice = "keep what a policy remembers in history.state, not in the policy"
+    for played in zip(*together, strict=True):
+        _expect_same(expected, list(played), f"an episode alone and one whose policy serves two at a time ({advice})")
+    _expect_same(expected, script.play(policy), f"an episode and a later one with the same policy ({advice})")
+    return ""
+
+
+def _forks(script: _Script) -> str:
+    """Check that a fork continues like its original."""
+    expected = script.play(script.fresh())
+    for at in range(1, len(expected) - 1, max(1, len(expected) // 4)):
+        env = script.env(script.fresh())
+        original = script.playing(env)
+        before = [next(original) for _ in range(at + 1)]
+        rest = list(script.playing(env.fork(), is_reset=False))
+        what = f"an episode and its fork after {at} replies"
+        _expect_same(expected, [*before, *rest[1:]], what)
+        _expect_same(expected, [*before, *original], f"{what}, of which the original continued later")
+    return ""
+
+
+def _keeps_calls(script: _Script) -> str:
+    """Check that no tool result is visible without the call that it answers."""
+    recorder = _Recorder(policy=script.fresh())
+    script.play(recorder)
+    for view in recorder.views:
+        for index, message in enumerate(view):
+            asked = next((m for m in reversed(view[:index]) if m.role != "tool"), None)
+            if message.role == "tool" and (asked is None or not asked.tool_calls):
+                raise Failure(
+                    f"message {index} of the {len(view)} that the model sees is a tool's result, but the call that it "
+                    "answers was dropped: drop or keep a reply together with the results of its calls"
+                )
+    if not recorder.views:
+        raise NotPossible("the policy rewrote nothing")
+    return f"{len(recorder.views)} rewrites"
+
+
+def _expect_same(first: Sequence[_Step], second: Sequence[_Step], what: str) -> None:
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            raise Failure(
+                f"{what} differ at step {index + 1}: the first keeps {one.keep} tokens ({one.reason or 'no break'}), "
+                f"the second {other.keep} ({other.reason or 'no break'})"
+            )
+    if len(first) != len(second):
+        raise Failure(f"{what} have {len(first) - 1} and {len(second) - 1} replies")
+
+
+CHECKS: dict[str, Callable[[_Script], str]] = {
+    _PLAYS: _plays,
+    "same replies, same prompts": _same_each_time,
+    "one object serves many contexts": _serves_many,
+    "forks": _forks,
+    "tool results keep their calls": _keeps_calls,
+}
+"""All checks by name, in the order in which they run. If the episode fails, no further check runs."""

@@ -1,0 +1,82 @@
+"""The arguments of a transformers model for a collated batch, with the images of its samples."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .._packages import load
+from ..errors import InvalidSample
+from ..rendering._model_images import ModelImages
+from ..rendering._vision import Vision
+from ..trajectories._samples import Sample
+from ._image_inputs import whole_images
+
+
+def model_inputs(
+    batch: Mapping[str, Any], samples: Sequence[Sample], model: Any, *, vision: Vision | None = None
+) -> dict[str, Any]:
+    """Return the arguments of a transformers model for a batch: `model(**model_inputs(batch, samples, model)).logits`.
+
+    Args:
+        batch: The batch of `collate`, of either layout.
+        samples: Its samples, in the same order, which have the images.
+        model: The model.
+        vision: The image processor for samples with images: `renderer.vision`, of the renderer that wrote them. By
+            default, the processor in the folder that the model was loaded from.
+
+    Returns:
+        Tensors on the model's device, of shape (B, L) or (1, N), as in the batch: `input_ids`, int64; if padded
+        `attention_mask`, int64, 0 on padding; `position_ids`, int64, from 0 in each sample, by which transformers keeps
+        the samples of a packed row apart. A vision model gets `position_ids` of shape (4, B, L) or (4, 1, N): that
+        position, then time, height and width (mRoPE). With images, the arrays of the processor, each image once, in
+        order: `pixel_values`, float32, and `image_grid_thw`, int64. `use_cache` is False.
+
+    Raises:
+        InvalidSample: If the samples are not those of the batch, or an image was cut.
+        ConfigError: If the model does not take the images, or the processor is missing or makes other tokens of one.
+        MissingPackage: If torch is not installed.
+    """
+    torch = load("torch", "the inputs of a model need", "pip install 'envsdk[torch]'")
+    lengths = _lengths(batch, samples)
+    device = getattr(model, "device", "cpu")
+    names = {"input_ids": "tokens", "attention_mask": "attention_mask", "position_ids": "position_ids"}
+    inputs: dict[str, Any] = {
+        name: torch.as_tensor(batch[own], device=device).long() for name, own in names.items() if own in batch
+    }
+    images = ModelImages(model, vision)
+    media = [
+        whole_images(index, sample, length) for index, (sample, length) in enumerate(zip(samples, lengths, strict=True))
+    ]
+    pairs = [(sample.tokens[:length], own) for sample, length, own in zip(samples, lengths, media, strict=True)]
+    for tokens, own in pairs:
+        images.check(tokens, own)
+    if images.has_positions:
+        positions = [images.positions(tokens, own).to(device) for tokens, own in pairs]
+        inputs["position_ids"] = _laid_out(inputs["position_ids"], positions)
+    return {**inputs, **images.arrays([placed for own in media for placed in own]), "use_cache": False}
+
+
+def _lengths(batch: Mapping[str, Any], samples: Sequence[Sample]) -> list[int]:
+    lengths: list[int] = np.asarray(batch["lengths"]).tolist()
+    given = [len(sample) for sample in samples]
+    if len(given) != len(lengths) or any(own < length for own, length in zip(given, lengths, strict=True)):
+        raise InvalidSample(
+            f"the batch has samples of {lengths[:8]} tokens, and samples of {given[:8]} tokens were given; expected "
+            "those that were collated, in the same order"
+        )
+    return lengths
+
+
+def _laid_out(own: Any, positions: Sequence[Any]) -> Any:
+    """Return positions of shape (4, rows, columns): the position in the sample, then three dimensions."""
+    laid_out = own.repeat(4, 1, 1)
+    if len(own) > 1 or len(positions) == 1:
+        for row, each in enumerate(positions):
+            laid_out[1:, row, : each.shape[1]] = each
+        return laid_out
+    bounds = np.append(0, np.cumsum([each.shape[1] for each in positions])).tolist()
+    for (start, stop), each in zip(pairwise(bounds), positions, strict=True):
+        laid_out[1:, 0, start:stop] = each
+    return laid_out

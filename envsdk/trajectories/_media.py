@@ -1,0 +1,71 @@
+"""The bytes of the images of records: each image once, in the record itself or in a folder next to it."""
+
+import base64
+import binascii
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import InvalidRecord
+from ..images import Image, PlacedImage
+from ._steps import Step
+from .records import storing, whole_file
+
+if TYPE_CHECKING:
+    from ._context_log import ContextLog
+
+MEDIA = "media"
+"""The folder of a run in which the images are, each in a file that is named by its hash."""
+
+
+def observed_images(steps: Iterable[Step], contexts: "Mapping[str, ContextLog]") -> Iterator[PlacedImage]:
+    """Yield the images that policies observed before steps, each as often as it was observed."""
+    for step in steps:
+        media = contexts[step.context].media
+        first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
+        yield from media[first:stop]
+
+
+def embedded(images: Iterable[Image]) -> dict[str, str]:
+    """Return the bytes of images in base64 by their hashes."""
+    return {image.sha256: base64.b64encode(image.data).decode() for image in dict.fromkeys(images)}
+
+
+def read_embedded(value: Any) -> dict[str, bytes]:
+    """Read what `embedded` returned.
+
+    Raises:
+        InvalidRecord: If it is damaged; the message names the hash.
+    """
+    if not isinstance(value, dict):
+        raise InvalidRecord(f"images is {value!r:.80}; expected bytes in base64 by their hashes")
+    found: dict[str, bytes] = {}
+    for sha256, text in cast("Mapping[str, Any]", value).items():
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise InvalidRecord(f"the image {sha256!r:.80} is not base64: {error}") from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise InvalidRecord(f"the image {sha256!r:.80} has other bytes than its hash")
+        found[sha256] = data
+    return found
+
+
+def write_images(images: Iterable[Image], folder: Path) -> None:
+    """Write images to a folder, those that are not there yet; a file with other bytes, such as a part, is replaced.
+
+    Raises:
+        StorageError: If one cannot be written.
+    """
+    for image in dict.fromkeys(images):
+        path = folder / image.file_name
+        data = image.data
+        with storing(path):
+            if path.is_file() and path.read_bytes() == data:
+                continue
+            folder.mkdir(exist_ok=True)
+            with whole_file(path) as unfinished:
+                unfinished.write_bytes(data)

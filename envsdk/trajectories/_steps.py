@@ -1,0 +1,97 @@
+"""The parts of a trajectory's record: steps, and the parts of a reply.
+
+Steps hold ranges of their context's log, never tokens: the log has every token that was observed or sampled once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from ..contexts._protocol import Count, FinishReason
+from ._stored import Number, Packed, Stored, StoredBreak, Temperature
+
+_Range: TypeAlias = Annotated[tuple[Count, Count], Field(strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Stored):
+    """A part of a reply that was sampled without interruption; a reply has several if the policy was interrupted.
+
+    Attributes:
+        stop: The index in the context's log after its last token.
+        temperature: The sampling temperature.
+        policy_version: The version of the weights that sampled it, or None.
+        extra: `Action.extra`: an array has one row for each of the part's tokens. Side data over all tokens has rows
+            for the tokens that end with the part's last one, as many as the record did not have before.
+    """
+
+    stop: Count
+    temperature: Temperature = 1.0
+    policy_version: Count | None = None
+    extra: Annotated[Mapping[str, Any], Packed] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin(Stored):
+    """An episode that another one was forked from.
+
+    Attributes:
+        trajectory_id: The id of the original.
+        tokens: By the name of each context, how many tokens of its log are the original's.
+    """
+
+    trajectory_id: str
+    tokens: dict[str, Count]
+
+
+@dataclass(slots=True)
+class Step(Stored):
+    """One observation and the action that answers it, as ranges of the log of `context`.
+
+    Attributes:
+        context: The context that it is in.
+        base: The context that its prompt starts from; mostly the context itself.
+        keep: How many tokens of `base` the observation kept.
+        extends: Whether the context only grew.
+        start: The observation's tokens are `log[start:action_start]`.
+        action_start: The action's tokens are `log[action_start:stop]`.
+        parts: The parts of the reply, in order; several if the policy was interrupted.
+        finish_reason: `stop`, `length` or `abort`, as in `Action`.
+        reply: The index of the reply in the messages of its context; None if it was never finished.
+        reward: The reward of the reply; None if it was not scored.
+        rewards: The named rewards that add up to it.
+        metrics: Named numbers that the environment reported.
+        masked: Ranges of the log that hold sampled tokens which are not trained (`Turn(mask=)`), in order.
+        break_: The break that the observation is, or None.
+    """
+
+    context: str
+    base: str
+    keep: Count
+    extends: bool
+    start: Count
+    action_start: Count
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
+    finish_reason: FinishReason = "stop"
+    reply: Count | None = None
+    reward: Number | None = None
+    rewards: dict[str, Number] = field(default_factory=dict[str, float])
+    metrics: dict[str, Number] = field(default_factory=dict[str, float])
+    masked: Annotated[tuple[_Range, ...], Field(strict=False)] = ()
+    break_: StoredBreak | None = None
+
+    @property
+    def stop(self) -> int:
+        """The index in the log after the action's last token."""
+        return self.parts[-1].stop if self.parts else self.action_start
+
+    def runs(self, start: int, stop: int) -> list[tuple[int, int, bool]]:
+        """Return a range of its sampled tokens as runs: the bounds of each, and whether it is masked."""
+        if not self.masked:
+            return [(start, stop, False)] if start < stop else []
+        bounds = [start, *(min(max(bound, start), stop) for masked in self.masked for bound in masked), stop]
+        pairs = enumerate(pairwise(bounds))
+        return [(first, last, bool(index % 2)) for index, (first, last) in pairs if first < last]

@@ -1,0 +1,339 @@
+"""The types of stored records: exactly the fields of a dataclass, each of its type; no missing field is filled in.
+
+A dataclass that is stored derives from `Stored`: its annotations are the format of the file, and pydantic checks them.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
+
+import numpy as np
+from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from ..contexts._arrays import LARGEST
+from ..contexts._protocol import Break
+from ..contexts._side_data import Aligned, Ragged
+from ..errors import what_is_invalid
+from ..images import Image, PlacedImage
+from ..messages import Message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_SideData = TypeVar("_SideData", Aligned, Ragged)
+_LARGEST_INTEGER = 2**63 - 1  # what orjson writes
+
+
+class Stored:
+    """A dataclass that is stored as a JSON object with exactly its fields.
+
+    A field with the metadata `optional` is left out where nothing is in it.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _record_schema(cls, handler)
+
+
+def _record_schema(cls: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the schema of a JSON object that has exactly the fields of a dataclass; optional ones may be absent."""
+    from numpy.typing import NDArray
+
+    hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
+    names = [field.name for field in fields(cast("Any", cls))]
+    left_out = optional_fields(cls)
+    members = {
+        name: core_schema.typed_dict_field(handler.generate_schema(hints[name]), required=name not in left_out)
+        for name in names
+    }
+    record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
+    return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
+
+
+def optional_fields(cls: type[Any]) -> frozenset[str]:
+    """Return the fields that a record leaves out where they have their default, so that they take no space."""
+    return frozenset(field.name for field in fields(cast("Any", cls)) if field.metadata.get("optional"))
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
+    left_out = optional_fields(cast("type[Any]", type(value)))
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
+
+
+def _number(value: Any) -> Any:
+    kind = cast("type[object]", type(value))  # of integers, True is another type
+    if not (kind is float and abs(value) <= LARGEST) and not (kind is int and abs(value) <= _LARGEST_INTEGER):
+        raise ValueError("expected a number that is finite in float32, and an integer of at most 63 bits")
+    return value
+
+
+def _at_least_0(value: Any) -> Any:
+    if _number(value) < 0:
+        raise ValueError("expected a number of at least 0")
+    return value
+
+
+def _check_json(value: Any) -> Any:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be written as JSON: {error}") from error
+    return value
+
+
+Number: TypeAlias = Annotated[float, PlainValidator(_number)]
+Temperature: TypeAlias = Annotated[float, PlainValidator(_at_least_0)]
+Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
+"""Any value of JSON."""
+JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
+
+
+class _Read:
+    """A value that a function reads; it raises a `ValueError` for a damaged one."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._function)
+
+
+class Array(_Read):
+    """A one-dimensional array, stored as a list; NaN is stored as null."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        super().__init__(self.read)
+        self.dtype = dtype
+
+    def read(self, values: Any) -> "NDArray[Any]":
+        """Read a list of values of this dtype, without conversion.
+
+        Raises:
+            ValueError: If a value is of another type; the message names the position.
+        """
+        if type(values) is not list:
+            raise ValueError(f"expected a list, got a {type(values).__name__}")
+        return _array(cast("list[Any]", values), np.dtype(self.dtype), missing=True)
+
+
+_KINDS: Mapping[str, frozenset[type]] = {
+    "b": frozenset((bool,)),
+    "i": frozenset((int,)),
+    "u": frozenset((int,)),
+    "f": frozenset((float, int)),
+}
+_NONE = frozenset((type(None),))
+
+
+def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) -> "NDArray[Any]":
+    allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
+    if not set(map(type, values)) <= allowed:
+        at = next(index for index, value in enumerate(values) if type(value) not in allowed)
+        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected values of {dtype}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype=dtype)
+    except OverflowError as error:
+        raise ValueError(f"it has a value that does not fit {dtype}: {error}") from error
+    if dtype.kind == "f" and np.isinf(array).any():
+        at = int(np.argmax(np.isinf(array)))
+        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected a number that is finite in {dtype}")
+    return array
+
+
+Int32s: TypeAlias = Annotated["NDArray[np.int32]", Array(np.int32)]
+Int16s: TypeAlias = Annotated["NDArray[np.int16]", Array(np.int16)]
+Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
+Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
+
+
+def _message(value: Any) -> Message:
+    try:
+        message = Message.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(what_is_invalid(error)) from error
+    written = message.model_dump(mode="json")
+    if written != value:  # something was left out, or read in another form than it would be written
+        wrong = [name for name in {**written, **value} if written.get(name, ...) != value.get(name, ...)]
+        raise ValueError(f"expected a whole message, with all its fields as they are stored; see {', '.join(wrong)}")
+    return message
+
+
+StoredMessage: TypeAlias = Annotated[Message, _Read(_message)]
+"""A chat message, stored with all its fields."""
+
+
+class _Breaks:
+    """A break, stored with all its fields."""
+
+    __slots__ = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _record_schema(Break, handler)
+
+
+StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
+
+
+def _media(values: Any) -> list[PlacedImage]:
+    if type(values) is not list:
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    found: list[PlacedImage] = []
+    for value in cast("list[Any]", values):
+        fields = cast("dict[str, Any]", value) if type(value) is dict else {}
+        start: Any = fields.get("start")
+        stop: Any = fields.get("stop")
+        reference: Any = fields.get("image")
+        is_range = type(start) is int and type(stop) is int and 0 <= start < stop
+        if fields.keys() != {"image", "start", "stop"} or type(reference) is not dict or not is_range:
+            raise ValueError(f"expected an image with its start and its stop, got {value!r:.200}")
+        found.append(PlacedImage(Image.from_reference(cast("dict[str, Any]", reference)), start, stop))
+    if any(one.stop > other.start for one, other in pairwise(found)):
+        raise ValueError("the tokens of two images overlap, or are not in order")
+    return found
+
+
+def dump_media(media: Sequence[PlacedImage]) -> list[dict[str, Any]]:
+    """Return images with their tokens as they are stored, without their bytes."""
+    return [{"image": placed.image.reference(), "start": placed.start, "stop": placed.stop} for placed in media]
+
+
+StoredMedia: TypeAlias = Annotated[list[PlacedImage], _Read(_media)]
+"""Images with their tokens, in order."""
+
+
+# Side data.
+
+_DTYPES = frozenset(
+    np.dtype(kind).name
+    for kind in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+)
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def pack(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return side data as JSON; `unpack` restores arrays with their dtypes. Absent kinds take no space."""
+    if not extra:
+        return {}
+    packed: dict[str, dict[str, Any]] = {"arrays": {}, "values": {}}
+    for key, value in extra.items():
+        kind, content = _packed_entry(value)
+        packed.setdefault(kind, {})[key] = content
+    return packed
+
+
+def _packed_entry(value: Any) -> tuple[str, Any]:
+    match value:
+        case np.ndarray():
+            return "arrays", _packed(cast("NDArray[Any]", value))
+        case Aligned():
+            fill = None if value.fill is None or math.isnan(value.fill) else value.fill
+            return "aligned", {"over": value.over, "fill": fill, "array": _packed(value.values)}
+        case Ragged():
+            return "ragged", {"lengths": value.lengths.tolist(), "array": _packed(value.values)}
+        case _:
+            return "values", value
+
+
+def unpack(packed: Any) -> dict[str, Any]:
+    """Read what `pack` wrote.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    given = cast("dict[str, Any]", packed) if type(packed) is dict else {}
+    _has_keys(packed, ("arrays", "values", *(given.keys() & {"aligned", "ragged"})) if packed else ())
+    if not given:
+        return {}
+    _check_json(given["values"])
+    for kind, content in given.items():
+        if type(content) is not dict:
+            raise ValueError(f"its {kind} are {content!r:.80}; expected an object")
+    read: dict[str, Any] = dict(given["values"])
+    for kind, reads in (("arrays", _unpacked), ("aligned", _aligned), ("ragged", _ragged)):
+        for key, content in given.get(kind, {}).items():
+            if key in read:
+                raise ValueError(f"{key!r:.80} occurs twice")
+            read[key] = reads(key, content)
+    return read
+
+
+def _aligned(key: str, packed: Any) -> Aligned:
+    _has_keys(packed, ("over", "fill", "array"))
+    return _sound(key, Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"]))
+
+
+def _ragged(key: str, packed: Any) -> Ragged:
+    _has_keys(packed, ("lengths", "array"))
+    return _sound(key, Ragged(_unpacked(key, packed["array"]), Array(np.int64).read(packed["lengths"])))
+
+
+def _sound(key: str, given: _SideData) -> _SideData:
+    try:
+        given.check()
+    except ValueError as error:
+        raise ValueError(f"of {key!r:.80}, {error}") from error
+    return given
+
+
+def _has_keys(value: Any, names: tuple[str, ...]) -> None:
+    if type(value) is not dict or cast("dict[str, Any]", value).keys() != set(names):
+        raise ValueError(f"it is {value!r:.80}; expected an object with {', '.join(names) or 'nothing in it'}")
+
+
+def _packed(array: "NDArray[Any]") -> dict[str, Any]:
+    values: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        names = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        values = [value if math.isfinite(value) else names.get(value, "NaN") for value in values]
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "values": values}
+
+
+def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
+    """Return an array; its header is checked before memory is allocated for it."""
+    try:
+        _has_keys(packed, ("dtype", "shape", "values"))
+        name, shape, values = packed["dtype"], packed["shape"], packed["values"]
+        if not isinstance(name, str) or name not in _DTYPES:
+            raise ValueError(f"its dtype is {name!r:.80}; expected one of {', '.join(sorted(_DTYPES))}")
+        if type(values) is not list or type(shape) is not list:
+            raise ValueError("its shape and its values are not lists")
+        if (
+            not all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
+            or not 1 <= len(cast("list[Any]", shape)) <= 32
+        ):
+            raise ValueError(f"its shape is {shape!r:.80}; expected 1 to 32 sizes")
+        if math.prod(cast("list[int]", shape)) != len(cast("list[Any]", values)):
+            raise ValueError(f"its shape is {shape}, but it has {len(cast('list[Any]', values))} values")
+        return _values(cast("list[Any]", values), np.dtype(name)).reshape(cast("list[int]", shape))
+    except ValueError as error:
+        raise ValueError(f"of the array {key!r:.80}, {error}") from error
+
+
+def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
+    if dtype.kind != "f" or str not in set(map(type, values)):
+        return _array(values, dtype)
+    named = {at: _NOT_FINITE[value] for at, value in enumerate(values) if type(value) is str and value in _NOT_FINITE}
+    array = _array([0.0 if at in named else value for at, value in enumerate(values)], dtype)
+    array[list(named)] = list(named.values())
+    return array
+
+
+Packed = _Read(unpack)
+"""Marks a mapping that is stored as `pack` writes it."""

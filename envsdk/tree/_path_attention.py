@@ -1,0 +1,154 @@
+"""Attention over a tree, path by path, on a CPU: the fast way of what `run_attention` computes run by run.
+
+Each path is one causal attention to itself and one attention without a mask to each beginning of a path that it sees;
+see `paths`. The parts of a query are added up by their log-sum-exp, as blocks of flash attention are (Dao et al.,
+FlashAttention, 2022, section 3.1). The backward pass gives the kernel of each part the outputs and log-sum-exps over
+all parts, with which its gradients are those of the whole. No keys are copied for each run, and there are no masks.
+
+This module imports torch.
+"""
+
+from typing import Any
+
+from .._packages import load
+from ._paths import Path, Prefix
+
+torch: Any = load("torch", "attention over a tree needs", "pip install 'envsdk[torch]'")
+
+_FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def supports(query: Any, key: Any, value: Any) -> bool:
+    """Return whether torch has a kernel for these tensors, which are those of `attend_by_paths`."""
+    alike = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
+    return _BACKWARD is not None and alike and query.device.type == "cpu"
+
+
+def attend_by_paths(query: Any, key: Any, value: Any, sinks: Any, paths: list[Path], scale: float) -> Any:
+    """Compute attention over a tree of N tokens.
+
+    Args:
+        query: Shape (1, heads, N, head size).
+        key: Shape (1, key heads, N, head size): each key head serves a group of heads.
+        value: As `key`.
+        sinks: The attention sink of each head (gpt-oss), shape (heads,), or None.
+        paths: The paths of the tree, with tensors for arrays.
+        scale: The factor of the scores.
+
+    Returns:
+        Shape (1, heads, N, head size).
+    """
+    return _PathAttention.apply(query, key, value, sinks, paths, scale)
+
+
+class _PathAttention(torch.autograd.Function):
+    """The attention with its own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, sinks: Any, paths: list[Path], scale: float) -> Any:
+        output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        sums = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        keys, values = ([_at(each, path) for path in paths] for each in (key, value))
+        for index, path in enumerate(paths):
+            part, its_sum = _of_path(_at(query, path), index, path.prefixes, keys, values, scale)
+            if sinks is not None:
+                part, its_sum = _with_sinks(part, its_sum, sinks)
+            _put(output, path, part)
+            _put(sums, path, its_sum)
+        ctx.save_for_backward(query, key, value, sinks, output, sums)
+        ctx.paths, ctx.scale = paths, scale
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, sinks, output, sums = ctx.saved_tensors
+        paths: list[Path] = ctx.paths
+        keys, values = ([_at(each, path) for path in paths] for each in (key, value))
+        later = _zeros_for_seen(paths, keys, values, sums.dtype)
+        gradients = [torch.empty_like(each) for each in (query, key, value)]
+        for index, path in reversed(list(enumerate(paths))):
+            given = [_at(each, path) for each in (gradient, query, output, sums)]
+            found = _backward(given, keys[index], values[index], True, ctx.scale)
+            grouped = [_grouped(each, key) for each in given] if path.prefixes else []
+            for other, length in path.prefixes:
+                seen = keys[other][:, :, :length], values[other][:, :, :length]
+                of_queries, *of_seen = _backward(grouped, *seen, False, ctx.scale)
+                found[0] += of_queries.reshape(found[0].shape)
+                for total, each in zip(later[other], of_seen, strict=True):
+                    total[:, :, :length] += each
+            for own, total in zip(found[1:], later.pop(index, ()), strict=False):
+                own += total
+            for whole, each in zip(gradients, found, strict=True):
+                _put(whole, path, each)
+        of_sinks = None if sinks is None else _of_sinks(sinks, output, sums, gradient)
+        return *gradients, of_sinks, None, None
+
+
+def _of_path(
+    query: Any, index: int, prefixes: list[Prefix], keys: list[Any], values: list[Any], scale: float
+) -> tuple[Any, Any]:
+    """Return the outputs of a path's queries, and the log-sum-exps of their scores."""
+    part, its_sum = _FORWARD(query, keys[index], values[index], 0.0, True, scale=scale)
+    grouped = _grouped(query, keys[index]) if prefixes else None
+    for other, length in prefixes:
+        found, found_sum = _FORWARD(grouped, keys[other][:, :, :length], values[other][:, :, :length], scale=scale)
+        part, its_sum = _merged(part, its_sum, found.reshape(part.shape), found_sum.reshape(its_sum.shape))
+    return part, its_sum
+
+
+def _zeros_for_seen(paths: list[Path], keys: list[Any], values: list[Any], dtype: Any) -> dict[int, list[Any]]:
+    """Return zeros for the gradients that the keys and the values of each path get from later paths, which see them."""
+    seen = {prefix.path for path in paths for prefix in path.prefixes}
+    return {path: [torch.zeros_like(each, dtype=dtype) for each in (keys[path], values[path])] for path in seen}
+
+
+def _backward(given: list[Any], key: Any, value: Any, is_causal: bool, scale: float) -> list[Any]:
+    gradient, query, output, sums = given
+    return list(_BACKWARD(gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale))
+
+
+def _at(tensor: Any, path: Path) -> Any:
+    """Return a tensor's rows for the tokens of a path."""
+    return tensor[:, :, path.tokens] if isinstance(path.tokens, slice) else tensor.index_select(2, path.tokens)
+
+
+def _put(tensor: Any, path: Path, rows: Any) -> None:
+    if isinstance(path.tokens, slice):
+        tensor[:, :, path.tokens] = rows
+    else:
+        tensor.index_copy_(2, path.tokens, rows.to(tensor.dtype))
+
+
+def _grouped(tensor: Any, key: Any) -> Any:
+    """Return queries with those of a group of heads as the queries of one head.
+
+    Without a mask, all queries of a group see the same keys, and one large product of matrices is faster than several.
+    torch shares the heads among its threads, so there must be enough of them.
+    """
+    heads = key.shape[1]
+    if heads == tensor.shape[1] or heads < torch.get_num_threads():
+        return tensor
+    return tensor.reshape(1, heads, -1, *tensor.shape[3:])
+
+
+def _merged(first: Any, first_sum: Any, second: Any, second_sum: Any) -> tuple[Any, Any]:
+    """Return attention to two sets of keys from the attention to each, and their log-sum-exps."""
+    both = torch.logaddexp(first_sum, second_sum)
+    return first * _share(first_sum, both) + second * _share(second_sum, both), both
+
+
+def _with_sinks(part: Any, its_sum: Any, sinks: Any) -> tuple[Any, Any]:
+    """Add keys without values."""
+    both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
+    return part * _share(its_sum, both), both
+
+
+def _share(part: Any, whole: Any) -> Any:
+    return (part - whole).exp()[..., None]
+
+
+def _of_sinks(sinks: Any, output: Any, sums: Any, gradient: Any) -> Any:
+    shares = (sinks[:, None].to(sums.dtype) - sums).exp()
+    return -(shares * (output * gradient).sum(3, dtype=sums.dtype)).sum((0, 2)).to(sinks.dtype)

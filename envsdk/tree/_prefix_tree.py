@@ -1,0 +1,233 @@
+"""A prefix tree of tokens, which stores each shared token once.
+
+This module knows nothing of trajectories and samples: a token is trained or it is not.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..contexts._arrays import GrowableArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NO_TOKEN = -1
+"""The "token" that the first token of a sequence follows."""
+_FIRST_CHUNK = 64  # tokens that are compared first, because most sequences that differ do so early
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of consecutive tokens. Branches begin only after the last of them."""
+
+    start: int
+    stop: int
+    """The node holds the tokens with the numbers from `start` to `stop - 1`."""
+    depth: int
+    """The number of tokens before the first one, in its branch."""
+    is_trained: bool
+    parent: "Node | None"
+    children: "dict[int, list[Node]]" = field(default_factory=dict[int, "list[Node]"])
+    """The nodes that follow, by their first token. Several nodes share a first token only if each is trained."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Layout(NamedTuple):
+    """The tokens of a tree in depth-first order: arrays of shape (N,).
+
+    Attributes:
+        order: The number of the token at each index: int64. A token's number is the order in which it was added.
+        position_ids: The number of tokens before each token in its branch: int32.
+        parent: The index of the token before each token, -1 for a root: int32.
+        exit: The first later index whose branch does not contain the token, N if there is none: int32.
+    """
+
+    order: "NDArray[np.int64]"
+    position_ids: "NDArray[np.int32]"
+    parent: "NDArray[np.int32]"
+    exit: "NDArray[np.int32]"
+
+
+class _Match(NamedTuple):
+    """A path down the tree along which the tokens are equal to the tokens that are being added."""
+
+    node: Node
+    matched: int
+    """The number of equal tokens up to the end of the path, which may be inside `node`."""
+    previous: "_Match | None"
+
+
+class PrefixTree:
+    """Token sequences that are added piece by piece. A token is named by its number, which counts added tokens.
+
+    A trained token is never merged with another trained token. So each token is trained at most once, and any number of
+    sequences may have it in their past.
+
+    Args:
+        merges: Whether a new piece is compared with the tree and shares the tokens that are equal. Otherwise all its
+            tokens are new, and it shares only the tokens that it follows.
+    """
+
+    def __init__(self, *, merges: bool) -> None:
+        self.tokens = GrowableArray(np.int32)
+        self._merges = merges
+        self._root = Node(0, 0, 0, False, None)
+        # All nodes in the order of their token numbers, and the number at which each starts.
+        self._nodes: list[Node] = []
+        self._starts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def length(self, last: int) -> int:
+        """Return the number of tokens of the branch that ends with the token `last`."""
+        node = self._node_of(last)
+        return node.depth + last + 1 - node.start
+
+    def ancestor(self, last: int, length: int) -> int:
+        """Return the last of the first `length` tokens of the branch that ends with the token `last`."""
+        node = self._node_of(last)
+        while node.depth >= length and node.parent is not None:
+            node = node.parent
+        return node.start + length - node.depth - 1
+
+    def branch(self, last: int, count: int) -> "NDArray[np.int64]":
+        """Return the numbers of the last `count` tokens of the branch that ends with the token `last`, in order."""
+        pieces: list[NDArray[np.int64]] = []
+        node, stop = self._node_of(last), last + 1
+        while count > 0:
+            start = max(node.start, stop - count)
+            pieces.append(np.arange(start, stop))
+            count -= stop - start
+            if node.parent is None:
+                break
+            node = node.parent
+            stop = node.stop
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.int64)
+
+    def add(self, tokens: "NDArray[np.int32]", last: int, *, is_trained: bool) -> "NDArray[np.int64]":
+        """Add tokens after the token `last`. If they can be merged in several ways, merge as many as possible.
+
+        Args:
+            tokens: Token ids, shape (n,).
+            last: The number of the token that they follow, or `NO_TOKEN`.
+            is_trained: Whether they are trained.
+
+        Returns:
+            The numbers of the tokens: int64, shape (n,).
+        """
+        parent, matched = self._node_of(last), 0
+        self._cut(parent, last + 1 - parent.start)
+        pieces: list[NDArray[np.int64]] = []
+        for match in self._longest_match(parent, tokens, is_trained) if self._merges else ():
+            parent = match.node
+            self._cut(parent, match.matched - matched)
+            parent.is_trained |= is_trained
+            pieces.append(np.arange(parent.start, parent.stop))
+            matched = match.matched
+        if matched < len(tokens):
+            new = self._add_node(tokens[matched:], parent, is_trained)
+            pieces.append(np.arange(new.start, new.stop))
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    def _node_of(self, token: int) -> Node:
+        return self._root if token == NO_TOKEN else self._nodes[bisect_right(self._starts, token) - 1]
+
+    def _add_node(self, tokens: "NDArray[np.int32]", parent: Node, is_trained: bool) -> Node:
+        start = len(self)
+        self.tokens.append(tokens)
+        node = Node(start, len(self), parent.depth + len(parent), is_trained, parent)
+        parent.children.setdefault(int(tokens[0]), []).append(node)
+        self._nodes.append(node)
+        self._starts.append(start)
+        return node
+
+    def _cut(self, node: Node, count: int) -> None:
+        """Cut a node after its first `count` tokens, if it has more."""
+        if count == len(node):
+            return
+        middle = node.start + count
+        rest = Node(middle, node.stop, node.depth + count, node.is_trained, node, node.children)
+        for children in rest.children.values():
+            for child in children:
+                child.parent = rest
+        node.stop, node.children = middle, {int(self.tokens.view[middle]): [rest]}
+        place = bisect_right(self._starts, middle)
+        self._nodes.insert(place, rest)
+        self._starts.insert(place, middle)
+
+    def _longest_match(self, parent: Node, tokens: "NDArray[np.int32]", is_trained: bool) -> list[_Match]:
+        """Return the path below `parent` that matches the most tokens, from its first node to its last."""
+        stored = self.tokens.view
+        longest = _Match(parent, 0, None)
+        unexplored = [longest]
+        while unexplored and longest.matched < len(tokens):
+            match = unexplored.pop()
+            for node in match.node.children.get(int(tokens[match.matched]), ()):
+                if is_trained and node.is_trained:
+                    continue
+                matched = match.matched + _common(stored[node.start : node.stop], tokens[match.matched :])
+                longer = _Match(node, matched, match)
+                if matched > longest.matched:
+                    longest = longer
+                if matched == match.matched + len(node) < len(tokens):
+                    unexplored.append(longer)
+        path: list[_Match] = []
+        while longest.previous is not None:
+            path.append(longest)
+            longest = longest.previous
+        return path[::-1]
+
+    def layout(self) -> Layout:
+        """Return the tokens in depth-first order, where sibling branches keep the order in which they were added.
+
+        For one context, whose tokens are only appended and dropped, this is the order in which the tokens were added.
+        """
+        nodes = list(self._in_order())
+        numbers: dict[Node | None, int] = {self._root: NO_TOKEN, **{node: i for i, node in enumerate(nodes)}}
+        lengths = np.array([len(node) for node in nodes], dtype=np.int64)
+        stops = np.cumsum(lengths)
+        starts = stops - lengths
+        parents = [numbers[node.parent] for node in nodes]
+        exits = stops.tolist()
+        for number in range(len(nodes) - 1, -1, -1):
+            if parents[number] != NO_TOKEN:
+                exits[parents[number]] = max(exits[parents[number]], exits[number])
+        index = np.arange(len(self))
+        parent = index - 1
+        parent[starts] = np.append(stops, 0)[parents] - 1  # a root has no parent: -1
+        shift = np.array([node.start for node in nodes], dtype=np.int64) - starts
+        depth = np.array([node.depth for node in nodes], dtype=np.int64) - starts
+        return Layout(
+            order=index + np.repeat(shift, lengths),
+            position_ids=(index + np.repeat(depth, lengths)).astype(np.int32),
+            parent=parent.astype(np.int32),
+            exit=np.repeat(np.array(exits, dtype=np.int32), lengths),
+        )
+
+    def _in_order(self) -> Iterator[Node]:
+        unvisited = [self._root]
+        while unvisited:
+            node = unvisited.pop()
+            if node is not self._root:
+                yield node
+            children = [child for siblings in node.children.values() for child in siblings]
+            unvisited.extend(sorted(children, key=lambda child: -child.start))
+
+
+def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:
+    """Return the length of the common prefix of two token sequences."""
+    length = min(len(first), len(second))
+    for start, stop in ((0, min(length, _FIRST_CHUNK)), (_FIRST_CHUNK, length)):
+        if start < stop:
+            differs = first[start:stop] != second[start:stop]
+            at = int(differs.argmax())  # the first difference, or 0 if there is none
+            if differs[at]:
+                return start + at
+    return length

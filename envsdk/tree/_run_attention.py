@@ -1,0 +1,303 @@
+"""Attention over a tree, run by run, as an attention function of transformers. It imports torch when it is called.
+
+Each run's queries attend to the keys of its ancestors' runs and causally to its own. The queries, keys and values are
+split into runs once: slices of the whole tensors would make the backward pass quadratic in the number of runs. Two
+faster ways give the same: one call for all runs on a GPU, and `path_attention` on a CPU where tokens see their whole
+branch.
+"""
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .._packages import load
+from ..errors import TreeUnsupported
+from ._paths import Path, paths_of
+from ._runs import Runs, Sequences
+
+RUNS = "tree_runs"
+"""The argument of a model's forward pass that holds the runs of its tree, and the prefix of the attention's names."""
+_PREFIX = f"{RUNS}_"
+
+
+@contextmanager
+def tree_attention(model: Any) -> Generator[Any]:
+    """Let a transformers model compute attention over trees run by run, and restore its own attention at the end.
+
+    `TreeBatch.model_inputs(model)` installs the same attention and leaves it in place. For ordinary sequences, it is
+    the model's own.
+
+    Args:
+        model: The model.
+
+    Yields:
+        The model.
+    """
+    config = text_config(model)
+    own = own_attention(config)
+    install(model)
+    try:
+        yield model
+    finally:
+        config._attn_implementation = own
+
+
+def install(model: Any) -> None:
+    """Let a model compute attention over trees run by run; it keeps its own attention for ordinary sequences."""
+    config = text_config(model)
+    own = own_attention(config)
+    name = _PREFIX + own
+    functions: Any = _module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    if name not in functions:
+        masks: Any = _module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
+        functions.register(name, _attention(own, functions.get(own)))
+        masks.register(name, masks[own])
+    config._attn_implementation = name
+
+
+def _module(name: str) -> Any:
+    return load(name, "attention over a tree needs", "pip install 'envsdk[torch]'")
+
+
+def text_config(model: Any) -> Any:
+    """Return the configuration of a model's language model; the model may also be a configuration."""
+    config = getattr(model, "config", model)
+    get_text_config = getattr(config, "get_text_config", None)
+    return config if get_text_config is None else get_text_config()
+
+
+def own_attention(config: Any) -> str:
+    """Return the name of the attention that a model was loaded with."""
+    return (getattr(config, "_attn_implementation", None) or "eager").removeprefix(_PREFIX)
+
+
+def _attention(own: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the function that transformers calls in each layer.
+
+    Args:
+        own: The name of the model's own attention.
+        function: That attention; None if it is the one in the model's own module (`eager`).
+    """
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        tree: TreeRuns | None = options.pop(RUNS, None)
+        if tree is None:
+            if is_placeholder(attention_mask) and query.shape[2] > 1:
+                raise TreeUnsupported(
+                    f"{type(module).__name__} does not get the arguments of the forward pass, which the attention of a "
+                    'tree needs: use model_inputs(model, attention="dense")'
+                )
+            ordinary = function or sys.modules[type(module).__module__].eager_attention_forward
+            return ordinary(module, query, key, value, attention_mask, **options)
+        return attend(query, key, value, tree, **options).transpose(1, 2).contiguous(), None
+
+    attention.__name__ = _PREFIX + own
+    return attention
+
+
+def placeholder(device: Any) -> Any:
+    """Return a mask that a model passes on as it is: attention by runs needs none."""
+    return _module("torch").zeros((1, 1, 1, 1), device=device)
+
+
+def is_placeholder(mask: Any) -> bool:
+    """Return whether a mask is a `placeholder`."""
+    return mask is not None and tuple(getattr(mask, "shape", ())) == (1, 1, 1, 1)
+
+
+class TreeRuns:
+    """The runs of one tree, with what all layers of a forward pass share.
+
+    Args:
+        runs: The runs.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.sizes = runs.sizes
+        self._runs = runs
+        self._views: dict[tuple[int | None, Any, Any], list[_View]] = {}
+        self._sequences: dict[Any, Sequences] = {}
+        self._paths: dict[Any, list[Path]] = {}
+
+    def views(self, window: int | None, like: Any) -> "list[_View]":
+        """Return what each run sees; `like` is a tensor of the masks' type and device."""
+        key = (window, like.dtype, like.device)
+        if key not in self._views:
+            self._views[key] = [_view(path, self.sizes, window, like) for path in self._runs.paths()]
+        return self._views[key]
+
+    def sees_all(self, window: int | None) -> bool:
+        """Return whether each token sees all tokens before it in its branch."""
+        return window is None or window >= self._runs.longest
+
+    def paths(self, device: Any) -> list[Path]:
+        """Return the paths of the tree, with tensors on a device for arrays."""
+        if device not in self._paths:
+            torch = _module("torch")
+            self._paths[device] = [
+                path
+                if isinstance(path.tokens, slice)
+                else replace(path, tokens=torch.as_tensor(path.tokens, device=device))
+                for path in paths_of(self._runs)
+            ]
+        return self._paths[device]
+
+    def sequences(self, device: Any) -> Sequences:
+        """Return the runs as sequences of variable length, with tensors on a device for arrays."""
+        if device not in self._sequences:
+            torch, found = _module("torch"), self._runs.sequences()
+            keys, query_bounds, key_bounds = (torch.as_tensor(array, device=device) for array in found[:3])
+            self._sequences[device] = found._replace(keys=keys, query_bounds=query_bounds, key_bounds=key_bounds)
+        return self._sequences[device]
+
+
+class _View(NamedTuple):
+    """What a run sees."""
+
+    runs: list[int]
+    """Its ancestors and itself, from the first one of which some token is visible."""
+    keys: int
+    """How many of their tokens, counted from the end, some query sees."""
+    mask: Any
+    """Added to the scores: shape (queries, keys)."""
+
+
+def _view(path: list[int], sizes: list[int], window: int | None, like: Any) -> _View:
+    queries, keys, first = sizes[path[-1]], 0, len(path)
+    needed = None if window is None else queries + window - 1
+    while first and (needed is None or keys < needed):
+        first -= 1
+        keys += sizes[path[first]]
+    keys = keys if needed is None else min(keys, needed)
+    return _View(path[first:], keys, _mask(queries, keys, window, like))
+
+
+def _mask(queries: int, keys: int, window: int | None, like: Any) -> Any:
+    """Return the mask of queries and keys that end at the same token."""
+    torch = _module("torch")
+    hidden = torch.full((queries, keys), float("-inf"), dtype=like.dtype, device=like.device)
+    mask = hidden.triu(keys - queries + 1)
+    return mask if window is None else mask + hidden.tril(keys - queries - window)
+
+
+def attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    tree: TreeRuns,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    **_: Any,
+) -> Any:
+    """Compute attention over a tree of N tokens.
+
+    Args:
+        query: Shape (1, heads, N, head size).
+        key: Shape (1, key heads, N, head size): each key head serves a group of heads.
+        value: As `key`.
+        tree: The runs of the tree.
+        scaling: The factor of the scores; None is the usual one.
+        sliding_window: How many tokens of its branch a token sees, itself included; None is all.
+        softcap: The bound of the scores (Gemma 2), or None.
+        s_aux: The attention sink of each head (gpt-oss), shape (heads,), or None.
+
+    Returns:
+        Shape (1, heads, N, head size).
+    """
+    torch = _module("torch")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    is_plain = softcap is None and s_aux is None
+    if is_plain and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        kernel = _module("torch.nn.attention.varlen").varlen_attn
+        return attend_in_one_call(kernel, query, key, value, tree, scale, sliding_window)
+    by_paths: Any = _module(f"{__package__}._path_attention")
+    if softcap is None and tree.sees_all(sliding_window) and by_paths.supports(query, key, value):
+        return by_paths.attend_by_paths(query, key, value, s_aux, tree.paths(query.device), scale)
+    return attend_by_runs(query, key, value, tree, scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+
+
+def attend_by_runs(
+    query: Any, key: Any, value: Any, tree: TreeRuns, scale: float, *, window: int | None, softcap: Any, sinks: Any
+) -> Any:
+    """Compute attention over a tree with one call of torch for each run; it has all options of `attend`."""
+    torch = _module("torch")
+    queries, keys, values = (tensor.split(tree.sizes, 2) for tensor in (query, key, value))
+    outputs: list[Any] = []
+    for own, view in zip(queries, tree.views(window, query), strict=True):
+        its_keys, its_values = (_joined(torch, each, view) for each in (keys, values))
+        if softcap is None and sinks is None:
+            outputs.append(_fused(torch, own, its_keys, its_values, view.mask, scale))
+        else:
+            outputs.append(_bounded(torch, own, its_keys, its_values, view.mask, scale, softcap, sinks))
+    return torch.cat(outputs, 2)
+
+
+def attend_in_one_call(
+    kernel: Callable[..., Any], query: Any, key: Any, value: Any, tree: TreeRuns, scale: float, window: int | None
+) -> Any:
+    """Compute attention over a tree with one call of a kernel for sequences of variable length, as GPUs have them.
+
+    Args:
+        kernel: A function with the arguments of torch's `varlen_attn`; query i of n sees the keys up to number
+            i + m - n of m.
+        query: See `attend`.
+        key: See `attend`.
+        value: See `attend`.
+        tree: The runs of the tree.
+        scale: The factor of the scores.
+        window: See `attend`.
+
+    Returns:
+        Shape (1, heads, N, head size).
+    """
+    found = tree.sequences(query.device)
+    own, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    seen = -1 if window is None else window - 1
+    output = kernel(
+        own.contiguous(),
+        keys[found.keys],
+        values[found.keys],
+        found.query_bounds,
+        found.key_bounds,
+        found.max_queries,
+        found.max_keys,
+        scale=scale,
+        window_size=(seen, 0),
+        enable_gqa=own.shape[1] != keys.shape[1],
+    )
+    return output.transpose(0, 1)[None]
+
+
+def _joined(torch: Any, parts: Any, view: _View) -> Any:
+    """Return the keys, or the values, that a run sees."""
+    joined = torch.cat([parts[run] for run in view.runs], 2)
+    return joined if joined.shape[2] == view.keys else joined[:, :, -view.keys :]
+
+
+def _fused(torch: Any, query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
+    is_grouped = query.shape[1] != key.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=is_grouped
+    )
+
+
+def _bounded(
+    torch: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, softcap: float | None, sinks: Any
+) -> Any:
+    """Compute attention with bounded scores, or with a sink: a key without a value that every query sees."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + mask
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1).to(scores.dtype)
+        scores = torch.cat([scores, column], 3)
+    shares = scores.softmax(3, dtype=torch.float32).to(query.dtype)
+    return shares[..., : key.shape[2]] @ value

@@ -1,0 +1,9 @@
+from . import reporting as reporting
+from ._drawing import drawing as drawing
+from ._episodes import episode as episode
+from ._filters import Filter as Filter
+from ._filters import parse_filter as parse_filter
+from ._rows import EpisodeRow as EpisodeRow
+from ._sources import RunInfo as RunInfo
+from ._sources import Source as Source
+from ._tokens import context_tokens as context_tokens

@@ -1,0 +1,215 @@
+"""The filter language of lists of episodes: `reward<0.5 break:summary -status:error text:"refund policy" word`.
+
+    filter     = term*                        all terms hold
+    term       = ["-"] (comparison | match | word)      "-" negates
+    comparison = field ("<" | "<=" | ">" | ">=" | "=" | "!=") number
+    match      = field ":" value ("," value)*            any of the values
+    word       = text that occurs in the id, the task, the group, the environment, or what failed
+    value      = characters except space and comma, or "quoted text"
+
+The field `text` is matched with the contents of an episode: `Source.search` reads them, but only of the episodes for
+which all other terms hold. Upper and lower case are the same. The page of the viewer has the same language in
+TypeScript; the cases of `tests/viewer/filter_cases.json` hold for both.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from ..errors import ConfigError, InvalidFilter
+from ._contents import Contents
+from ._rows import EpisodeRow
+
+_Number: TypeAlias = Callable[[EpisodeRow], float | int | None]
+_Texts: TypeAlias = Callable[[EpisodeRow], Iterable[str]]
+
+NUMBERS: Mapping[str, _Number] = {
+    "line": lambda row: row.line,
+    "reward": lambda row: row.reward if row.is_scored else None,
+    "seed": lambda row: row.seed,
+    "steps": lambda row: row.steps,
+    "breaks": lambda row: sum(row.breaks.values()),
+    "contexts": lambda row: row.contexts,
+    "tokens": lambda row: row.tokens,
+    "observed": lambda row: row.observed_tokens,
+    "sampled": lambda row: row.sampled_tokens,
+    "images": lambda row: row.images,
+    "errors": lambda row: row.reply_errors,
+    "duration": lambda row: row.duration_s,
+    "version": lambda row: row.policy_versions[-1] if row.policy_versions else None,
+}
+"""The fields that are compared with numbers. `reward.NAME`, `metric.NAME` and `break.REASON` are, too."""
+NAMES: Mapping[str, _Texts] = {
+    "status": lambda row: [row.status],
+    "stop": lambda row: [row.stop_reason],
+    "break": lambda row: row.breaks,
+    "role": lambda row: row.roles,
+    "by": lambda row: [row.error_kind or ""],
+}
+"""The fields that match whole names."""
+TEXTS: Mapping[str, _Texts] = {
+    "id": lambda row: [row.id],
+    "task": lambda row: [row.task],
+    "group": lambda row: [row.group_id or ""],
+    "env": lambda row: [row.env],
+    "error": lambda row: [row.error or "", row.damage],
+}
+"""The fields that match a part of a text."""
+CONTENTS = "text"
+"""The field that matches a part of the contents."""
+_GROUPS: Mapping[str, Callable[[EpisodeRow], Mapping[str, float | int]]] = {
+    "reward": lambda row: row.rewards,
+    "metric": lambda row: row.metrics,
+    "break": lambda row: row.breaks,
+}
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "=": lambda a, b: math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12),
+    "!=": lambda a, b: not math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12),
+}
+_TERM = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
+_COMPARISON = re.compile(r"([A-Za-z_]+(?:\.[^\s<>=!:]+)?)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
+_MATCH = re.compile(r"([A-Za-z_]+):(.*)", re.DOTALL)
+_VALUE = re.compile(r'"([^"]*)"|([^,"]+)')
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class TextTerm(NamedTuple):
+    """A term about the contents of an episode."""
+
+    values: tuple[str, ...]
+    """The texts, as `str.casefold` returns them: one of them has to occur."""
+    is_negated: bool
+    """Whether none of them may occur."""
+
+    def matches(self, contents: Contents) -> bool:
+        """Return whether the term holds."""
+        return any(map(contents.has, self.values)) != self.is_negated
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of rows; make one with `parse_filter`.
+
+    Attributes:
+        text: What it was read from.
+        terms: Functions that return whether a term holds for a row.
+        texts: The terms about the contents of an episode, which a row does not have.
+    """
+
+    text: str
+    terms: tuple[Callable[[EpisodeRow], bool], ...]
+    texts: tuple[TextTerm, ...] = ()
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The texts that are to occur in the contents, as `str.casefold` returns them."""
+        return tuple(dict.fromkeys(value for term in self.texts if not term.is_negated for value in term.values))
+
+    def matches(self, row: EpisodeRow, contents: Contents | None = None) -> bool:
+        """Return whether all terms hold for an episode.
+
+        Args:
+            row: Its row.
+            contents: Its line; needed if the filter has `texts`.
+
+        Raises:
+            ConfigError: If it is needed and not given.
+        """
+        if not all(term(row) for term in self.terms):
+            return False
+        if self.texts and contents is None:
+            raise ConfigError(f"the filter {self.text!r} is about contents, which a row does not have: Source.search")
+        return contents is None or all(term.matches(contents) for term in self.texts)
+
+
+def parse_filter(text: str) -> Filter:
+    """Read a filter.
+
+    Raises:
+        InvalidFilter: If a field is unknown, a number or a value is missing, or a quote is not closed; the message
+            names the position and what is known.
+    """
+    terms = [_term(found[0], found.start()) for found in _TERM.finditer(text)]
+    texts = tuple(term for term in terms if isinstance(term, TextTerm))
+    return Filter(text, tuple(term for term in terms if not isinstance(term, TextTerm)), texts)
+
+
+def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
+    if text.count('"') % 2:
+        raise InvalidFilter(f"{text} has a quote that is not closed", position, len(text))
+    is_negated = text.startswith("-") and len(text) > 1
+    body = text[1:] if is_negated else text
+    try:
+        if (match := _MATCH.fullmatch(body)) is not None and match[1].lower() == CONTENTS:
+            return TextTerm(tuple(_values(CONTENTS, match[2])), is_negated)
+        holds = _positive(body)
+    except ValueError as error:
+        raise InvalidFilter(str(error), position, len(text)) from None
+    return (lambda row: not holds(row)) if is_negated else holds
+
+
+def _positive(body: str) -> Callable[[EpisodeRow], bool]:
+    """Return whether a row matches a term without its minus.
+
+    Raises:
+        ValueError: If the term is not valid.
+    """
+    if (comparison := _COMPARISON.fullmatch(body)) is not None:
+        return _comparison(comparison[1], comparison[2], comparison[3])
+    if (match := _MATCH.fullmatch(body)) is not None:
+        return _match(match[1].lower(), match[2])
+    word = body.replace('"', "").casefold()
+    return lambda row: any(word in text.casefold() for text in _searched(row))
+
+
+def _searched(row: EpisodeRow) -> tuple[str, ...]:
+    return (row.id, row.task, row.group_id or "", row.env, row.error or "", row.damage)
+
+
+def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow], bool]:
+    number, holds = _number_of(field), _OPERATORS[operator]
+    if _NUMBER.fullmatch(given) is None:
+        raise ValueError(f"{field}{operator} needs a number such as 0.5, not {given!r}")
+    wanted = float(given)
+
+    def compare(row: EpisodeRow) -> bool:
+        value = None if row.is_damaged and field.lower() != "line" else number(row)
+        return value is not None and holds(value, wanted)
+
+    return compare
+
+
+def _number_of(field: str) -> _Number:
+    group, dot, name = field.partition(".")
+    if dot and group.lower() in _GROUPS:
+        values = _GROUPS[group.lower()]
+        return lambda row: values(row).get(name, 0 if group.lower() == "break" else None)
+    if not dot and field.lower() in NUMBERS:
+        return NUMBERS[field.lower()]
+    is_text = field.lower() in {*NAMES, *TEXTS, CONTENTS}
+    kind = f"is matched with a text, such as {field}:..." if is_text else "is unknown"
+    raise ValueError(f"{field!r} {kind}; numbers are {', '.join(NUMBERS)}, reward.NAME, metric.NAME, break.REASON")
+
+
+def _match(field: str, given: str) -> Callable[[EpisodeRow], bool]:
+    texts = NAMES.get(field) or TEXTS.get(field)
+    if texts is None:
+        kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
+        raise ValueError(f"{field!r} {kind}; texts are {', '.join([*NAMES, *TEXTS, CONTENTS])}")
+    values = _values(field, given)
+    if field in NAMES:
+        return lambda row: any(text.casefold() in values for text in texts(row))
+    return lambda row: any(value in text.casefold() for text in texts(row) for value in values)
+
+
+def _values(field: str, given: str) -> list[str]:
+    values = [(quoted or plain).casefold() for quoted, plain in _VALUE.findall(given)]
+    if not values or (field == CONTENTS and not all(values)):
+        raise ValueError(f"{field}: needs a text, such as {field}:word")
+    return values

@@ -1,0 +1,101 @@
+"""`trajectory.view()`: the page with one episode, in a notebook or in the browser."""
+
+import base64
+import sys
+import tempfile
+import webbrowser
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import ImageError
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..rollouts._journal import PLAIN
+from ..trajectories._media import MEDIA, write_images
+from ..trajectories._trajectory import Trajectory
+from ..trajectories.records import storing
+from ._filters import parse_filter
+from ._page import write_page
+from ._resources import Resources
+from ._sources import Source
+
+_EPISODE = "#/run/0/1"
+_LARGEST_FRAME = 1_400_000
+"""Bytes of a page that browsers open in a frame: Chromium refuses addresses of more than 2 MiB, in base64."""
+_HEIGHT = 640
+
+
+class TrajectoryPage:
+    """The page of the viewer with one episode. A notebook displays it.
+
+    Attributes:
+        path: The file; it needs no server and no network.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def url(self) -> str:
+        """The address of the episode in the file."""
+        return self.path.resolve().as_uri() + _EPISODE
+
+    def __repr__(self) -> str:
+        return f"<TrajectoryPage {str(self.path)!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, which shares nothing with the notebook."""
+        page = self.path.read_bytes()
+        if len(page) > _LARGEST_FRAME:
+            return f"<p>The page is too large for a notebook ({len(page) / 1e6:.1f} MB). Open {escape(self.url)}</p>"
+        source = f"data:text/html;base64,{base64.b64encode(page).decode()}{_EPISODE}"
+        style = f"width:100%;height:{_HEIGHT}px;border:1px solid currentColor"
+        return f'<iframe title="Trajectory" sandbox="allow-scripts" style="{style}" src="{source}"></iframe>'
+
+
+class _OneEpisode(Source):
+    """A file with one episode, and its tokenizer."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+        super().__init__(path)
+        self._own = tokenizer
+
+    def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
+        """Return the tokenizer if it is the one of the context."""
+        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
+        return self._own if fingerprint == self._own.fingerprint else None
+
+
+def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
+    """Write the page of an episode into a temporary folder, and open it in the browser unless a notebook displays it.
+
+    Images whose bytes are missing are named. `Trajectory.from_json(line, media=FOLDER)` reads a record with its images.
+
+    Args:
+        trajectory: The episode.
+        tokenizer: The tokenizer of the episode: what `load_tokenizer` accepts. None is the embedded vocabulary. Tokens
+            of another tokenizer are shown by their ids.
+
+    Raises:
+        ConfigError: If the tokenizer cannot be loaded.
+        StorageError: If the page cannot be written.
+    """
+    loaded = load_tokenizer("embedded" if tokenizer is None else tokenizer)
+    folder = Path(tempfile.mkdtemp(prefix="envsdk-view-"))
+    for image in trajectory.images:
+        with suppress(ImageError):  # without its bytes, it is only named
+            write_images([image], folder / MEDIA)
+    with storing(folder / PLAIN):
+        (folder / PLAIN).write_bytes(trajectory.to_json(embed_images=False) + b"\n")
+    page = TrajectoryPage(folder / "trajectory.html")
+    write_page(page.path, Resources([_OneEpisode(folder / PLAIN, loaded)]), parse_filter(""))
+    if not _is_notebook():
+        webbrowser.open(page.url)
+    return page
+
+
+def _is_notebook() -> bool:
+    """Return whether this program runs in a kernel that displays HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and getattr(shell, "kernel", None) is not None

@@ -1,0 +1,191 @@
+"""A server on this machine for the page: the page itself, its data as JSON, and images. It only reads."""
+
+import contextlib
+import re
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from ..errors import ConfigError, EnvsdkError, ImageError, InvalidFilter, InvalidRecord, UnknownName
+from ._images import ImageFile
+from ._page import page
+from ._resources import Resources, as_json, error_of
+
+_HOST = "127.0.0.1"
+_INTEGER = re.compile(r"[0-9]{1,9}")
+_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_OF_IMAGES: Mapping[str, str] = {
+    "Cache-Control": "private, max-age=86400, immutable",  # the address has the hash
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+}
+
+
+class ViewerServer(ThreadingHTTPServer):
+    """Serves the page and its data to this machine.
+
+    Args:
+        resources: What to show.
+        port: The port; 0 for a free one.
+
+    Raises:
+        ConfigError: If the port is in use.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    max_connections = 64
+    """How many connections may be open, each with a thread. Of more, the one that was unused the longest is closed."""
+
+    def __init__(self, resources: Resources, port: int = 0) -> None:
+        self.resources = resources
+        self._open: OrderedDict[Any, None] = OrderedDict()  # the one that was used the longest time ago first
+        self._lock = threading.Lock()
+        try:
+            super().__init__((_HOST, port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} cannot be used: {error.strerror}. Expected a free one; --port 0 finds one"
+            ) from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > self.max_connections:
+                with contextlib.suppress(OSError):  # its thread ends then
+                    self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def note_use(self, request: Any) -> None:
+        """Note that a connection is used."""
+        with self._lock:
+            if request in self._open:
+                self._open.move_to_end(request)
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{_HOST}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The values of the Host header that are answered: pages of other sites cannot reach the data by their name."""
+        names = (_HOST, "localhost", "[::1]")
+        return frozenset(f"{name}:{self.server_port}" for name in names)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "envsdk"
+    sys_version = ""
+    timeout = 75.0
+    """How long a connection may be silent, in seconds."""
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        server = cast("ViewerServer", self.server)
+        server.note_use(self.connection)
+        if self.headers.get("Host", "") not in server.hosts:
+            self._refuse(
+                HTTPStatus.FORBIDDEN, "HostRefused", f"the Host is not one of {', '.join(sorted(server.hosts))}"
+            )
+            return
+        url = urlsplit(self.path)
+        if url.path == "/":
+            self._send(HTTPStatus.OK, "text/html; charset=utf-8", page())
+            return
+        try:
+            answer = _answer(server.resources, url.path, parse_qs(url.query))
+        except (ImageError, InvalidRecord, UnknownName) as error:
+            self._send_json(HTTPStatus.NOT_FOUND, error_of(error))
+        except InvalidFilter as error:
+            self._send_json(HTTPStatus.BAD_REQUEST, error_of(error))
+        except (EnvsdkError, OSError) as error:
+            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, error_of(error))
+        else:
+            if isinstance(answer, ImageFile):
+                self._send(HTTPStatus.OK, answer.media_type, answer.data, _OF_IMAGES)
+            else:
+                self._send_json(HTTPStatus.OK, answer)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that cannot be read, or another method than GET."""
+        self._refuse(HTTPStatus(code), "RequestRefused", message or HTTPStatus(code).phrase)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: a page asks often."""
+
+    def _refuse(self, status: HTTPStatus, kind: str, why: str) -> None:
+        self.close_connection = True
+        self._send_json(status, {"error": {"type": kind, "message": why}})
+
+    def _send_json(self, status: HTTPStatus, value: Any) -> None:
+        self._send(status, "application/json", as_json(value))
+
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes, more: Mapping[str, str] | None = None) -> None:
+        own = {"Content-Type": content_type, "Content-Length": str(len(body))}
+        try:
+            self.send_response(status)
+            for name, value in {**_HEADERS, **own, **(more or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:  # the page was closed
+            self.close_connection = True
+
+
+def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> Any:
+    """Return what a path asks for.
+
+    Raises:
+        UnknownName: If there is no such path, or a number in the query is missing or wrong.
+        InvalidRecord: If there is no such episode, or it is damaged.
+    """
+
+    def number(name: str, default: int | None = None) -> int:
+        given = query.get(name, [""])[-1]
+        if not given and default is not None:
+            return default
+        if _INTEGER.fullmatch(given) is None:
+            raise UnknownName(f"{name} is {given!r:.80}; expected an integer from 0, such as {name}=1")
+        return int(given)
+
+    match path:
+        case "/api/runs":
+            return resources.runs()
+        case "/api/rows":
+            return resources.rows(number("run"), number("after", 0), number("generation", 0))
+        case "/api/search":
+            return resources.search(
+                number("run"), query.get("q", [""])[-1], number("after", 0), number("generation", 0)
+            )
+        case "/api/episode":
+            return resources.episode(number("run"), number("line"))
+        case "/api/tokens":
+            return resources.tokens(number("run"), number("line"), query.get("context", [""])[-1])
+        case "/api/prompt":
+            return resources.prompt(number("run"), number("line"), number("step"))
+        case "/api/image":
+            return resources.image(number("run"), number("line"), query.get("sha256", [""])[-1])
+        case _:
+            raise UnknownName(
+                f"there is nothing at {path!r:.80}; expected /, /api/runs, /api/rows, /api/search, /api/episode, "
+                "/api/tokens, /api/prompt or /api/image"
+            )

@@ -1,0 +1,397 @@
+"""Reads runs for a front end: rows as their lines appear, one checked episode at a time, and tokenizers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from .._untrusted import open_file, read_lines
+from ..errors import ConfigError, EnvsdkError, InvalidRecord
+from ..rendering.tokenizers import Tokenizer
+from ..rollouts._journal import COMPRESSED, PLAIN, Batch, read_batches
+from ..rollouts._recovery import difference_from_manifest
+from ..rollouts._run_description import RunDescription
+from ..rollouts._stored_run import StoredRun
+from ..rollouts._times import EpisodeTime, read_times
+from ..trajectories._media import MEDIA
+from ..trajectories._trajectory import Trajectory
+from ._contents import Contents, Match
+from ._filters import Filter
+from ._rows import EpisodeRow, read_row
+
+_SAMPLES = "samples.jsonl"
+_MAX_DAMAGED = 1000
+"""How many damaged lines are read: a file with more is not one of records."""
+_OWNER = re.compile(rb'"trajectory_id":("(?:[^"\\]|\\.)*")')
+
+
+class _Place(NamedTuple):
+    """Where a line is: in the batch that begins at byte `start`, number `offset` of it."""
+
+    start: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What is known about all episodes of a source.
+
+    Attributes:
+        name: A short name for headings: the folder's, or the file's.
+        path: Where it is.
+        env: The environment's id; empty if there is no `run.json`, and so for all below.
+        policy: The policy's name.
+        model: The model's name, if the policy has one.
+        renderer: The renderer's name.
+        history: The history policy's name.
+        created: When the run began: ISO 8601, in UTC.
+        episodes: How many episodes the run is to have; 0 if that is unknown.
+        is_complete: Whether the run came to its end; None if that is unknown.
+        versions: The versions of the packages that it ran on.
+        configuration: What the caller of the run gave.
+    """
+
+    name: str
+    path: str
+    env: str = ""
+    policy: str = ""
+    model: str = ""
+    renderer: str = ""
+    history: str = ""
+    created: str = ""
+    episodes: int = 0
+    is_complete: bool | None = None
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values for JSON."""
+        return asdict(self)
+
+
+class Source:
+    """A run folder, or a file of trajectories, which may still grow.
+
+    Args:
+        path: A run folder, a folder with `trajectories.jsonl`, or a file such as `trajectories.jsonl` or
+            `trajectories.jsonl.zst`.
+
+    Raises:
+        ConfigError: If there is no such file or folder, or the folder has no trajectories.
+        RunFolderError: If its `run.json` or `manifest.json` is damaged.
+
+    Attributes:
+        path: What was given.
+        file: The file of trajectories.
+        rows: The rows that were read so far; see `refresh`.
+        generation: How often the file was replaced by another one, so that `rows` began again.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.file, self._stored = _found(self.path)
+        self.rows: list[EpisodeRow] = []
+        self.generation = 0
+        self._places: list[_Place] = []
+        self._stop = 0
+        self._is_damaged = self._is_compared = False
+        self._damaged_lines = 0
+        self._times: Mapping[str, EpisodeTime] = {}
+        self._has_read_times = False
+        self._samples: tuple[int, Mapping[str, list[int]]] = (0, {})
+
+    @property
+    def info(self) -> RunInfo:
+        """What is known about all episodes."""
+        name = (self.path if self.path.is_dir() else self.file).resolve().name
+        if self._stored is None:
+            return RunInfo(name, str(self.path))
+        stored = StoredRun(self.path)  # the manifest is written again and again
+        configuration = stored.configuration
+        policy, model = _policy_and_model(configuration.get("policy"))
+        return RunInfo(
+            name=name,
+            path=str(self.path),
+            env=_text(configuration.get("env")),
+            policy=policy,
+            model=model,
+            renderer=_text(_name_of(configuration.get("renderer"))),
+            history=_text(_name_of(configuration.get("history"))),
+            created=stored.description.created,
+            episodes=_count(configuration.get("episodes")),
+            is_complete=None if stored.manifest is None else stored.manifest.is_complete,
+            versions=stored.description.versions,
+            configuration=configuration,
+        )
+
+    def refresh(self, *, most: int | None = None) -> int:
+        """Read the rows of the lines that were completed since the last call.
+
+        A line that is still being written is left for a later call. A file that became shorter was replaced: its rows
+        are read from the start.
+
+        Args:
+            most: The maximum number of batches to read; None for all.
+
+        Returns:
+            The number of new rows.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        if self._was_replaced():
+            self.rows, self._places, self._stop, self._is_damaged, self._damaged_lines = [], [], 0, False, 0
+            self.generation += 1
+        before, self._has_read_times = len(self.rows), False
+        if self._is_damaged or not self.file.exists():
+            return 0
+        try:
+            for count, batch in enumerate(self._batches(self._stop), start=1):
+                self._add(batch)
+                if self._damaged_lines > _MAX_DAMAGED:
+                    self._end(f"more than {_MAX_DAMAGED:,} lines are damaged; what follows is not read")
+                if self._is_damaged or count == most:
+                    break
+            else:
+                self._check_manifest()
+        except InvalidRecord as error:  # such as of a compressed frame: nothing after it can be found
+            self._end(f"{error}; what follows cannot be read")
+        return len(self.rows) - before
+
+    def _batches(self, start: int = 0) -> Iterator[Batch]:
+        return read_batches(self.file, start, self.path if self.path.is_dir() else None)
+
+    def _check_manifest(self) -> None:
+        """Compare the file with the manifest of its run, once: a run in progress is not read again and again."""
+        if self._stored is not None and self._stored.manifest is not None and not self._is_compared:
+            self._is_compared = True
+            if difference := difference_from_manifest(self.file, self._stored.manifest):
+                self._end(difference)
+
+    def _end(self, why: str) -> None:
+        """Read nothing more, and add a row that reports why."""
+        self._is_damaged = True
+        self._places.append(_Place(self._stop, 0))
+        self.rows.append(EpisodeRow.damaged(len(self.rows) + 1, why))
+
+    def _was_replaced(self) -> bool:
+        return self.file.exists() and self.file.stat().st_size < self._stop
+
+    def _add(self, batch: Batch) -> None:
+        for index, line in enumerate(batch.lines):
+            row = self._timed(read_row(len(self.rows) + 1, line))
+            self._damaged_lines += row.is_damaged
+            self.rows.append(row)
+            self._places.append(_Place(self._stop, index))
+        self._stop = batch.stop
+
+    def _timed(self, row: EpisodeRow) -> EpisodeRow:
+        """Return a row with when its episode ended. A run notes the time before the line."""
+        if row.id not in self._times and not self._has_read_times:
+            self._times, self._has_read_times = read_times(self.file.parent), True
+        time = self._times.get(row.id)
+        return row if time is None else replace(row, ended=time.ended, duration_s=time.duration_s)
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes of the file follow the last row: a line that is being written, or was cut off."""
+        return max(0, self.file.stat().st_size - self._stop) if self.file.exists() else 0
+
+    def line(self, number: int) -> bytes:
+        """Return a line as it is in the file, without the line end.
+
+        Args:
+            number: The number of the line, from 1, of those that `rows` has.
+
+        Raises:
+            InvalidRecord: If there is no such line, or it cannot be read.
+        """
+        if not 1 <= number <= len(self._places):
+            raise InvalidRecord(f"{self.file} has no line {number}; expected 1 to {len(self._places)}")
+        place = self._places[number - 1]
+        batch = next(self._batches(place.start), None)
+        if batch is None or place.offset >= len(batch.lines):
+            raise InvalidRecord(f"{self.file}, line {number} is gone: the file was changed")
+        return batch.lines[place.offset]
+
+    def trajectory(self, number: int) -> Trajectory:
+        """Read one episode, and check all of it.
+
+        Args:
+            number: The number of its line, from 1.
+
+        Raises:
+            InvalidRecord: If there is no such line, or it is damaged; the message names what.
+        """
+        line = self.line(number)
+        try:
+            return Trajectory.from_json(line, media=self.media)
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{self.file}, line {number}: {error}") from error
+
+    def episodes(self) -> Iterator[tuple[EpisodeRow, Trajectory | None]]:
+        """Read all episodes once, in order, and check all of each. One is in memory at a time.
+
+        Yields:
+            The row of each line with its episode; None if the line is damaged, and the row reports why.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        self.refresh()
+        rows = iter([*self.rows])
+        if self.file.exists():
+            with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
+                for batch in self._batches():
+                    for line, row in zip(batch.lines, rows, strict=False):
+                        yield _checked(row, line, self.media)
+        for row in rows:
+            yield row, None
+
+    def search(self, chosen: Filter, after: int = 0) -> Iterator[tuple[EpisodeRow, Match | None]]:
+        """Search the rows that were read. The file is read only if the filter is about contents, as far as needed.
+
+        Args:
+            chosen: The filter.
+            after: How many rows at the start to leave out.
+
+        Yields:
+            Each row with how it matches; with None if it does not.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        rows = self.rows[after:]
+        if not chosen.texts or not rows:
+            return ((row, Match(row.line) if chosen.matches(row) else None) for row in rows)
+        return self._searched(chosen, rows, self._places[after])
+
+    def _searched(
+        self, chosen: Filter, rows: list[EpisodeRow], place: _Place
+    ) -> Iterator[tuple[EpisodeRow, Match | None]]:
+        lines = self._lines_from(place)
+        for row in rows:
+            contents = Contents(next(lines, b""))  # of a line that cannot be read, nothing
+            found = chosen.matches(row, contents)
+            yield row, contents.match(row.line, chosen.searched) if found else None
+
+    def _lines_from(self, place: _Place) -> Iterator[bytes]:
+        left_out = place.offset
+        with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
+            for batch in self._batches(place.start):
+                yield from batch.lines[left_out:]
+                left_out = 0
+
+    def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
+        """Return the tokenizer of a context, by its fingerprint; None if the source does not have it, or not intact."""
+        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
+        return self._tokenizers.get(fingerprint)
+
+    @cached_property
+    def _tokenizers(self) -> Mapping[str, Tokenizer]:
+        try:
+            return {} if self._stored is None else self._stored.tokenizers
+        except (EnvsdkError, OSError):  # its files are damaged or gone: tokens are then shown by their ids
+            return {}
+
+    @property
+    def media(self) -> Path:
+        """The folder with the files of the images, next to the file."""
+        return self.file.parent / MEDIA
+
+    def sample_lines(self, trajectory_id: str) -> list[bytes]:
+        """Return the lines of `samples.jsonl` next to the file that are of one episode, in their order.
+
+        Raises:
+            InvalidRecord: If it has a line that is too long, or is not a regular file in the folder.
+            OSError: If the file cannot be read.
+        """
+        return [self._sample_line(start) for start in self._sample_places().get(trajectory_id, ())]
+
+    def _sample_line(self, start: int) -> bytes:
+        with open_file(self.file.parent / _SAMPLES, inside=self.file.parent) as file:
+            file.seek(start)
+            return next(read_lines(file), b"").removesuffix(b"\n")
+
+    def _sample_places(self) -> Mapping[str, list[int]]:
+        """Return where the samples of each episode begin, in bytes. The file is read again if it has changed."""
+        file = self.file.parent / _SAMPLES
+        size = file.stat().st_size if file.is_file() else 0
+        if size != self._samples[0]:
+            places, start = dict[str, list[int]](), 0
+            with open_file(file, inside=file.parent) as lines:
+                for line in read_lines(lines):
+                    places.setdefault(_sample_owner(line), []).append(start)
+                    start += len(line)
+            self._samples = size, places
+        return self._samples[1]
+
+
+def _checked(row: EpisodeRow, line: bytes, media: Path) -> tuple[EpisodeRow, Trajectory | None]:
+    if row.is_damaged:
+        return row, None
+    try:
+        return row, Trajectory.from_json(line, media=media)
+    except InvalidRecord as error:
+        return EpisodeRow.damaged(row.line, str(error)), None
+
+
+def _found(path: Path) -> tuple[Path, StoredRun | None]:
+    """Return the file of trajectories, and the run folder that it is in, if any."""
+    if path.is_file():
+        return path, None
+    if not path.is_dir():
+        raise ConfigError(f"{str(path)!r} does not exist; expected a run folder or a trajectories.jsonl file")
+    if (path / RunDescription.file_name).exists():
+        stored = StoredRun(path)
+        return path / stored.description.trajectories, stored
+    found = next((path / name for name in (PLAIN, COMPRESSED) if (path / name).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{str(path)!r} has neither a {RunDescription.file_name} nor a {PLAIN}; expected a run folder, which a run "
+            "with --out wrote, or a file of trajectories"
+        )
+    return found, None
+
+
+def _policy_and_model(policy: Any) -> tuple[str, str]:
+    """Return the names of a policy and of its model; of several policies, those of each role."""
+    match policy:
+        case str():
+            return policy, ""
+        case {"class": str(name), "model": str(model)} | {"name": str(name), "model": str(model)}:
+            return name.rpartition(":")[2], model
+        case {"name": str(name)} | {"class": str(name)}:
+            return name.rpartition(":")[2], ""
+        case dict():
+            named = {role: _policy_and_model(one) for role, one in cast("dict[str, Any]", policy).items()}
+            names = ", ".join(f"{role}: {name}" for role, (name, _) in named.items())
+            return names, ", ".join(dict.fromkeys(model for _, model in named.values() if model))
+        case _:
+            return "", ""
+
+
+def _name_of(specification: Any) -> Any:
+    return cast("dict[str, Any]", specification).get("name") if isinstance(specification, dict) else specification
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _sample_owner(line: bytes) -> str:
+    """Return the id of the trajectory of a sample's line, without reading its arrays."""
+    found = _OWNER.search(line)
+    try:
+        return "" if found is None else str(orjson.loads(found[1]))
+    except ValueError:
+        return ""

@@ -1,0 +1,181 @@
+"""One episode as entries to read from top to bottom: each message with its steps, calls, errors and breaks.
+
+All texts of an entry are safe to print (see `visible`). Long texts can be folded.
+"""
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from .._visible import on_one_line, visible
+from ..trajectories._trajectory import Trajectory
+from ._contents import Hit
+from ._episodes import episode
+from ._images import image_name
+
+Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "image", "call", "error", "note"]
+"""What a part of an entry is. `reply` is what the model wrote; `text` is what others than a tool wrote."""
+_FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 800), "text": (20, 2000)}
+"""How many lines and characters of a part are shown when it is folded. The other kinds are shown in full."""
+
+
+class Part(NamedTuple):
+    """A piece of the text of an entry. An image is a text that names it, and its hash."""
+
+    kind: Kind
+    text: str
+    sha256: str = ""
+
+    def folded(self) -> tuple[str, str]:
+        """Return the first lines, and how much is left out, such as `12 lines`; an empty text if nothing is."""
+        most_lines, most_chars = _FOLDED.get(self.kind, (0, 0))
+        lines = self.text.split("\n")
+        if not most_lines or (len(lines) <= most_lines and len(self.text) <= most_chars):
+            return self.text, ""
+        shown = "\n".join(lines[:most_lines])
+        if len(shown) > most_chars:
+            return shown[:most_chars], f"{len(self.text) - most_chars:,} characters"
+        return shown, f"{len(lines) - most_lines:,} lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something to read as one: the head of the episode or of a context, a message, or messages of another context.
+
+    Attributes:
+        kind: `episode`, `context`, `inherited`, `break`, or the role of a message.
+        context: The context that it belongs to; empty for the episode.
+        headings: One line for each step that wrote the message; else one line.
+        breaks: The break before the message, with its reason and cost, for each of its steps that has one.
+        parts: The text.
+        steps: The indices of the steps that wrote the message.
+        message: The index of the message in its context, or None.
+        inherited: The entries that are left out here, since they are the same in the context that this one began from.
+    """
+
+    kind: str
+    context: str
+    headings: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    steps: tuple[int, ...] = ()
+    message: int | None = None
+    inherited: "tuple[Entry, ...]" = ()
+
+
+def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -> Iterator[Entry]:
+    """Yield the entries of an episode: its head, and for each context a head and its messages.
+
+    Args:
+        trajectory: The episode.
+        shown: What `episode` returns for it, if that is known already.
+
+    Raises:
+        InvalidRecord: If the steps do not fit the logs.
+    """
+    shown = episode(trajectory) if shown is None else shown
+    yield _head(trajectory)
+    for context in shown["contexts"]:
+        name = context["name"]
+        if context["parent"] is not None or trajectory.contexts[name].reward is not None:
+            yield Entry("context", name, (on_one_line(f"{name}: {_end_of(trajectory, name)}"),))
+        entries = [_message(shown, context, index) for index in range(len(context["messages"]))]
+        count = sum(message["is_inherited"] for message in context["messages"])
+        if count:
+            what = "1 message" if count == 1 else f"{count} messages"
+            heading = on_one_line(f"{name} · {what} of {context['base']}")
+            yield Entry("inherited", name, (heading,), inherited=tuple(entries[:count]))
+        yield from entries[count:]
+    if shown["final_break"] is not None:
+        context = shown["final_break"]["context"] or ""
+        yield Entry("break", context, (on_one_line(f"at the end {break_text(shown['final_break'])}"),))
+
+
+def _head(trajectory: Trajectory) -> Entry:
+    end = trajectory.error or trajectory.stop_reason
+    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
+    renderer = _renderer_of(trajectory)
+    return Entry("episode", "", (heading,), parts=(Part("note", renderer),) if renderer else ())
+
+
+def _renderer_of(trajectory: Trajectory) -> str:
+    """Return the renderer's name and options, and why it was chosen."""
+    if not trajectory.renderer:
+        return ""
+    name, *options = (
+        value if key == "name" else f"{key}={reprlib.repr(value)}" for key, value in trajectory.renderer.items()
+    )
+    because = trajectory.renderer_chosen_because
+    reason = [f"chosen because {because}"] if because else []
+    rewrites = trajectory.renderer_rewrites
+    reason += [f"the template rewrites earlier text: {rewrites}"] if rewrites else []
+    return on_one_line("; ".join([" ".join(["renderer", str(name), *options]), *reason]))
+
+
+def _end_of(trajectory: Trajectory, name: str) -> str:
+    """Return how the context of a sub-agent or a player ended."""
+    log = trajectory.contexts[name]
+    own = None if log.reward is None else f"own reward {log.reward:g}"
+    return ", ".join(filter(None, [log.role, log.stop_reason, log.error, own]))
+
+
+def _message(shown: Mapping[str, Any], context: Mapping[str, Any], index: int) -> Entry:
+    message, steps = context["messages"][index], shown["steps"]
+    who = f"{context['name']} · {message['role']}{_answered(context, message)}"
+    numbers: list[int] = [] if message["is_inherited"] else message["steps"]
+    own = [steps[number] for number in numbers]
+    return Entry(
+        kind=message["role"],
+        context=context["name"],
+        headings=tuple(on_one_line(f"{who}{_step_head(step)}") for step in own) or (on_one_line(who),),
+        breaks=tuple(on_one_line(break_text(step["break"])) for step in own if step["break"] is not None),
+        parts=tuple(_parts(message, shown["images"])),
+        steps=tuple(numbers),
+        message=index,
+    )
+
+
+def _answered(context: Mapping[str, Any], message: Mapping[str, Any]) -> str:
+    """Return the call that a message is the result of, for its heading."""
+    if message["answers"] is None:
+        return ""
+    asked, number = message["answers"]
+    return f" · result of {context['messages'][asked]['calls'][number]['name']}"
+
+
+def _step_head(step: Mapping[str, Any]) -> str:
+    reward = "not scored" if step["reward"] is None else f"reward {step['reward']:g}"
+    named = ", ".join(f"{name} {value:g}" for name, value in step["rewards"].items() if name != "reward")
+    tokens = step["stop"] - step["action_start"]
+    return f" · step {step['index'] + 1} · {tokens} tokens · {reward}" + (f" ({named})" if named else "")
+
+
+def hit_text(hit: Hit) -> str:
+    """Return where a text was found, and what is around it."""
+    step = [] if hit.step is None else [f"step {hit.step + 1}"]
+    where = " · ".join([*step, hit.context, hit.role if hit.part == "text" else hit.part])
+    return on_one_line(f"found in {where}: {hit.before}{hit.found}{hit.after}")
+
+
+def break_text(break_: Mapping[str, Any]) -> str:
+    """Return the reason of a break, and what it cost."""
+    again = f", {break_['observed_again']:,} of them observed again" if break_["observed_again"] else ""
+    detail = f" ({break_['detail']})" if break_["detail"] else ""
+    return f"{break_['reason']}: {break_['kept']:,} kept, {break_['dropped']:,} dropped{again}{detail}"
+
+
+def _parts(message: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
+    if message["reasoning"] is not None:
+        yield Part("reasoning", visible(message["reasoning"]))
+    kinds: Mapping[str, Kind] = {"assistant": "reply", "tool": "result"}
+    for part in message["parts"] or [{"text": message["content"]}]:
+        if "image" in part:
+            yield Part("image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"])
+        elif part["text"]:
+            yield Part(kinds.get(message["role"], "text"), visible(part["text"]))
+    for call in message["calls"]:
+        failed = f" ! {call['error']}" if call["error"] else ""
+        yield Part("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
+    for error in message["errors"]:
+        yield Part("error", visible(f"! {error}"))

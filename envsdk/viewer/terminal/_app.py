@@ -1,0 +1,54 @@
+"""The program of `envsdk view --terminal`."""
+
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from .._resources import Resources
+from ._dialogs import Keys
+from ._lines import Lines
+from ._list_screen import ListScreen
+
+
+class TerminalViewer(App[None]):
+    """Shows runs in a terminal.
+
+    Args:
+        resources: The runs.
+        filter: The filter of the list at first.
+        follow: Whether new episodes are looked for once a second.
+
+    Raises:
+        InvalidFilter: If the filter is not valid.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "envsdk"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark", "keys", "Keys"),
+        Binding("d", "toggle_dark", "Dark or light", show=False),
+        Binding("q,ctrl+q", "quit", "Quit", show=False),
+    ]
+    CSS = """
+    #title, #heading, #status { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
+    #title { background: $primary 30%; }
+    #details { height: 2; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; color: $text-muted; }
+    #status { background: $panel; }
+    """
+
+    def __init__(self, resources: Resources, filter: str = "", *, follow: bool = False) -> None:
+        super().__init__()
+        self._list = ListScreen(resources, filter, follow=follow)
+
+    def on_mount(self) -> None:
+        """Show the list."""
+        self.push_screen(self._list)
+
+    def action_keys(self) -> None:
+        """List the keys."""
+        self.push_screen(Keys([*self.screen.BINDINGS, *Lines.BINDINGS, *self.BINDINGS]))
+
+    def action_toggle_dark(self) -> None:
+        """Change between the dark and the light theme."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

@@ -1,0 +1,249 @@
+"""Compares a renderer with a chat template: the prompts that it renders, the replies that it writes and reads.
+
+The prompts are the conversations of the conformance kit, and the replies are those that prove measured grammars. A
+family may differ from its template where it declares so (`known_differences`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from envsdk.errors import RenderError
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering._parity import CONVERSATIONS, TOOL_NAME
+from envsdk.rendering.renderer import Renderer, TokenIds
+
+from .grammars._measuring import words_of
+from .grammars._probes import TOOLS
+from .grammars._proof import other_replies, usual_replies
+from .templates._chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
+from .templates._dialect import Dialect
+from .templates._sentinels import user
+
+_DIALECT = Dialect()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """On what a renderer and a template agree.
+
+    Attributes:
+        prompts: How many conversations both render with the same text.
+        replies: How many replies that the template writes are read as the same message and written as the same text.
+        difference: The first difference; empty if there is none.
+    """
+
+    prompts: int
+    replies: int
+    difference: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether prompts and replies were compared, and all of them are the same."""
+        return self.prompts > 0 and self.replies > 0 and not self.difference
+
+    def __str__(self) -> str:
+        return f"{self.prompts} conversations and {self.replies} replies"
+
+
+def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) -> Agreement:
+    """Compare a renderer with a chat template; replies are compared only if all prompts are the same.
+
+    Args:
+        renderer: The renderer.
+        text: The template.
+        special_tokens: The values of `bos_token`, `eos_token` and so on.
+
+    Raises:
+        ConfigError: If the text is not a Jinja template.
+    """
+    template = _compiled(text, getattr(renderer, "current_date", FIXED_DATE), tuple(special_tokens.items()))
+    same, different = _compare_prompts(renderer, template)
+    if different or not same:
+        return Agreement(same, 0, different or "all conversations")
+    return Agreement(same, *_compare_replies(renderer, template))
+
+
+@lru_cache(maxsize=4)
+def _compiled(text: str, date: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate(text, date=date, special_tokens=dict(special_tokens))
+
+
+def _is_known(renderer: Renderer, name: str) -> bool:
+    return any(words in name for words in renderer.known_differences)
+
+
+def _render(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generation_prompt: bool
+) -> str:
+    shown = _DIALECT.messages(messages)
+    return template.render(shown, tools=list(tools) or None, generation_prompt=generation_prompt)
+
+
+# Prompts.
+
+
+def _compare_prompts(renderer: Renderer, template: ChatTemplate) -> tuple[int, str]:
+    """Return on how many conversations a renderer and a template agree, and the name of the first one that differs.
+
+    Where a family's format is known to differ from its template's, they have to show at least the same reasoning.
+    """
+    same, different = 0, ""
+    for name, (messages, tools, generation_prompt) in CONVERSATIONS.items():
+        try:
+            expected = _render(template, messages, tools, generation_prompt=generation_prompt)
+        except TemplateFailed:
+            continue  # the template cannot express it, so there is nothing to compare
+        is_known = _is_known(renderer, name)
+        try:
+            tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
+        except RenderError:
+            if not is_known and (not tools or TOOL_NAME in expected):
+                different = different or name
+            continue
+        found = renderer.tokenizer.decode(tokens)
+        if found == expected:
+            same += 1
+        elif not is_known or _reasoning_in(found, messages) != _reasoning_in(expected, messages):
+            different = different or name
+    return same, different
+
+
+def _reasoning_in(text: str, messages: Sequence[Message]) -> list[int]:
+    """Count how often the reasoning of each message occurs in a rendered text."""
+    return [text.count(message.reasoning) for message in messages if message.reasoning]
+
+
+# Replies.
+
+
+class _Written(NamedTuple):
+    """A reply as a template writes it."""
+
+    message: Message
+    """The message as the text shows it: without reasoning that the template drops."""
+    begun: str
+    """The part of the generation prompt that belongs to the reply."""
+    text: str
+    """The text after that, up to the end of the reply."""
+    stop: str
+    follows_prompt: bool
+    """Whether the reply follows the generation prompt; if not, the template opens it differently."""
+
+
+def _compare_replies(renderer: Renderer, template: ChatTemplate) -> tuple[int, str]:
+    """Return on how many replies a renderer and a template agree, and the first difference."""
+    same, template_replies = 0, _TemplateReplies(renderer, template)
+    for message in _battery(has_calls="tool" in renderer.roles):
+        written = template_replies.written(message)
+        difference = None if written is None else _difference(renderer, written, _shape(message))
+        if difference:
+            return same, f"{_shape(message)}, {difference}"
+        same += difference == ""
+    return same, ""
+
+
+def _difference(renderer: Renderer, written: _Written, shape: str) -> str:
+    """Return how a reply is read as another message, or is written as another text; empty if it is not.
+
+    Where a family's format is known to differ from its template's, it has to read at least the same calls.
+    """
+    read, is_known = _read(renderer, written), _is_known(renderer, shape)
+    found, expected = _facts(read), _facts(written.message)
+    if found[-1] != expected[-1] or ((found != expected or read.errors) and not is_known):
+        errors = f" with the errors {read.errors}" * bool(read.errors)
+        return f"{written.text!r}, is read as {found!r:.200}{errors}"
+    own = _own_text(renderer, written, read)
+    return "" if own in (None, written.text) or is_known else f"{written.text!r}, is written as {own!r}"
+
+
+def _battery(*, has_calls: bool) -> Iterator[Message]:
+    """Yield the replies, each with its own ids, so that no call has the id of a call in another reply."""
+    for replies in (usual_replies, other_replies):
+        for message in replies(has_calls=has_calls):
+            yield from _DIALECT.addressed([message])
+
+
+def _shape(message: Message) -> str:
+    """Return the shape of a reply, in words in which differences are declared."""
+    parts = ["reasoning"] * (message.reasoning is not None) + ["text"] * bool(message.content)
+    calls = ["a call"] if len(message.tool_calls) == 1 else ["calls"] * bool(message.tool_calls)
+    return f"a reply with {' and '.join([*parts, *calls])}"
+
+
+class _TemplateReplies:
+    """Finds replies in renderings of a template that renders prompts as the renderer does."""
+
+    def __init__(self, renderer: Renderer, template: ChatTemplate) -> None:
+        self._renderer = renderer
+        self._template = template
+        self._prompts: dict[bool, tuple[str, str]] = {}
+
+    def written(self, message: Message) -> _Written | None:
+        """Return a reply as the template writes it; None if it does not write all of it, or opens it in its own way."""
+        tools = TOOLS if message.tool_calls else ()
+        try:
+            past, prompt = self._prompt(tools)
+            text = _render(self._template, [user(), message], tools, generation_prompt=False)
+        except TemplateFailed:
+            return None
+        opening = past + self._renderer.opening
+        follows_prompt = text.startswith(prompt)
+        if not (follows_prompt or text.startswith(opening)):
+            return None
+        body = text[len(prompt if follows_prompt else opening) :]
+        if any(call.name not in body for call in message.tool_calls):
+            return None
+        shown = message if (message.reasoning or "") in body else message.with_reasoning(None)
+        begun = prompt[len(past) :].removeprefix(self._renderer.opening) if follows_prompt else ""
+        return _Written(shown, begun, *self._cut(body, shown), follows_prompt)
+
+    def _prompt(self, tools: Sequence[ToolSchema]) -> tuple[str, str]:
+        """Return the text before the generation prompt, and with it."""
+        if bool(tools) not in self._prompts:
+            past, prompt = (_render(self._template, [user()], tools, generation_prompt=is_) for is_ in (False, True))
+            self._prompts[bool(tools)] = past, prompt
+        return self._prompts[bool(tools)]
+
+    def _cut(self, body: str, message: Message) -> tuple[str, str]:
+        """Return the text up to the first stop token after all words of a message, and that token."""
+        words = [*words_of(message), *(call.name for call in message.tool_calls)]
+        last = max((body.rfind(word) for word in words if word), default=0)
+        ends = [(at, stop) for stop in self._renderer.stop_tokens if (at := body.find(stop, max(last, 0))) >= 0]
+        at, stop = min(ends, default=(len(body), self._renderer.stop_tokens[0]))
+        return body[:at], stop
+
+
+def _read(renderer: Renderer, written: _Written) -> Message:
+    """Read a reply as if a model had sampled it after the generation prompt."""
+    sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
+    return renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)
+
+
+def _own_text(renderer: Renderer, written: _Written, read: Message) -> str | None:
+    """Return the text that the renderer writes for the same reply; None if the template opens it differently.
+
+    Where a message has no reasoning, the template may write an empty block, with which the reply was read.
+    """
+    if not written.follows_prompt:
+        return None
+    message = written.message.with_reasoning(written.message.reasoning or read.reasoning)
+    try:
+        text = renderer.tokenizer.decode(renderer.reply(message))
+    except RenderError as error:
+        return str(error)
+    return next((text.removesuffix(stop) for stop in renderer.stop_tokens if text.endswith(stop)), text)
+
+
+def _tokens(renderer: Renderer, text: str) -> TokenIds:
+    out = renderer.emission()
+    out.scaffold(text)
+    return out.tokens()[0]
+
+
+def _facts(message: Message) -> tuple[object, ...]:
+    """Return what has to be the same; templates may trim text, and JSON distinguishes True from 1."""
+    calls: list[Any] = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in message.tool_calls]
+    return message.content.strip(), (message.reasoning or "").strip(), calls

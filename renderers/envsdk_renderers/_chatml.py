@@ -1,0 +1,258 @@
+"""ChatML, in which every message is a block between `<|im_start|>` and `<|im_end|>`, and ChatML with tools.
+
+Source of the rules: OpenAI's ChatML of 2023, as Hugging Face templates write it. This module specifies blocks, tools
+and their results for all families that build on them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from envsdk.errors import RenderError
+from envsdk.messages import ImagePart, Message, ToolSchema
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.reading import Reading, ReplyReader
+from envsdk.rendering.renderer import Renderer, TokenIds
+from envsdk.rendering.tokenizers import Tokenizer
+
+from .grammars._grammar import Grammar
+from .grammars._reading import GrammarReader
+from .grammars._styles import Piece
+from .grammars._tagged import Calls, tagged
+from .grammars._writing import write_after
+from .replies._json_calls import json_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+HERMES = Calls(
+    ("object",),
+    "<tool_call>\n",
+    {"object": "\n</tool_call>"},
+    layout=('{"name": "', "name", '", "arguments": ', "arguments", "}"),
+)
+"""Calls as NousResearch's Hermes writes them: JSON between tags."""
+_MARK = "\ue001"  # a private-use character that is in the place of an image
+
+
+class ChatML(Renderer):
+    """Plain ChatML without tools and thinking: reasoning in messages is not shown, and tools are refused.
+
+    Args:
+        tokenizer: A tokenizer with `<|im_start|>` and `<|im_end|>`.
+        unsafe_content: See `Renderer`.
+        processor: See `Renderer`; only families with `writes_images` take one.
+    """
+
+    name: ClassVar[str] = "chatml"
+    roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant"})
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>",)
+    after_turn: ClassVar[str] = "\n"
+    opening: ClassVar[str] = "<|im_start|>assistant\n"
+    blocks: ClassVar[Mapping[str, str]] = {}
+    structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
+    message_end: ClassVar[str] = "<|im_end|>"
+    """The scaffold that ends a message; in an assistant's message it is sampled."""
+    image: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
+    """The scaffold that the templates of Qwen's vision models write for an image."""
+    grammar: ClassVar[Grammar] = tagged()
+    """How replies are written and read."""
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
+        self._reader = GrammarReader(replace(self.grammar, controls=(*self.blocks, *self.structure)))
+        tags = self.grammar.call_tags
+        self._call_opener = tags[0] if tags else ""
+        self._call_tag = re.compile(f"({'|'.join(map(re.escape, tags)) if tags else '(?!)'})")
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write a system message as a block; tools are refused."""
+        if tools:
+            raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
+        if system is not None:
+            self.emit_block(out, system)
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a message as a block."""
+        self.emit_block(out, message)
+
+    def emit_block(self, out: Emission, message: Message) -> None:
+        """Write a message as a block of its own."""
+        out.scaffold(self.header(message.role))
+        self.emit_content(out, message)
+        out.scaffold(self.message_end + self.after_turn)
+
+    def emit_content(self, out: Emission, message: Message) -> None:
+        """Write the content of a message: its texts, with the template's tokens for each image between them."""
+        first, *others = self.texts(message)
+        out.content(first)
+        for text in others:
+            out.scaffold(self.image)
+            out.content(text)
+
+    def texts(self, message: Message) -> list[str]:
+        """Return the texts before, between and after the images of a message, whose content is trimmed as a whole."""
+        if not message.images:
+            return [self.trimmed(message.content)]
+        texts = [""]
+        for part in message.parts or ():
+            if isinstance(part, ImagePart):
+                texts.append("")
+            else:
+                texts[-1] += part.text
+        texts[0] = self.trimmed(f"{texts[0]}{_MARK}").removesuffix(_MARK)
+        texts[-1] = self.trimmed(f"{_MARK}{texts[-1]}").removeprefix(_MARK)
+        return texts
+
+    def header(self, role: str) -> str:
+        """Return the beginning of a block; the assistant's is `opening`."""
+        return f"<|im_start|>{role}\n"
+
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """Write the reasoning, the text and the calls, as far as the family has them."""
+        self.emit_pieces(out, self.pieces(message))
+
+    def pieces(self, message: Message, prompted: str = "") -> list[Piece]:
+        """Return what is written for a reply, without the part that the generation prompt contains."""
+        return write_after(self._reader.grammar, self.as_written(message), prompted)
+
+    def emit_pieces(self, out: Emission, pieces: Sequence[Piece]) -> None:
+        """Write the pieces of a reply, and its end; what is between the tags around a call is content."""
+        is_inside = False
+        for piece in pieces:
+            if not piece.is_scaffold:
+                out.content(piece.text)
+                continue
+            for part, is_tag in self._cut_at_tags(piece.text):
+                is_content = is_inside and not any(name in part for name in self.structure)
+                out.content(part) if is_content else out.scaffold(part)
+                is_inside = part == self._call_opener if is_tag else is_inside
+        out.scaffold(self.message_end)
+
+    def _cut_at_tags(self, scaffold: str) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of a constant cut at the tags around calls, each with whether it is a tag."""
+        parts = self._call_tag.split(scaffold)
+        return ((part, bool(index % 2)) for index, part in enumerate(parts) if part)
+
+    def as_written(self, message: Message) -> Message:
+        """Return a reply as the family writes it.
+
+        Raises:
+            RenderError: If it has calls and the family has none.
+        """
+        if message.tool_calls and not self.grammar.call:
+            raise RenderError(f"{self.name!r} cannot express a tool call: use another renderer")
+        content = self.trimmed(message.content)
+        return message if content == message.content else message.model_copy(update={"content": content})
+
+    def trimmed(self, text: str) -> str:
+        """Return a text as the template shows it: unchanged, unless the family trims it."""
+        return text
+
+    def settles(self, message: Message) -> bool:
+        """Return True: what is shown of a message does not depend on its position."""
+        return True
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Return the messages without reasoning."""
+        return [message.with_reasoning(None) for message in messages[settled:]]
+
+    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        """See `Renderer.prefill`.
+
+        Raises:
+            RenderError: If the prefill has reasoning and the family has no think block, or if it has none although the
+                generation prompt opens a think block.
+        """
+        if isinstance(start, Message) and start.reasoning is None and self._open_at_start:
+            raise RenderError(
+                f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
+                "give the prefill a reasoning, which may be empty"
+            )
+        return super().prefill(start)
+
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
+        """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
+        begun = self.after_opening(prompt_tail)
+        sampled = self.split(tokens)
+        segments = [*(self.split(begun).segments if len(begun) else ()), *sampled.segments]
+        return self._reader.read(segments, sampled, tools)
+
+    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
+        """See `Renderer.reader`; a reply is read as it comes."""
+        return self.streamed(self.reading(tools), prompt_tail)
+
+    def reading(self, tools: Sequence[ToolSchema]) -> Reading:
+        """Return what reads a reply as `parse` does; see `Renderer.streamed`."""
+        return self._reader.begin(tools)
+
+
+class ToolChatML(ChatML):
+    """ChatML with tools: their list in the system block, calls between tags, results in blocks of the user.
+
+    Source of the rules: the templates of Qwen 2.5 and later, which follow NousResearch's Hermes. The class attributes
+    of a family specify how its format differs.
+    """
+
+    roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant", "tool"})
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
+    blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
+    structure: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    grammar: ClassVar[Grammar] = tagged(HERMES)
+    default_system: ClassVar[str | None] = None
+    """The text of the system block if there is no system message; None for no such block."""
+    before_tools: ClassVar[str] = (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+    )
+    after_tools: ClassVar[str] = (
+        "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        "<tool_call></tool_call> XML tags:\n"
+        '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write one system block with the system message and the tools."""
+        has_text = system is not None or self.default_system is not None
+        if not has_text and not tools:
+            return
+        out.scaffold("<|im_start|>system\n")
+        if system is not None:
+            out.content(system.content)
+        else:
+            out.scaffold(self.default_system or "")
+        if tools:
+            out.scaffold("\n\n" if has_text else "")
+            self.emit_tools(out, tools)
+        out.scaffold("<|im_end|>\n")
+
+    def emit_tools(self, out: Emission, tools: Sequence[ToolSchema]) -> None:
+        """Write the list of tools with the instructions for calling them."""
+        out.scaffold(self.before_tools)
+        for tool in tools:
+            out.scaffold("\n")
+            out.content(json_text(tool, "tool"))
+        out.scaffold(self.after_tools)
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a message as a block; consecutive tool messages share one block of the user."""
+        if message.role != "tool":
+            self.emit_block(out, message)
+            return
+        if previous is None or previous.role != "tool":
+            out.scaffold("<|im_start|>user")
+        out.scaffold("\n<tool_response>\n")
+        self.emit_content(out, message)
+        out.scaffold("\n</tool_response>")
+        if following is None or following.role != "tool":
+            out.scaffold("<|im_end|>\n")
+
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """Return whether a tool message shares its block with the neighbor."""
+        return message.role == "tool" and neighbor is not None and neighbor.role == "tool"

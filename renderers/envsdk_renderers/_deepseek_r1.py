@@ -1,0 +1,78 @@
+"""DeepSeek-R1 and the models distilled from it, without tools.
+
+Source of the rules: the official `chat_template` of deepseek-ai/DeepSeek-R1-Distill-*. It never shows reasoning. It
+closes a list of calls only from the second call on, and drops the calls of a message with text, so this renderer
+refuses tools.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from envsdk.errors import RenderError
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
+
+from ._chatml import ChatML
+from ._thinking import THINK, ThinkingChatML
+from .grammars._grammar import Grammar
+from .grammars._tagged import tagged
+
+
+class DeepSeekR1(ThinkingChatML):
+    """DeepSeek-R1's chat format: a role is one token, and the generation prompt opens the think block.
+
+    R1's vocabulary is not available here; the tests compare the renderer with the template on a substitute that has its
+    control tokens. A prefill that is a message needs a reasoning, which may be empty.
+
+    Args:
+        tokenizer: A tokenizer with DeepSeek-R1's control tokens.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "deepseek-r1"
+    roles: ClassVar[frozenset[str]] = ChatML.roles
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<｜end▁of▁sentence｜>",)
+    message_end: ClassVar[str] = "<｜end▁of▁sentence｜>"
+    after_turn: ClassVar[str] = ""
+    known_differences: ClassVar[Mapping[str, str]] = {
+        "system after": "the template moves every system message to the beginning; the renderer refuses a later one"
+    }
+    opening: ClassVar[str] = "<｜Assistant｜>"
+    blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n"}
+    structure: ClassVar[tuple[str, ...]] = ("</think>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+    grammar: ClassVar[Grammar] = tagged(think=THINK)
+    prompt_opens_block: ClassVar[bool] = True
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write the token that begins a text, and the system message, which has no role before it."""
+        if tools:
+            raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
+        out.scaffold("<｜begin▁of▁sentence｜>")
+        out.content("" if system is None else system.content)
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a user's message after its role; the template would move a later system message to the front."""
+        if message.role == "system":
+            raise RenderError(f"{self.name!r} allows a system message only at the beginning")
+        out.scaffold("<｜User｜>")
+        out.content(message.content)
+
+    def settles(self, message: Message) -> bool:
+        """Return True: what is shown of a message does not depend on its position."""
+        return True
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Return the messages without reasoning, the last one included."""
+        return ChatML.visible(self, [self.as_read(message) for message in messages], settled)
+
+    def as_read(self, message: Message) -> Message:
+        """Return the message as the template reads it: with `unsafe_content`, without a think block in the content."""
+        if message.role != "assistant" or not self.unsafe_content or "</think>" not in message.content:
+            return message
+        return message.model_copy(update={"content": message.content.split("</think>")[-1]})

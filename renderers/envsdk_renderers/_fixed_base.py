@@ -1,0 +1,895 @@
+"""Any model with a chat template, which is measured and validated.
+
+What a next message adds is the text that the template writes after the end of the last reply. It is measured once on a
+fixed base (the episode's own system text and tools, and a sentinel exchange) and cached, so the cost of a delta depends
+only on its own text. Before any token is emitted, the same is measured after other pasts: where the texts differ, the
+turn is refused.
+"""
+
+import copy
+import json
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate, pairwise, takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported, TokenizerError
+from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.rendering.emission import Emission, Encoder
+from envsdk.rendering.reading import ReplyReader as Reader
+from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds, writable
+from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
+
+from .grammars._proof import ReadingVerdict
+from .replies._formats import PLAIN
+from .templates._base import Tail
+from .templates._chat_template import FIXED_DATE, TemplateFailed
+from .templates._conversation import ConversationWriter
+from .templates._history_probe import HistoryProbe
+from .templates._history_proof import refutation
+from .templates._history_rule import HistoryRule
+from .templates._measured_grammar import MeasuredGrammar
+from .templates._reply import ReplyProbe
+from .templates._reply_reader import ReplyReader
+from .templates._reply_writer import ReplyWriter
+from .templates._report import TemplateReport
+from .templates._sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
+from .templates._shared import turns_of
+from .templates._stop import Stop
+from .templates._validation import DeltaText, Validation
+from .templates._verdicts import Verdict, sentinel_past
+from .templates._writer import TemplateEmission, Writer, any_slot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FixedBase", "HistoryRule", "TemplateUnsupported", "Verdict"]
+
+_HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
+_QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
+"""Questions after which replies are read. The end of each may share a token with a generation prompt."""
+_TEXT = TypeAdapter(str)
+_TAGS = TypeAdapter(tuple[str, str] | None)
+_ONLY_WHOLE = "a chat template renders only whole conversations"
+
+
+class FixedBase(Renderer):
+    """A renderer for any Hugging Face tokenizer with a chat template.
+
+    Args:
+        tokenizer: A folder with `tokenizer.json` and a chat template, a tokenizer of transformers, or a `Tokenizer` of
+            envsdk, which needs `template` unless it was loaded from such a folder.
+        template: The chat template's text, instead of the tokenizer's own.
+        template_arguments: Further arguments of the template, such as `{"enable_thinking": False}`.
+        special_tokens: The template's `bos_token`, `eos_token` and so on, instead of the tokenizer's own.
+        stop: The tokens that end a turn, instead of those in the tokenizer's files.
+        reply_format: The format of replies: a name in `replies.formats`, or `"auto"` for the tokenizer's own response
+            template if it has one, else for the format that the template writes.
+        response_template: A response template, instead of the tokenizer's own; see `ResponseTemplate`.
+        date: The date that the template's `strftime_now` returns.
+        validate: When deltas are compared with a rendering of the whole conversation: `"end"` (once for each episode),
+            `"always"` (at each turn, O(context)) or `"off"`.
+        on_rewrite: What happens if the template rewrites earlier text of users or the system, which prompts keep as the
+            model saw it (Mistral moves the system text and the tools to the last user's message): `"warn"` emits one
+            `RewriteWarning` for each renderer, `"raise"` refuses the episode.
+        processor: The processor of a vision model; see `Renderer`.
+        unsafe_content: See `Renderer`.
+
+    Raises:
+        TemplateUnsupported: If the template renders no user message, or no token ends a turn.
+    """
+
+    name: ClassVar[str] = "fixed_base"
+    renders_whole: ClassVar[bool] = True
+    writes_images: ClassVar[bool] = True
+    roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        stop: str | Sequence[str] = (),
+        reply_format: str = "auto",
+        response_template: Mapping[str, Any] | None = None,
+        date: str = FIXED_DATE,
+        validate: Literal["end", "always", "off"] = "end",
+        on_rewrite: Literal["warn", "raise"] = "warn",
+        processor: Any = None,
+        unsafe_content: bool = False,
+    ) -> None:
+        if validate not in ("end", "always", "off"):
+            raise ConfigError(f"validate is {validate!r}; expected 'end', 'always' or 'off'")
+        if on_rewrite not in ("warn", "raise"):
+            raise ConfigError(f"on_rewrite is {on_rewrite!r}; expected 'warn' or 'raise'")
+        loaded = load_tokenizer(tokenizer)
+        source = _source(loaded, template)
+        self.validate: Literal["end", "always", "off"] = validate
+        self._options: dict[str, Any] = {
+            "template": template,
+            "template_arguments": dict(template_arguments or {}),
+            "special_tokens": dict(special_tokens or {}),
+            "stop": [stop] if isinstance(stop, str) else list(stop),
+            "reply_format": reply_format,
+            "response_template": response_template,
+            "date": date,
+            "validate": validate,
+            "on_rewrite": on_rewrite,
+        }
+        self._warned = False
+        names = {**source.special_tokens, **self._options["special_tokens"]}
+        ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
+        self._source = replace(source, special_tokens=names)
+        self._ends = [end for end in dict.fromkeys(ends) if end in loaded.control_tokens]
+        self._turns = turns_of(
+            self._source,
+            loaded,
+            self._ends,
+            date=date,
+            arguments=self._options["template_arguments"],
+            hides_names=not unsafe_content,
+        )
+        self._template = self._turns.template
+        self._mask = self._template.mask
+        self._writer = Writer(self._mask)
+        self._measure()
+        super().__init__(loaded, unsafe_content=unsafe_content, processor=processor)
+
+    def _measure(self) -> None:
+        """Measure the class attributes that other families specify."""
+        plain, with_tools = self._turns.base((), ()), self._turns.base((), (PROBE_TOOL,))
+        text_stop = plain.stops.of_text
+        if text_stop is None:
+            raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
+        self._generation_prompt = plain.generation_prompt
+        self._probe = ReplyProbe(plain, with_tools, text_stop)
+        self._text_stop, self._call_stop = text_stop, self._probe.call_stop
+        stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
+        stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
+        self._measured = MeasuredGrammar(self._template, self._turns, plain, text_stop, stop_tokens)
+        self._reply_reader = ReplyReader(
+            self._probe,
+            self._mask,
+            reply_format=self._options["reply_format"],
+            response_template=self._options["response_template"],
+            own_template=self._source.response_template,
+            known=[*stop_tokens, *blocks],
+            grammar=lambda: self._measured.grammar,
+        )
+        grammar = self._measured.grammar if self._reply_reader.is_measured else None
+        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt, grammar)
+        vars(self).update(
+            stop_tokens=stop_tokens,
+            after_turn="",
+            opening=self._probe.opening,
+            blocks=blocks,
+            structure=self._reply_reader.structure,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of, since a compiled template cannot be. A subclass with other options has its own.
+
+        Raises:
+            ConfigError: See `Renderer.__getstate__`.
+        """
+        self.__getstate__()  # refuses a processor that cannot be pickled
+        options = {**self._options, "processor": self._processor, "unsafe_content": self.unsafe_content}
+        return _made_again, (type(self), self.tokenizer, options, self.chosen_because)
+
+    def __copy__(self) -> "FixedBase":
+        """Return a copy that shares what was measured."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    def specification(self) -> dict[str, Any]:
+        """See `Renderer.specification`."""
+        defaults = {"reply_format": "auto", "date": FIXED_DATE, "validate": "end", "on_rewrite": "warn"}
+        options = {k: v for k, v in self._options.items() if v and defaults.get(k) != v}
+        return {**super().specification(), **options}
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold after which a model samples a reply, as after a plain user message."""
+        return self._generation_prompt
+
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """See `Renderer.reasoning_in_content`; measured when it is needed."""
+        return self._turns.measured("reasoning in content", _TAGS, self._probe.tags_in_content)
+
+    @property
+    def chat_template(self) -> ChatTemplateSource:
+        """The template that is measured."""
+        return self._source
+
+    def template_messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """See `Renderer.template_messages`."""
+        return [self._template.dialect.in_openai_form(message) for message in messages]
+
+    # What can be relied on.
+
+    @property
+    def unconfirmed_stops(self) -> tuple[str, ...]:
+        """The stop tokens that were only measured: no file of the tokenizer specifies them."""
+        found = [stop for stop in (self._text_stop, self._call_stop) if stop and not stop.is_confirmed]
+        return tuple(dict.fromkeys(name for stop in found for name in stop.sampled))
+
+    def verdicts(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> list[Verdict]:
+        """Return what can be relied on, for each pair of a previous reply and a next message.
+
+        Args:
+            tools: The tools that the model has.
+            system: The episode's system message.
+        """
+        start = () if system is None else (Message(role="system", content=system),)
+        judge = self._turns.judge(start, tools)
+        return [judge.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+
+    def report(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> TemplateReport:
+        """Return everything that was measured: turns, reading, past reasoning and stop tokens.
+
+        Args:
+            tools: The tools that the model has.
+            system: The episode's system message.
+        """
+        return TemplateReport(
+            turns=tuple(self.verdicts(tools, system)),
+            reading=self.reading if self._reply_reader.is_measured else None,
+            history_rule=self.history_rule,
+            history_problem=self.history_problem,
+            unconfirmed_stops=self.unconfirmed_stops,
+            rewriting=self.rewriting(has_system=system is not None, has_tools=bool(tools)),
+        )
+
+    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
+        """See `Renderer.rewriting`."""
+        return self._turns.rewriting(has_system=has_system, has_tools=has_tools)
+
+    def _report_rewriting(self, *, has_system: bool, has_tools: bool) -> None:
+        """Warn once, or refuse, if the template rewrites what prompts keep.
+
+        Raises:
+            TemplateUnsupported: With `on_rewrite="raise"`.
+        """
+        example = "" if self._warned else self.rewriting(has_system=has_system, has_tools=has_tools)
+        if not example:
+            return
+        if self._options["on_rewrite"] == "raise":
+            raise TemplateUnsupported(f"on_rewrite is 'raise', and the template rewrites earlier text: {example}")
+        self._warned = True
+        warnings.warn(
+            f"this chat template rewrites earlier text, and prompts keep what the model saw first: {example}. A model "
+            "that was trained with this template has not seen such prompts; on_rewrite='raise' refuses them",
+            RewriteWarning,
+            stacklevel=2,
+        )
+
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Refuse a template that cannot express a user's turn, or a tool's turn if there are tools.
+
+        Raises:
+            TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
+                format reads calls as the template writes them; or see `on_rewrite`.
+        """
+        judge = self._turns.judge((), tools)
+        pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
+        for previous, following in pairs:
+            reply, answers = exchange(previous, following)
+            judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            if judgement.error is not None:
+                raise judgement.error.with_traceback(None)
+        self._report_rewriting(has_system=False, has_tools=bool(tools))
+        if self._options["reply_format"] == "auto" and self._unread is not None:
+            raise self._unread.with_traceback(None)
+        if tools and self._reply_reader.is_measured:
+            self._refuse_unread_calls()
+
+    @property
+    def why_unusable(self) -> str:
+        """Why no environment can be made with the template, as `check_tools` finds; empty if one can."""
+
+        def measure() -> str:
+            try:
+                self.check_tools(())
+            except TemplateUnsupported as error:
+                return str(error)
+            return ""
+
+        options = {name: self._options[name] for name in ("reply_format", "response_template")}
+        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
+        return self._turns.measured(name, _TEXT, measure)
+
+    @property
+    def reading(self) -> ReadingVerdict:
+        """What can be relied on when replies are read by the measured grammar."""
+        return self._measured.verdict
+
+    @property
+    def reading_note(self) -> str:
+        """What reads replies, and what can be relied on then, for reports."""
+        if self._reply_reader.is_measured:
+            verdict = self.reading
+            why = f" ({verdict.detail})" if verdict.detail else ""
+            return f"'fixed_base' measured how to read its replies: {verdict.status}{why}"
+        return "'fixed_base' reads replies by a format that was not measured"
+
+    def prove_reading(self) -> str | None:
+        """See `Renderer.prove_reading`; a reply format that was given by its name is not measured."""
+        if not self._reply_reader.is_measured:
+            return None
+        if self._unread is not None:
+            raise self._unread.with_traceback(None)
+        self._refuse_unread_calls()
+        return str(self.reading)
+
+    def _refuse_unread_calls(self) -> None:
+        """Refuse a template if calls that it writes are not read back.
+
+        Raises:
+            TemplateUnsupported: With the smallest reply that shows this.
+        """
+        verdict = self.reading
+        if verdict.status in ("refused", "no calls"):
+            raise TemplateUnsupported(
+                "calls as this template writes them do not read back, so they would be text; choose reply_format="
+                f"{PLAIN!r} to read them as text, or register a format: {verdict.detail or 'its calls are not known'}",
+                pair=("call", "tool"),
+                expected=str(verdict.message.to_openai()) if verdict.message else "",
+                rendered=self._probe.rendered,
+            )
+
+        if self._unread_call is not None:
+            raise self._unread_call.with_traceback(None)
+
+    @cached_property
+    def _prompt_tails(self) -> "list[NDArray[np.int32]]":
+        """The generation prompts after questions that may share a token with it, each once."""
+        tails: dict[bytes, NDArray[np.int32]] = {}
+        for question in _QUESTIONS:
+            with suppress(RenderError):
+                prompt = self.render([Message(role="user", content=question)], generation_prompt=True)
+                start = prompt.starts[-1]
+                tail = prompt.tokens[start:]
+                tails[tail.tobytes()] = tail
+                if any(map(self._encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                    break  # a control token shares nothing
+        return [*tails.values()]
+
+    @cached_property
+    def _unread(self) -> TemplateUnsupported | None:
+        """The smallest reply that is not read back as it was written, as an error; None if there is none."""
+        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
+        plain = Message(role="assistant", content="x")
+        for message in (plain, plain.with_reasoning("y")) if thinks else (plain,):
+            tokens = self.reply(message)
+            for tail in self._prompt_tails:
+                read = self.parse(tokens, prompt_tail=tail)
+                if read.content.strip() != "x" or (read.reasoning or "").strip() != (message.reasoning or ""):
+                    return TemplateUnsupported(
+                        "a reply is not read back as it was written; choose reply_format="
+                        f"{PLAIN!r} if its tags may be text",
+                        expected=str(message.to_openai()),
+                        rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
+                    )
+        return None
+
+    @cached_property
+    def _unread_call(self) -> TemplateUnsupported | None:
+        """The error if a call is not read back after a generation prompt; None if it is."""
+        message = Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))
+        tokens = self.reply(message)
+        for tail in self._prompt_tails:
+            read = self.parse(tokens, prompt_tail=tail)
+            if read.errors or [call.name for call in read.tool_calls] != ["f"]:
+                return TemplateUnsupported(
+                    "a call is not read back after the generation prompt: " + "; ".join(read.errors),
+                    expected=str(message.to_openai()),
+                    rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
+                )
+        return None
+
+    # The whole conversation.
+
+    def emit_history(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        history: Literal["template", "keep"],
+        *,
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation, as the template does or by joining replies and deltas.
+
+        To find where each message starts, the template renders the conversation up to each of them.
+        """
+        if history == "keep":
+            self._emit_kept(out, messages, tools, generation_prompt)
+        else:
+            self.emit_conversation(out, messages, tools=tools)
+
+    def emission(self) -> TemplateEmission:
+        """Return an empty emission for this renderer."""
+        out = TemplateEmission(self._encoder)
+        out.generation_prompt = self.generation_prompt
+        return out
+
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Write a whole conversation, as the template does.
+
+        Raises:
+            TemplateUnsupported: If `first` or `stop` selects a part, since a template renders only whole conversations;
+                or if a message contains a text that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        if first or stop not in (None, len(messages)):
+            raise TemplateUnsupported(_ONLY_WHOLE)
+        self.refuse_images(messages)
+        shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
+        self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
+        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
+
+    def render_after(
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        prefill: str | Message | None = None,
+    ) -> Rendered | None:
+        """See `Renderer.render_after`; the first and the last message of the history are read.
+
+        Raises:
+            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        if self.history_rule is None or messages[0].role != "assistant":
+            return None
+        out, shown = self.emission(), self._shown(messages)
+        self._turns.refuse_triggers(shown)
+        system = [self._turns.hide(history[0])] if history[0].role == "system" else []
+        past = [*system, *sentinel_past(history[-1])]
+        prompt = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
+        if prompt is None:
+            return None
+        _set_generation_prompt(out, prompt)
+        self.emit_generation_prompt(out, len(messages), prefill)
+        return Rendered(out)
+
+    @cached_property
+    def _conversation_writer(self) -> ConversationWriter:
+        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
+        ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
+        placeholder = None if self.vision is None else self.vision.placeholder
+        openings = (self.generation_prompt, self.opening)
+        return ConversationWriter(self._template, self._writer, openings, ends, placeholder)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages as the template may see them, with ids."""
+        return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
+
+    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
+        out.begin(index, "assistant")
+        prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
+        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
+        self._writer.write(
+            out,
+            prompt.split(self._reply_writer.tag)[0] if has_block and self._reply_writer.prompt_closes_block else prompt,
+        )
+
+    def _emit_kept(
+        self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
+    ) -> None:
+        replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
+        bounds = [*replies, len(messages)]
+        self.emit_conversation(out, messages[: bounds[0]], tools=tools)
+        for reply, following in pairwise(bounds):
+            written = messages[reply]
+            if written.reasoning == "" and self._reply_writer.prompt_closes_block:
+                written = written.with_reasoning(None)  # the prompt has the empty block
+            self.emit_generation_prompt(out, reply, written)
+            out.attribute(reply, "assistant", is_sampled=True)
+            stop = self._emit_unended(out, written)
+            answers = messages[reply + 1 : following]
+            if answers or following < len(messages) or generation_prompt:
+                tail, contents = self._turns.tail(messages[:reply], messages[reply], answers, tools)
+                self._writer.write(out, stop.sampled[0] if stop.written or stop.is_unwritten else tail.stop)
+                self._emit_tail(out, tail, contents, answers, reply + 1)
+            elif stop.written or stop.is_unwritten:
+                self._writer.write(out, stop.sampled[0])
+
+    # What follows a reply.
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+    ) -> Rendered:
+        """See `Renderer.extension`.
+
+        Of `history`, the first message (the system's) and the last two are read; with `validate="always"`, all are.
+
+        Raises:
+            TemplateUnsupported: If what follows is not known; no token is emitted then.
+        """
+        self.refuse_images(messages, first=len(history) or 1)
+        message = history[-1] if history else self.parse(reply)
+        out = self.emission()
+        if not messages and not generation_prompt:
+            self._writer.write(out, self._end(reply, self._stop_of(message)))
+            return Rendered(out)
+        self._report_rewriting(has_system=bool(history) and history[0].role == "system", has_tools=bool(tools))
+        before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
+        tail, contents = self._turns.tail(before, message, messages, tools)
+        self._writer.write(out, self._end(reply, tail.stop))
+        self._emit_tail(out, tail, contents, messages, 1)
+        if generation_prompt:
+            self.emit_generation_prompt(out, len(messages) + 1, prefill)
+        rendered = Rendered(out)
+        if self.validate == "always" and history:
+            delta = EmittedDelta(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
+            self.check_episode([*history, *messages], [delta], tools)
+        return rendered
+
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
+        """Return the scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
+        message = self.parse(reply)
+        opener = self._turns.opener(message, following) if following is not None else None
+        return self._end(reply, opener or self._stop_of(message))
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Return whether the reply ended its turn itself."""
+        return len(reply) > 0 and int(reply[-1]) in self.stop_token_ids
+
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
+        """Return 1 if the model sampled the opener of another message than the next one (GLM), else 0."""
+        if not self._openers or not messages or not self.is_closed(reply):
+            return 0
+        sampled = self.tokenizer.decode(reply[-1:])
+        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in self._openers else None
+        return int(opener is not None and opener != sampled)
+
+    @cached_property
+    def _openers(self) -> frozenset[str]:
+        """The tokens that end a turn because they open the next message."""
+        return frozenset(name for s in self._stops if not (s.written or s.is_unwritten) for name in s.sampled)
+
+    @cached_property
+    def _written_ends(self) -> frozenset[str]:
+        """The tokens that end a turn and that the template writes there."""
+        return frozenset(name for s in self._stops if s.written for name in s.sampled)
+
+    @cached_property
+    def _stop_names(self) -> Mapping[int, str]:
+        """The names of the tokens that end a reply."""
+        return dict(zip(self.stop_token_ids, self.stop_tokens, strict=True))
+
+    @property
+    def _stops(self) -> list[Stop]:
+        return [stop for stop in (self._text_stop, self._call_stop) if stop]
+
+    def _stop_of(self, reply: Message) -> str:
+        """Return what the template writes at the end of a turn; empty if that is the next message's opener."""
+        stop = self._call_stop if reply.tool_calls and self._call_stop else self._text_stop
+        return stop.written
+
+    def _end(self, reply: TokenIds, stop: str) -> str:
+        """Return what a reply lacks of its end, which the template writes as `stop`."""
+        name = self._stop_names.get(int(reply[-1])) if len(reply) else None
+        if name is not None and (name == stop or name in self._written_ends):
+            return ""
+        return self._close_open_block(reply) + stop
+
+    def _close_open_block(self, reply: TokenIds) -> str:
+        """See `Renderer`; a block that control tokens do not show is found by reading the reply."""
+        known = super()._close_open_block(reply)
+        closers = {"reasoning": self._reasoning_closer, "tool_call": self._probe.call_closing}
+        if known or not any(closers.values()):
+            return known
+        return closers.get(self.parse(reply, prompt_tail=self._prompt_tail).open_block or "", "")
+
+    @cached_property
+    def _reasoning_closer(self) -> str:
+        """What closes a block of reasoning that several tokens open; empty if the end of a turn does (Harmony)."""
+        if not self._reply_reader.is_measured or self._probe.thinking is None:
+            return ""
+        closer, stop = self._measured.grammar.written.get(("reasoning", "text"), ""), self._text_stop.written
+        return "" if stop and closer.lstrip().startswith(stop) else closer
+
+    def _emit_tail(
+        self, out: Emission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
+    ) -> None:
+        """Write the text after a turn; `emit_generation_prompt` writes its generation prompt."""
+        bounds, slots = [*tail.starts, len(tail.text)], any_slot(contents)
+        for index, message in enumerate(messages):
+            out.begin(first + index, message.role, message.images)
+            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
+        prompt = tail.text[bounds[len(messages)] :]
+        if not messages and prompt.endswith(self.generation_prompt):
+            # What else follows the reply ends it: an edit may write other messages before the generation prompt.
+            self._writer.write(out, prompt.removesuffix(self.generation_prompt))
+            prompt = self.generation_prompt
+        _set_generation_prompt(out, prompt)
+
+    # Validating.
+
+    def check_episode(
+        self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
+    ) -> None:
+        """Compare the deltas with one rendering of the whole conversation, unless `validate` is `"off"`.
+
+        Raises:
+            TemplateUnsupported: If a delta is not what the template would have written.
+        """
+        if not deltas or self.validate == "off":
+            return
+        shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
+        texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
+        self._validation.episode(shown, texts, self._turns.hide_tools(tools))
+
+    def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
+        """Return the text of a delta, with one token for each image, as the template writes it."""
+        text, vision = self.tokenizer.decode(delta.tokens), self.vision
+        answers = takewhile(lambda message: message.role != "assistant", messages[delta.reply + 1 :])
+        images = [image for message in answers for image in message.images] if vision is not None else []
+        if vision is None or not images:
+            return text
+        shown: list[str] = []
+        for image in images:
+            before, _, text = text.partition(vision.process(image).text)
+            shown += [before, vision.placeholder]
+        return "".join([*shown, text])
+
+    @cached_property
+    def _validation(self) -> Validation:
+        writer = Writer(self._mask, is_emitted=False)
+        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)  # an image is the template's one token
+        is_plain = self.tokenizer.normalize("a b") == "a b"  # SentencePiece's vocabularies encode another text (Gemma)
+
+        def reencode(text: str) -> str:
+            out = Emission(encoder)
+            writer.write(out, text, is_scaffold=False)
+            return out.text() if is_plain else self.tokenizer.decode(out.tokens()[0])
+
+        stops = (self._text_stop, self._call_stop or self._text_stop)
+        return Validation(
+            self._template, reencode, stops, (self.generation_prompt, self.opening), self._reply_writer.tag
+        )
+
+    # One reply.
+
+    def emit_reply(self, out: Emission, message: Message) -> None:
+        """Write what an assistant would sample: the template's text from the generation prompt to the stop token.
+
+        Raises:
+            TemplateUnsupported: If the template does not write the reply's text or its calls.
+        """
+        self._writer.write(out, self._emit_unended(out, message).sampled[0])
+
+    def _emit_unended(self, out: Emission, message: Message) -> Stop:
+        """Write a reply without its end, and return how it ends."""
+        (hidden,) = self._shown([message])
+        (given,) = self._template.dialect.addressed([self._template.dialect.readable(message)])
+        return self._reply_writer.write(out, given, hidden)
+
+    def reply(self, message: Message) -> "NDArray[np.int32]":
+        """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""
+        has_none = self._reply_writer.prompt_closes_block and message.reasoning is not None
+        return super().reply(message.with_reasoning(None) if has_none else message)
+
+    def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
+        """See `Renderer`; without control tokens for the tags of calls, a text may spell a call.
+
+        A format that was given may read calls as text.
+        """
+        if not self._reply_reader.is_measured:
+            return tokens
+        read = self.parse(tokens)
+        names, found = ([call.name for call in one.tool_calls] for one in (message, read))
+        if not read.errors and names != found:
+            raise RenderError(
+                f"a reply with calls of {names} would be read as one with calls of {found}: {message.to_openai()}; "
+                "this chat template and vocabulary cannot distinguish its text from a call"
+            )
+        return super()._checked_reply(message, tokens)
+
+    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        """See `Renderer.prefill`.
+
+        Raises:
+            RenderError: If the prefill has reasoning and the template has none, or if it has none although the
+                generation prompt opens a think block.
+        """
+        if isinstance(start, Message):
+            if start.reasoning is not None and self._probe.thinking is None:
+                raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
+            if start.reasoning is None and self._reply_writer.prompt_opens_block:
+                raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
+        return super().prefill(start)
+
+    def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
+        """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
+        begun = self.after_opening(prompt_tail)
+        sampled = self.split(tokens)
+        return self._reply_reader.read(
+            [*(self.split(begun).segments if len(begun) else []), *sampled.segments],
+            sampled,
+            opening=self.opening,
+            stop_tokens=self.stop_tokens,
+            tools=tools,
+            controls=self.tokenizer.control_tokens,
+        )
+
+    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> Reader:
+        """See `Renderer.reader`; a measured grammar reads a reply as it comes, other formats read it at its end."""
+        reading = self._reply_reader.begin(tools)
+        if reading is None:
+            return super().reader(tools=tools, prompt_tail=prompt_tail)
+        return self.streamed(reading, prompt_tail)
+
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """See `Renderer.after_opening`; the opening may begin and end inside a token.
+
+        Its first token may begin with the end of the text before it, since a token across a seam belongs to the later
+        part. The text after it is encoded again if no token begins there.
+        """
+        tail, opening = np.asarray(prompt_tail, dtype=np.int32), self.tokenizer.normalize(self.opening).encode()
+        pieces = self.tokenizer.token_bytes(tail)
+        text, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+        for begun in (self.tokenizer.normalize(self.generation_prompt).encode(), opening):
+            at = text.rfind(begun, 0, ends[0] - 1 + len(begun)) if begun and ends else -1
+            if at >= 0 and begun.startswith(opening):
+                end = at + len(opening)
+                count = bisect_right(ends, end)  # of the tokens that end in the opening
+                if end in (0, *ends):
+                    return tail[count:]
+                controls = (index for index in range(count, len(tail)) if self._encoder.is_control(int(tail[index])))
+                stop = next(controls, len(tail))
+                return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
+        return super().after_opening(prompt_tail)
+
+    # What a template shows of the past.
+
+    @property
+    def knows_history(self) -> bool:
+        """Whether the template's rule for past reasoning was measured and proved."""
+        return self.history_rule is not None
+
+    @cached_property
+    def history_rule(self) -> HistoryRule | None:
+        """The template's rule for past reasoning, if one was measured and proved; measured when it is needed."""
+        return self._judged_history[0]
+
+    @property
+    def history_problem(self) -> str:
+        """Why there is no `history_rule`, so that `strip` costs O(context); empty if there is one."""
+        return self._judged_history[1]
+
+    @property
+    def history_note(self) -> str:
+        """See `Renderer.history_note`."""
+        rule = self.history_rule
+        if rule is None:
+            return f"O(context): {self.history_problem}"
+        return f"O(new): the template {rule}" + ("" if rule.has_calls else "; O(context) in conversations with calls")
+
+    @cached_property
+    def _judged_history(self) -> tuple[HistoryRule | None, str]:
+        replies = {name: self._options[name] for name in ("reply_format", "response_template")}
+        own = self._source.response_template if self._options["reply_format"] == "auto" else None
+        name = f"history {json.dumps([replies, own], default=str)}"
+        return self._turns.measured(name, _HISTORY, self._judge_history)
+
+    def _judge_history(self) -> tuple[HistoryRule | None, str]:
+        problem = "the template shows past reasoning by a rule that is not known"
+        for rule in HistoryProbe(self._template).rules():
+            candidate = copy.copy(self)
+            vars(candidate).update(history_rule=rule, _warned=True)  # a proof is not an episode
+            refuted = refutation(candidate, has_calls=rule.has_calls)
+            if refuted is None:
+                return rule, ""
+            problem = f"{rule}, but {refuted}"
+        return None, problem
+
+    def knows_history_with(self, message: Message) -> bool:
+        """See `Renderer.knows_history_with`; a text of the message may change the template's rule."""
+        return self.history_rule is not None and self.history_rule.covers(self._turns.hide(message))
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """See `Renderer.visible`.
+
+        A prompt's messages are shown by the `history_rule`. Without one, for a conversation that ends with a reply, and
+        for one in which nothing settles, one rendering of the whole conversation shows which reasoning is visible.
+
+        Raises:
+            TemplateFailed: If the template refuses the conversation.
+        """
+        tail, rule = messages[settled:], self.history_rule
+        is_prompt = bool(tail) and tail[-1].role != "assistant" and (settled > 0 or any(map(self.settles, tail)))
+        if rule is not None and is_prompt and all(map(self.knows_history_with, tail)):
+            return rule.visible(tail)
+        marks = {
+            index: f"{REASONING}{index}e"
+            for index, message in enumerate(messages)
+            if index >= settled and message.reasoning is not None
+        }
+        if not marks:
+            return list(tail)
+        marked = [m.with_reasoning(marks[i]) if i in marks else m for i, m in enumerate(self._shown(messages))]
+        try:
+            text = self._template.text(marked, ())
+        except TemplateFailed:
+            text = self._template.text([*map(writable, marked)], ())
+        return [
+            message.with_reasoning(None) if index in marks and marks[index] not in text else message
+            for index, message in enumerate(tail, start=settled)
+        ]
+
+    def settles(self, message: Message) -> bool:
+        """See `Renderer.settles`; False if the template's rule is not known."""
+        return self.history_rule is not None and self.history_rule.settles(message)
+
+    @property
+    def settling_messages(self) -> int:
+        """See `Renderer.settling_messages`."""
+        return self.history_rule.users if self.history_rule is not None else 1
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """See `emit_conversation`."""
+        raise TemplateUnsupported(_ONLY_WHOLE)
+
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """See `emit_conversation`."""
+        raise TemplateUnsupported(_ONLY_WHOLE)
+
+
+def _set_generation_prompt(out: Emission, prompt: str) -> None:
+    if isinstance(out, TemplateEmission):
+        out.generation_prompt = prompt
+
+
+def _made_again(
+    kind: type[FixedBase], tokenizer: Tokenizer, options: Mapping[str, Any], chosen_because: str
+) -> FixedBase:
+    """Return a renderer that was pickled. What it measured is in the store of this machine, or is measured again."""
+    made = kind(tokenizer, **options)
+    made.chosen_because = chosen_because
+    return made
+
+
+def _source(tokenizer: Tokenizer, template: str | None) -> ChatTemplateSource:
+    """Return the given template or the tokenizer's, with what else the tokenizer's files specify."""
+    found = tokenizer.chat_template
+    if found is None and template is None:
+        raise TokenizerError(
+            f"the tokenizer {tokenizer.name!r} has no chat template: give a folder that has one, a tokenizer of "
+            "transformers, or the template's text as template="
+        )
+    found = found or ChatTemplateSource("")
+    return found if template is None else replace(found, text=template)

@@ -1,0 +1,65 @@
+"""QwQ-32B.
+
+Source of the rules: the official `chat_template` of Qwen/QwQ-32B. It reads reasoning in the content only, as `<think>`
+and `</think>` around it, and drops it from every message but the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from envsdk.errors import RenderError
+from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.emission import Emission
+from envsdk.rendering.tokenizers import Tokenizer
+
+from ._thinking import ThinkingChatML
+from .grammars._grammar import Grammar
+
+
+class QwQ(ThinkingChatML):
+    """QwQ's chat format: ChatML with tools, in which the generation prompt opens the think block.
+
+    QwQ's vocabulary is not available here; the tests compare the renderer with the template on that of Qwen3, which has
+    its control tokens. A prefill that is a message needs a reasoning, which may be empty.
+
+    Args:
+        tokenizer: A tokenizer with QwQ's control tokens.
+        unsafe_content: See `Renderer`.
+    """
+
+    name: ClassVar[str] = "qwq"
+    prompt_opens_block: ClassVar[bool] = True
+    default_system: ClassVar[str | None] = ""
+    grammar: ClassVar[Grammar] = replace(ThinkingChatML.grammar, quotes_text=True)
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write the system block, which is empty before tools without a system message, and absent without both."""
+        if system is not None or tools:
+            super().emit_start(out, system, tools)
+
+    def settles(self, message: Message) -> bool:
+        """Return whether the message is not the assistant's: a reply before it is no longer the last message."""
+        return message.role != "assistant"
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Show a reply that is not the last message without reasoning, and without newlines at its start."""
+        tail = messages[settled:]
+        return [*map(self._as_past, tail[:-1]), *tail[-1:]]
+
+    def _as_past(self, message: Message) -> Message:
+        if message.role != "assistant":
+            return message
+        content = message.content
+        if self.unsafe_content:
+            content = content.split("</think>")[-1]
+        content = content.lstrip("\n")
+        if message.tool_calls and message.content and not content:
+            raise RenderError(
+                f"{self.name!r} cannot express a call after a text of only newlines: its template writes one too many"
+            )
+        shown = message.with_reasoning(None)
+        return shown if content == shown.content else shown.model_copy(update={"content": content})

@@ -1,0 +1,174 @@
+"""A reply grammar: the fields of a reply, and the constant text between each pair of adjacent fields, as data.
+
+A grammar is measured from a chat template; one writer and one reader work for all grammars. Knows nothing about
+templates and tokens.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias, cast
+
+from ._styles import CONTROL, JSON, Piece, Style
+
+Field: TypeAlias = Literal[
+    "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
+]
+"""A part of a reply. `start` and `end` are its ends. A call is an `object` (one JSON object with its name, arguments
+and id), or a `python` call, or has a `name`, perhaps an `id` and the name again (`echo`), with `arguments` or with
+pairs of `key` and `value`."""
+CALL_FIELDS: frozenset[Field] = frozenset({"id", "name", "echo", "arguments", "object", "python", "key", "value"})
+Path: TypeAlias = tuple[str, ...]
+_TOKEN = re.compile(r"</?[^<>\s]*>?|\[/?[^\[\]\s]*\]?|[\ud800-\udfff]|[^\s<\[\ud800-\udfff]+")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The constant text between two adjacent fields."""
+
+    source: Field
+    target: Field
+    constant: str
+    is_written: bool = True
+    """Whether the template writes it; if not, it was derived, and is only read."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """How values of some JSON types are written."""
+
+    types: tuple[str, ...]
+    """Names of JSON types, as in a schema; an integer is a `number`."""
+    before: str
+    """The constant between the key and the value; empty in a `python` call."""
+    style: Style
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How replies are written.
+
+    Attributes:
+        edges: The constants between adjacent fields.
+        call: The fields of a call, in order; empty if replies have no calls.
+        controls: The control tokens in the constants. A constant that contains one is matched as that token.
+        layout: How an `object` is written: constants and, at odd positions, the fields between them.
+        name_path: Where in an `object` the name is, as keys; it ends with an empty key if the name is itself a key.
+        arguments_path: Where the arguments are.
+        id_path: Where the id is; None if it is not in the object.
+        style: How `arguments`, or those of an `object`, are written.
+        values: How a `value` is written, or an argument of a `python` call.
+        name_in_id: The text before and after the name in an `id`, if the name is nowhere else; else None.
+        first_id: The id of the first call if ids are counters; None if they are the calls' own ids.
+        quotes_text: Whether arguments given as a text are written as a JSON string; otherwise they are verbatim.
+        quoted: How a value of `arguments` is spelled inside the quotes of a string, if all values are written there, so
+            that only the tools' schemas specify their types (FunctionGemma); else None.
+        wrapper: What is written around the strings of a `value` that need it (`<![CDATA[` and `]]>`); else empty.
+    """
+
+    edges: tuple[Edge, ...]
+    call: tuple[Field, ...] = ()
+    controls: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
+    name_path: Path = ()
+    arguments_path: Path = ()
+    id_path: Path | None = None
+    style: Style = JSON
+    values: tuple[Values, ...] = ()
+    name_in_id: tuple[str, str] | None = None
+    first_id: int | None = None
+    quotes_text: bool = False
+    quoted: Style | None = None
+    wrapper: tuple[str, str] = ("", "")
+
+    @cached_property
+    def written(self) -> Mapping[tuple[Field, Field], str]:
+        """The constants that the template writes, by the fields before and after."""
+        return {(edge.source, edge.target): edge.constant for edge in reversed(self.edges) if edge.is_written}
+
+    @cached_property
+    def object_parts(self) -> tuple[Piece | str, ...]:
+        """How an `object` is written: its constants as pieces, and the names of the fields between them."""
+        return tuple(part if number % 2 else Piece(part, True) for number, part in enumerate(self.layout))
+
+    @cached_property
+    def values_by_type(self) -> Mapping[str, Values]:
+        """How a value of each JSON type is written; the first entry for a type counts."""
+        return {kind: values for values in reversed(self.values) for kind in values.types}
+
+    @cached_property
+    def last_fields(self) -> tuple[Field, ...]:
+        """The fields that a call may end with: its last one, or the one before its pairs if it has no arguments."""
+        if "key" not in self.call:
+            return self.call[-1:]
+        return self.call[-3], self.call[-1]
+
+    @cached_property
+    def call_tags(self) -> tuple[str, str] | None:
+        """The tags that open and close every call; None if calls do not have a pair of tags each."""
+        found: dict[str, list[list[str]]] = {"open": [], "between": [], "close": []}
+        for edge in self.edges:
+            if edge.source in ("start", "text") and edge.target in self.call[:1]:
+                found["open"].append(tags(edge.constant)[:1])
+            elif edge.source in self.last_fields and edge.target in self.call[:1]:
+                found["between"].append(tags(edge.constant))
+            elif edge.source in self.last_fields and edge.target == "end":
+                found["close"].append(tags(edge.constant)[-1:])
+        openers, closers = ({*map(tuple, found[name])} for name in ("open", "close"))
+        if not (len(openers) == len(closers) == 1 and all((*openers, *closers))):
+            return None
+        opener, closer = *openers.pop(), *closers.pop()
+        return (opener, closer) if all((closer, opener) in pairwise(t) for t in found["between"]) else None
+
+    @property
+    def unescaped_quote(self) -> str:
+        """The quote around strings of a `python` call that the template does not escape; else empty."""
+        styles = [values.style for values in self.values if "string" in values.types]
+        is_raw = self.call == ("python",) and bool(styles) and styles[0].escapes == "none"
+        return styles[0].quotes[0] if is_raw else ""
+
+    @cached_property
+    def text_after_values(self) -> tuple[str, ...]:
+        """The constants after a value that are text without control tokens, which a value may thus spell."""
+        found = (edge.constant for edge in self.edges if edge.source == "value" and edge.constant.strip())
+        return tuple(text for text in dict.fromkeys(found) if not any(name in text for name in self.controls))
+
+    @cached_property
+    def calls_are_marked(self) -> bool:
+        """Whether the constants before calls distinguish them from text."""
+        before = [e for e in self.edges if e.target in self.call[:1] and e.source in ("start", "text")]
+        return bool(before) and all(edge.constant.strip() for edge in before)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the grammar as a JSON value."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Grammar":
+        """Return the grammar that `to_json` returned as `data`, also after it was written as JSON text."""
+        given = {name: _tuples(value) for name, value in data.items()}
+        given["edges"] = tuple(Edge(**edge) for edge in data["edges"])
+        given["style"] = _style(data["style"])
+        given["quoted"] = _style(data["quoted"]) if data["quoted"] else None
+        given["values"] = tuple(
+            Values(tuple(values["types"]), values["before"], _style(values["style"])) for values in data["values"]
+        )
+        return cls(**given)
+
+
+def tags(constant: str) -> list[str]:
+    """Return the tags and control tokens of a constant, in order; if it has none, the constant without space."""
+    found = [token for token in _TOKEN.findall(constant) if token[0] in "<[" or CONTROL.match(token)]
+    found = [token for token in found if len(token) > 1 or CONTROL.match(token)]
+    core = constant.strip()
+    return found or ([core] if core else [])
+
+
+def _style(data: Mapping[str, Any]) -> Style:
+    return Style(**{name: _tuples(value) for name, value in data.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

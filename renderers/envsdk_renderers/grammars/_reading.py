@@ -1,0 +1,397 @@
+"""Reads any reply by its grammar, in time linear in its length, whole or as it comes."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal
+
+from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.rendering.reading import (
+    ContentText,
+    ReadingError,
+    ReasoningText,
+    ReplyEvent,
+    call_events,
+)
+from envsdk.rendering.renderer import Segment, SplitReply, errors_at_end
+
+from ._calls import CallRead, CallReader, ReadCall
+from ._grammar import CALL_FIELDS, Field, Grammar
+from ._patterns import Constant, Patterns
+from ._source import Source, Undecided, shared_start
+from ._styles import CONTROL
+
+_AFTER_CALL = "there is text after a tool call"
+_SECTION_OPEN = "the section of tool calls was not closed"
+_SHORT = 64
+"""How much text may wait to be decided until it is searched again only with reason."""
+_RATE, _CREDIT = 32, 200_000
+"""How many characters may be searched again for each that comes, and at first."""
+
+
+class GrammarReader:
+    """Reads replies with one grammar.
+
+    Args:
+        grammar: The grammar.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.patterns = Patterns(grammar)
+
+    def begin(self, tools: Sequence[ToolSchema]) -> "GrammarReading":
+        """Begin to read a reply as it comes.
+
+        Args:
+            tools: JSON schemas of the tools that the model has.
+        """
+        return GrammarReading(self.patterns, tools)
+
+    def read(self, segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
+        """Read a reply; any reply is accepted, and `Message.errors` reports what is wrong with it.
+
+        Args:
+            segments: The beginning of the reply in the prompt, and what was sampled, cut at the control tokens.
+            sampled: What was sampled, with how it ended.
+            tools: JSON schemas of the tools that the model has.
+        """
+        reading = GrammarReading(self.patterns, tools, is_reported=False)
+        reading.end(segments)
+        return reading.message(sampled)
+
+
+class GrammarReading:
+    """A reply that is being read: the position in it, and what was read so far.
+
+    Text that has come is read as soon as no further text can change how it is read.
+
+    Args:
+        patterns: The patterns of the grammar.
+        tools: JSON schemas of the tools that the model has.
+        is_reported: Whether `events` returns what was read.
+    """
+
+    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
+        self._patterns = patterns
+        self._source = Source()
+        self._tools = tools
+        self._state: Field | Literal["broken"] = "start"
+        """The field that comes next; `broken` is a call that was opened but does not go on as one."""
+        self._position: int = 0
+        self._since: int = 0
+        """Where the constant before the next call begins."""
+        self._reasoning: list[str] | None = None
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._errors: dict[str, None] = {}
+        self._open_block: Literal["reasoning", "tool_call"] | None = None
+        self._is_apart = False
+        """Whether the next text is a line of its own, because a block was between it and the text before."""
+        self._is_in_text = False
+        """Whether the beginning of the current text was already added."""
+        self._early_call = False
+        """Whether the current call was already reported."""
+        self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
+        """What was read since `events` was called; a call with its index."""
+        self._is_reported = is_reported
+        self._reported: int = 0
+        """How many parts of the content were reported."""
+        self._waiting = _Waiting(patterns)
+
+    @cached_property
+    def _call_reader(self) -> CallReader:
+        return CallReader(self._patterns.grammar, self._patterns, self._source, self._tools)
+
+    def feed(self, segments: Iterable[Segment]) -> None:
+        """Read more of the reply."""
+        text = self._patterns.code.segments(segments)
+        if not text or self._state == "end":
+            return
+        is_eager = self._early_call or self._state not in CALL_FIELDS
+        if self._waiting.add(text, len(self._source.text), is_eager=is_eager):
+            self._source.grow(self._waiting.take())
+            self._run()
+            kept = min(self._since, self._position) if self._state in (*CALL_FIELDS, "broken") else self._position
+            self._source.drop(kept)
+            self._position, self._since = self._position - kept, max(0, self._since - kept)
+
+    def end(self, segments: Iterable[Segment] = ()) -> None:
+        """Read the last part of the reply."""
+        self._source.grow(self._waiting.take() + self._patterns.code.segments(segments), is_whole=True)
+        self._run()
+
+    def events(self) -> list[ReplyEvent]:
+        """Return what was read since the last call."""
+        self._report_content()
+        found, self._events = self._events, []
+        return [event for item in found for event in (call_events(*item) if isinstance(item, tuple) else (item,))]
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether there is reasoning, also an empty one."""
+        return self._reasoning is not None
+
+    def message(self, sampled: SplitReply) -> Message:
+        """Return the message after everything was read."""
+        errors = [*self._errors, *errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)]
+        return Message.checked_reply(
+            "".join(self._content),
+            reasoning=None if self._reasoning is None else "".join(self._reasoning),
+            tool_calls=tuple(self._calls),
+            errors=tuple(dict.fromkeys(errors)),
+            open_block=self._open_block,
+        )
+
+    def _run(self) -> None:
+        """Read everything that is decided."""
+        while self._state != "end":
+            try:
+                if self._state in CALL_FIELDS and not self._call_reader.begins(self._position):
+                    self._state = "text"
+                self._state = self._next()
+            except Undecided as undecided:
+                self._take(undecided)
+                return
+
+    def _next(self) -> "Field | Literal['broken']":
+        match self._state:
+            case "start":
+                return self._start()
+            case "reasoning":
+                return self._read_reasoning()
+            case "text":
+                return self._read_text()
+            case "broken":
+                self._keep(self._call_reader.broken(self._position, self._since))
+                return "text"
+            case _:
+                return self._read_call()
+
+    def _take(self, undecided: Undecided) -> None:
+        """Read the text before what is undecided, which is not the end of its field."""
+        if isinstance(undecided, CallRead) and not self._early_call:
+            self._early_call = True
+            self._report_call(undecided.call)
+        if self._state not in ("text", "reasoning"):
+            return
+        text = self._source.text[self._position : undecided.position]
+        text = text[: len(text) - self._patterns.held_back(self._state, text)]
+        if self._state == "reasoning":
+            self._think(text)
+        elif not self._is_in_text and self._is_dropped(text):
+            return  # until it is not blank
+        else:
+            self._add(text, is_last=False)
+        self._position += len(text)
+
+    def _start(self) -> Field:
+        source, patterns = self._source, self._patterns
+        coded = source.text
+        first = len(coded) - len(coded.lstrip())
+        constant, end = patterns.at_start(source, first)
+        if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text:
+            is_spaced = first > len(constant.lead) or len(constant.core) != end - first
+            constant, end = patterns.text_at_start(source, first) if is_spaced else (constant, end)
+        if constant is None:
+            self._position = shared_start(coded, patterns.text_start)
+            return "text"
+        self._position, self._since = source.skip(constant.tail, end, first), first
+        if constant.target == "reasoning":
+            self._reasoning = []
+        return constant.target
+
+    # Reasoning.
+
+    def _read_reasoning(self) -> Field:
+        source = self._source
+        pattern, constants = self._patterns.after("reasoning")
+        found = source.search(pattern, self._position)
+        if found is None:
+            self._think(source.text[self._position :])
+            self._note("the think block was not closed")
+            self._open_block = "reasoning"
+            return "end"
+        constant = constants[(found.lastindex or 1) - 1]
+        if constant.target in CALL_FIELDS and found[0] != constant.core:  # the text between them is blank
+            closed = self._patterns.closes_reasoning(source.text, found.start())
+            found, constant = closed or (found, constant)
+        after = source.skip(constant.tail, found.end(), found.start())
+        self._think(constant.strip_before(source.text[self._position : found.start()]))
+        self._position, self._since = after, found.start()
+        return constant.target
+
+    def _think(self, coded: str) -> None:
+        """Add reasoning; a control token in it is out of place and becomes its name."""
+        for control in () if coded.isascii() else dict.fromkeys(CONTROL.findall(coded)):
+            self._note(f"{self._patterns.code.plain(control)} is out of place")
+        text = self._patterns.code.plain(coded)
+        if self._reasoning is None:
+            self._reasoning = []
+        self._reasoning.append(text)
+        if text and self._is_reported:
+            self._events.append(ReasoningText(text))
+
+    # Text.
+
+    def _read_text(self) -> "Field | Literal['broken']":
+        patterns, source, start = self._patterns, self._source, self._position
+        found = source.search(patterns.in_text, start)
+        if found is None:
+            text, ending = source.text[start:], patterns.text_end
+            self._add(text[: len(text) - shared_start(text[::-1], ending[::-1])])
+            return "end"
+        kind, constant = patterns.kind_in_text(found)
+        before = source.text[start : found.start()]
+        after = found.end() if constant is None else source.skip(constant.tail, found.end(), found.start())
+        if kind == "reasoning" and constant is not None and self._may_open(found, constant):
+            self._open_reasoning(before)
+            self._position = after
+            return "reasoning"
+        self._position, self._since = found.end(), found.start()
+        match kind:
+            case "end" if constant is not None:
+                self._add(constant.strip_before(before))
+                return "end"
+            case "call" if constant is not None:
+                self._add(constant.strip_before(before))
+                self._position = after
+                return constant.target
+            case "opener":  # of a call, but it does not go on as one
+                self._add(before)
+                return "broken"
+            case "closer" if self._reasoning is None and not self._calls and constant is not None:
+                self._note("a think block was closed that was never opened: the text before it is reasoning")
+                self._add(constant.strip_before(before))
+                self._close_unopened()
+                self._position = after
+            case "reasoning" if constant is not None and self._reasoning is None and not CONTROL.search(found[0]):
+                self._add(before + found[0])  # a word of the text
+            case _:
+                self._add(before + found[0])
+                self._note(f"{patterns.code.plain(found[0])} is out of place")
+        return "text"
+
+    def _may_open(self, found: re.Match[str], constant: Constant) -> bool:
+        """Return whether reasoning opens; a tag that is text opens it only if it is closed later."""
+        if self._reasoning is not None or self._calls:
+            return False
+        if CONTROL.search(constant.core):
+            return True
+        try:
+            return self._source.search(self._patterns.reasoning_closer, found.start() + 1) is not None
+        except Undecided:
+            raise Undecided(found.start()) from None
+
+    def _open_reasoning(self, before: str) -> None:
+        self._add(before)
+        if "".join(self._content).strip():
+            self._note("there is text before the think block")
+        else:
+            self._content = []
+        self._is_apart = bool(self._content)
+        self._reasoning = []
+
+    def _close_unopened(self) -> None:
+        """Make the text so far reasoning; none of it was reported."""
+        self._reasoning, self._content = ["".join(self._content)], []
+        if self._reasoning[0] and self._is_reported:
+            self._events.append(ReasoningText(self._reasoning[0]))
+
+    def _add(self, coded: str, *, is_last: bool = True) -> None:
+        """Add text to the content, or a part of it that is not its last one."""
+        if coded and not self._is_in_text and not self._is_dropped(coded):
+            if self._calls and not self._patterns.writes_text_last:
+                self._note(_AFTER_CALL)
+                self._is_apart = self._is_apart or bool(self._content)
+            self._content += ["\n"] * (self._is_apart and bool(self._content))
+            self._is_apart, self._is_in_text = False, True
+        if coded and self._is_in_text:
+            self._content.append(self._patterns.code.plain(coded))
+        self._is_in_text = self._is_in_text and not is_last
+
+    def _is_dropped(self, coded: str) -> bool:
+        """Return whether a text is blank after a call, where the template writes none."""
+        return bool(self._calls) and not coded.strip() and not self._patterns.writes_text_last
+
+    def _report_content(self, *, is_settled: bool = False) -> None:
+        """Report the content, unless it may still become reasoning or be dropped, or reasoning follows it."""
+        if self._state == "reasoning" or not self._is_reported:
+            return  # reasoning is reported before content
+        is_settled = is_settled or self._state == "end" or self._reasoning is not None or bool(self._calls)
+        if not is_settled and (self._patterns.reasoning_closer or self._patterns.opens_reasoning):
+            return
+        text = "".join(self._content[self._reported :])
+        self._reported = len(self._content)
+        if text:
+            self._events.append(ContentText(text))
+
+    # Calls.
+
+    def _read_call(self) -> Field:
+        read = self._call_reader.read(self._position, self._since)
+        self._keep(read)
+        if read.following is not None and self._patterns.closes_one(read.following):
+            self._note(_SECTION_OPEN)
+        following = None if read.following is None else read.following.target
+        return "text" if following in (None, "end") else following
+
+    def _keep(self, read: ReadCall) -> None:
+        """Add a call, and go on after it."""
+        if not self._early_call:
+            self._report_call(read.call)
+        self._early_call = False
+        self._calls.append(read.call)
+        if read.call.error:
+            self._note(read.call.error)
+        if read.is_open:
+            self._open_block = "tool_call"
+        self._position, self._since = read.end, read.last
+
+    def _report_call(self, call: ToolCall) -> None:
+        if self._is_reported:
+            self._report_content(is_settled=True)
+            self._events.append((len(self._calls), call))
+
+    def _note(self, error: str) -> None:
+        if error not in self._errors:
+            self._errors[error] = None
+            if self._is_reported:
+                self._events.append(ReadingError(error))
+
+
+class _Waiting:
+    """Text that has come and was not searched yet, because what waits to be decided is long.
+
+    Searching it again with each token would take quadratic time, so this has to be earned by text that comes.
+    """
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._reasons = patterns.ends_of_calls
+        self._parts: list[str] = []
+        self._size: int = 0
+        self._credit = _CREDIT
+
+    def add(self, text: str, held: int, *, is_eager: bool) -> bool:
+        """Add text; return whether it should be searched now.
+
+        Args:
+            text: The text.
+            held: The length of the text before it that was searched and is undecided.
+            is_eager: Whether any text may decide it, not only one that may end a call.
+        """
+        self._parts.append(text)
+        self._size += len(text)
+        self._credit += _RATE * len(text)
+        size = held + self._size
+        has_reason = is_eager or held <= _SHORT or self._size * 8 > held or self._reasons.search(text) is not None
+        if not has_reason or size > self._credit:
+            return False
+        self._credit -= held
+        return True
+
+    def take(self) -> str:
+        """Return the text."""
+        text = "".join(self._parts)
+        self._parts, self._size = [], 0
+        return text

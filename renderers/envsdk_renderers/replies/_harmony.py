@@ -1,0 +1,274 @@
+"""Reads replies in Harmony, the format of gpt-oss: a reply is several messages in channels, which become one message.
+
+The package openai-harmony reads the headers. Everything else is read here, since a reply may be cut or broken anywhere.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+import numpy as np
+from openai_harmony import (
+    HarmonyError,  # pyright: ignore[reportUnknownVariableType]
+    Role,
+)
+
+from envsdk.messages import Message, ToolCall
+from envsdk.rendering.renderer import TokenIds, errors_at_end
+from envsdk.rendering.tokenizers import Tokenizer
+
+from ._json_calls import json_text, read_arguments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from openai_harmony import HarmonyEncoding
+
+FUNCTIONS = "functions."
+"""The prefix of the names of tools in headers."""
+_MAX_HEADER_TOKENS = 128  # of a header: the library's time is not linear in its length
+_MAX_HEADERS = 32  # of one reply: the library takes milliseconds to read one
+_KEPT_HEADERS = 256  # of all replies: models write the same few again and again
+
+
+class Chunk(NamedTuple):
+    """One of the messages of a reply, as tokens."""
+
+    header: "NDArray[np.int32]"
+    """The tokens from `<|start|>assistant`, in the prompt for the first one, to `<|message|>`: shape (n,)."""
+    body: "NDArray[np.int32] | None"
+    """The tokens after `<|message|>`, shape (n,); None if there is no `<|message|>`."""
+    end: int | None
+    """The token that ends it, if any; `<|start|>` if the next message begins before this one was ended."""
+    outside: "NDArray[np.int32]"
+    """The tokens before its `<|start|>`, outside of any message: shape (n,)."""
+
+
+class Header(NamedTuple):
+    """The content of a message's header."""
+
+    channel: str | None
+    recipient: str | None
+    """The tool that is called."""
+    error: str | None
+
+
+class HarmonyReader:
+    """Reads the tokens of replies.
+
+    Args:
+        tokenizer: A gpt-oss tokenizer.
+        encoding: The encoding of openai-harmony, which reads headers.
+        stop_tokens: The tokens that end a reply.
+        controls: The names of all control tokens of the format.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, encoding: "HarmonyEncoding", stop_tokens: Sequence[str], controls: Sequence[str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoding = encoding
+        self._stops = [tokenizer.token_id(name) for name in stop_tokens]
+        self._controls = {name: tokenizer.token_id(name) for name in controls}
+        self._start, self._end, self._message, self._call = map(
+            tokenizer.token_id, ("<|start|>", "<|end|>", "<|message|>", "<|call|>")
+        )
+        self._ends = {self._end, self._start, *self._stops}  # where a message begins, the last one is over
+        self._role = tuple(tokenizer.encode("assistant").tolist())
+        self._is_control = np.zeros(tokenizer.vocab_size + 1, dtype=bool)
+        self._is_control[[*self._controls.values()]] = True
+        self._parsed = lru_cache(_KEPT_HEADERS)(self._parse_header)
+
+    def read(self, tokens: TokenIds) -> Message:
+        """Read a reply from the opening of an assistant's message on; any tokens are accepted."""
+        ids = np.asarray(tokens, dtype=np.int32)
+        stop = next((at for at in self._controls_in(ids) if int(ids[at]) in self._stops), None)
+        end = len(ids) if stop is None else stop + 1
+        reply = _Reply()
+        for chunk in self.chunks(ids[:end]):
+            self._read_chunk(chunk, reply)
+        if stop is not None:
+            reply.open_block = None
+        for error in errors_at_end(is_ended=stop is not None, overrun=self.decode(ids[end:])):
+            reply.note(error)
+        return reply.message()
+
+    def chunks(self, reply: TokenIds) -> list[Chunk]:
+        """Cut a reply into its messages; the last one may be cut anywhere."""
+        ids = np.asarray(reply, dtype=np.int32)
+        chunks: list[Chunk] = []
+        outside, header = ids[:0], 0  # where the header begins
+        message: int | None = None
+        is_inside = True  # the prompt has opened the first message
+        for at in self._controls_in(ids):
+            token = int(ids[at])
+            if not is_inside:
+                if token == self._start:
+                    outside, header, is_inside = ids[header:at], at + 1, True
+            elif token in self._ends:
+                chunks.append(_chunk(ids[header:at], message, header, token, outside))
+                outside, header, message, is_inside = ids[:0], at + 1, None, token == self._start
+            elif message is None and token == self._message:
+                message = at
+        if is_inside:
+            chunks.append(_chunk(ids[header:], message, header, None, outside))
+        elif header < len(ids):
+            chunks.append(Chunk(ids[:0], None, self._end, ids[header:]))
+        return chunks
+
+    def _controls_in(self, ids: "NDArray[np.int32]") -> list[int]:
+        """Return the positions of the format's control tokens."""
+        return self._is_control.take(ids, mode="clip").nonzero()[0].tolist()
+
+    def decode(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
+        """Decode ids."""
+        return self._tokenizer.decode(tokens)
+
+    def _read_chunk(self, chunk: Chunk, reply: "_Reply") -> None:
+        if len(chunk.outside):
+            reply.note(f"there is text outside of any message: {self._start_of(chunk.outside)!r}")
+        if chunk.body is None:
+            if len(chunk.header):
+                reply.note(f"a message has a header and no content: {self._start_of(chunk.header)!r}")
+            return
+        header = self._without_role(tuple(chunk.header.tolist()), reply)
+        if header is None:
+            start = np.concatenate([chunk.header[:40], chunk.body[:40]])
+            reply.note(f"a message is not the assistant's: {self.decode(start)[:40]!r}")
+            return
+        channel, recipient, error = self._read_header(header, reply.headers)
+        reply.note(error)
+        present = {int(chunk.body[at]) for at in self._controls_in(chunk.body)}
+        for name, token in self._controls.items() if present else ():
+            if token in present:
+                reply.note(f"{name} is out of place: it is inside a message")
+        reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
+        reply.note(self._wrong_end(chunk.end, channel, recipient))
+
+    def _without_role(self, header: tuple[int, ...], reply: "_Reply") -> tuple[int, ...] | None:
+        """Return the header without its role, which only the first one lacks; None if the role is not the assistant."""
+        if not reply.has_first:
+            reply.has_first = True
+            return header
+        length = len(self._role)
+        return header[length:] if header[:length] == self._role else None
+
+    def _read_header(self, header: tuple[int, ...], known: set[tuple[int, ...]]) -> Header:
+        """Read a header; the number and length of a reply's different headers are bounded, to bound the time."""
+        if len(header) > _MAX_HEADER_TOKENS:
+            return self._unreadable(header, f"it has more than {_MAX_HEADER_TOKENS} tokens")
+        if header not in known:
+            if len(known) >= _MAX_HEADERS:
+                error = f"the reply has more than {_MAX_HEADERS} different headers: they are not read"
+                return Header("final", None, error)
+            known.add(header)
+        return self._parsed(header)
+
+    def _parse_header(self, header: tuple[int, ...]) -> Header:
+        try:
+            (parsed,) = self._encoding.parse_messages_from_completion_tokens(
+                [*header, self._message, self._end], Role.ASSISTANT, strict=False
+            )
+        except (HarmonyError, ValueError) as error:  # pyright: ignore[reportUnknownVariableType]
+            return self._unreadable(header, str(cast("object", error))[:200])
+        if parsed.recipient and f"to={parsed.recipient}" not in self.decode(header):
+            return Header(parsed.channel, None, f"a header has a word too many: {self._start_of(header)!r}")
+        return Header(parsed.channel, parsed.recipient, None)
+
+    def _unreadable(self, header: tuple[int, ...], why: str) -> Header:
+        return Header("final", None, f"a header cannot be read: {self._start_of(header)!r}: {why}")
+
+    def _start_of(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
+        """Return the first 40 characters of a text."""
+        return self.decode(tokens[:40])[:40]
+
+    def _wrong_end(self, end: int | None, channel: str | None, recipient: str | None) -> str | None:
+        """Return what is wrong with the token that ends a message, or None."""
+        is_call = _is_a_tool(recipient)
+        if end == self._start:
+            return "a message was not ended: the next one begins inside it"
+        if end in self._stops and channel == "analysis" and not is_call:
+            return "the turn was ended in the reasoning: there is neither an answer nor a call"
+        if end == self._call and not is_call:
+            return "the turn was ended with <|call|>, but no tool is called"
+        if is_call and end not in (self._call, None):
+            return "a call was not ended with <|call|>"
+        return None
+
+
+class _Reply:
+    """What was read of a reply so far."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, None] = {}
+        """Each error once, in the order in which they were found."""
+        self.has_first = False
+        self.open_block: Literal["reasoning", "tool_call"] | None = None
+        self.headers: set[tuple[int, ...]] = set()
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def note(self, error: str | None) -> None:
+        """Add an error, if it is one."""
+        if error is not None:
+            self.errors[error] = None
+
+    def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> None:
+        """Add a message."""
+        self.open_block = None
+        if recipient is not None and _is_a_tool(recipient):
+            if channel != "commentary":
+                self.note(f"a call is in the channel {channel}, not in commentary")
+            self._calls.append(_read_call(recipient.removeprefix(FUNCTIONS), text, is_open=is_open))
+            self.note(self._calls[-1].error)
+            self.open_block = "tool_call" if is_open else None
+        elif channel == "analysis":
+            self._reasoning.append(text)
+            self.open_block = "reasoning" if is_open else None
+            self.note("the reasoning was not ended" if is_open else None)
+        else:
+            if channel not in ("final", "commentary"):
+                self.note("a message has no channel" if channel is None else f"there is no channel {channel!r:.80}")
+            self._content.append(text)
+
+    def message(self) -> Message:
+        """Return all of it as one message."""
+        return Message(
+            role="assistant",
+            content="\n".join(self._content),
+            reasoning="\n".join(self._reasoning) if self._reasoning else None,
+            tool_calls=tuple(self._calls),
+            errors=tuple(self.errors),
+            open_block=self.open_block,
+        )
+
+
+def _chunk(
+    ids: "NDArray[np.int32]", message: int | None, start: int, end: int | None, outside: "NDArray[np.int32]"
+) -> Chunk:
+    """Return the message of these tokens, which begin at `start`, with `<|message|>` at `message`."""
+    if message is None:
+        return Chunk(ids, None, end, outside)
+    return Chunk(ids[: message - start], ids[message - start + 1 :], end, outside)
+
+
+def _is_a_tool(recipient: str | None) -> bool:
+    return recipient is not None and recipient != "assistant"
+
+
+def write_arguments(call: ToolCall) -> str:
+    """Return the text of a call: as it was sampled, or its arguments.
+
+    Raises:
+        RenderError: If the arguments are not JSON.
+    """
+    if call.raw is not None:
+        return call.raw
+    return call.arguments if isinstance(call.arguments, str) else json_text(call.arguments, f"call of {call.name!r}")
+
+
+def _read_call(name: str, text: str, *, is_open: bool) -> ToolCall:
+    call = read_arguments(name, text)
+    if is_open:
+        return call.model_copy(update={"error": "the tool call was not closed", "raw": text})
+    return call if call.error or write_arguments(call) == text else call.model_copy(update={"raw": text})

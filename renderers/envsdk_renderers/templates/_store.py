@@ -1,0 +1,108 @@
+"""Keeps measurements of chat templates on disk, for the next process.
+
+There is one JSON file for each measurement. It is written to another name and then renamed, so that concurrent
+processes never read half a file. A file that is missing, damaged or of another form is measured again. Nothing that is
+read is executed, and no text of a conversation is written.
+"""
+
+import hashlib
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import jinja2
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+import envsdk
+
+from .._harmony_vocabulary import cache_folder
+
+VARIABLE = "ENVSDK_TEMPLATE_CACHE"
+"""The environment variable with the folder of the measurements; `off` keeps none."""
+_Value = TypeVar("_Value")
+
+
+class Store:
+    """The measurements of one template with one vocabulary and one set of options.
+
+    Args:
+        key: A hash of all of these.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
+        """Return a measurement that is on disk, or measure it and keep it.
+
+        Args:
+            name: The name of the measurement.
+            adapter: Reads and writes it as JSON.
+            measure: Measures it. What it raises is not kept.
+        """
+        folder = _folder()
+        if folder is None:
+            return measure()
+        digest = _hash(_version(), self._key, name)
+        file = folder / f"{digest}.json"
+        with suppress(OSError, ValidationError):
+            kept = _Kept.model_validate_json(file.read_bytes())
+            if kept.checksum == _hash(digest, kept.value):
+                return adapter.validate_json(kept.value)
+        value = measure()
+        with suppress(OSError):  # a full disk or a read-only folder only costs time
+            text = adapter.dump_json(value).decode()
+            _write(file, _Kept(value=text, checksum=_hash(digest, text)).model_dump_json().encode())
+        return value
+
+
+class _Kept(BaseModel):
+    """The content of a file."""
+
+    value: str
+    """The measurement as JSON."""
+    checksum: str
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
+
+
+def _folder() -> Path | None:
+    given = os.environ.get(VARIABLE)
+    if given == "off":
+        return None
+    try:
+        return Path(given) if given else cache_folder() / "templates"
+    except RuntimeError:  # there is no home folder
+        return None
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".unfinished")
+    try:
+        with os.fdopen(descriptor, "wb") as unfinished:
+            unfinished.write(content)
+        Path(name).replace(file)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _version() -> str:
+    """Return a hash of the code that measures, so that other code measures again."""
+    renderers, core = Path(__file__).parent.parent, Path(envsdk.__file__).parent
+    folders = [renderers, *(core / name for name in ("contexts", "history", "rendering"))]
+    alone = (core / "errors.py", core / "messages.py", core / "rendering" / "_parity.py")
+    files = [*alone, *(file for folder in folders for file in sorted(folder.rglob("*.py")))]
+    digest = hashlib.sha256(f"{platform.python_version()} {jinja2.__version__}".encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

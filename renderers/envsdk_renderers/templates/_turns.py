@@ -1,0 +1,281 @@
+"""Returns what a chat template writes after replies: measured once for each shape of a turn, then cached.
+
+Knows nothing about tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import orjson
+from pydantic import TypeAdapter
+
+from envsdk.errors import RenderError, TemplateUnsupported
+from envsdk.messages import Message, ToolSchema
+
+from ._base import Base, Pair, Tail, message_key, remember
+from ._bound_template import BoundTemplate
+from ._content import ContentRules, MeasuredContent
+from ._mask import PROBE_NAME
+from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
+from ._store import Store
+from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
+
+_MANY_BASES = 256
+_NONE: Mapping[str, Any] = {}
+_CONTENT = TypeAdapter(MeasuredContent)
+_EXAMPLE = TypeAdapter(str)
+_Value = TypeVar("_Value")
+
+
+class TemplateTurns:
+    """The turns of all episodes with one template.
+
+    Args:
+        template: The template.
+        ends: The tokens that are known to end a turn.
+        store: Keeps measurements on disk.
+    """
+
+    def __init__(self, template: BoundTemplate, ends: Sequence[str], store: Store | None = None) -> None:
+        self.template = template
+        self._store = store
+        self._measured: dict[str, Any] = {}
+        self._mask = template.mask
+        self._ends = ends
+        self._judges: dict[tuple[object, ...], Judge] = {}
+        self._shapes: dict[tuple[object, ...], Message] = {}
+
+    def hide(self, message: Message) -> Message:
+        """Return the message as the template may see it."""
+        return self._mask.hide_message(self.template.dialect.readable(message))
+
+    def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
+        """Return the tools as the template may see them."""
+        return [self._mask.hide_all(tool) for tool in tools]
+
+    def base(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Base:
+        """Return the fixed base of an episode, which has the episode's system message and tools."""
+        return self.judge(start, tools).base
+
+    def judge(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Judge:
+        """Return the judge of an episode's turns."""
+        system = start[0] if start and start[0].role == "system" else None
+        key = (message_key(system) if system else None, orjson.dumps(list(tools), default=_as_dict) if tools else b"")
+        judge = self._judges.get(key)
+        if judge is None:
+            shown = self.hide(system) if system else None
+            judge = Judge(Base(self.template, self._ends, shown, self.hide_tools(tools)))
+            remember(self._judges, key, judge, at_most=_MANY_BASES)
+        return judge
+
+    def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
+        """Return a measurement of this process or of an earlier one, or measure it; it depends on no episode.
+
+        Args:
+            name: The name of the measurement, with the options that it depends on besides those of the template.
+            adapter: Reads and writes it as JSON.
+            measure: Measures it. What it raises is not kept.
+        """
+        if name not in self._measured:
+            store = self._store
+            self._measured[name] = store.measured(name, adapter, measure) if store else measure()
+        return self._measured[name]
+
+    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
+        """Return an example of how the template rewrites earlier text of users or the system; empty if it does not.
+
+        Args:
+            has_system: Whether the conversation begins with a system message.
+            has_tools: Whether the model has tools.
+        """
+        start = [Message(role="system", content="Be brief.")] if has_system else []
+        tools = (EXAMPLE_TOOL,) if has_tools else ()
+        name = f"rewriting {has_system:d}{has_tools:d}"
+        return self.measured(name, _EXAMPLE, lambda: rewritten_past(self.base(start, tools)))
+
+    @cached_property
+    def _rules_with_tools(self) -> ContentRules:
+        return self._rules((PROBE_TOOL,))
+
+    @cached_property
+    def _rules_without_tools(self) -> ContentRules:
+        return self._rules(())
+
+    def _rules(self, tools: Sequence[ToolSchema]) -> ContentRules:
+        rules = ContentRules(self.base((), tools), self._literals)
+        name = "content with tools" if tools else "content without tools"
+        vars(rules)["measured"] = self.measured(name, _CONTENT, lambda: rules.measured)
+        return rules
+
+    @property
+    def _literals(self) -> list[str]:
+        return [self._mask.hide(text) for text in self.template.chat_template.literals]
+
+    def refuse_triggers(self, hidden: Sequence[Message]) -> None:
+        """Refuse messages that would change what the template writes after later replies."""
+        for message in hidden:
+            found = None if message.role == "assistant" else self._rules_without_tools.trigger(message.content)
+            if found:
+                raise TemplateUnsupported(
+                    f"a {message.role} message contains {self._mask.restore(found)!r}, which changes how this template "
+                    "renders all turns after it"
+                )
+
+    def tail(
+        self, history: Sequence[Message], reply: Message, answers: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[Tail, Mapping[str, str]]:
+        """Return what the template writes after the reply, with slots, and the contents of the slots.
+
+        Args:
+            history: The messages before the reply; only the first and the last one are read.
+            reply: The reply.
+            answers: The messages that come next.
+            tools: The tools that the model has.
+
+        Raises:
+            TemplateUnsupported: If the tail is not known, or an answer contains a text that changes later turns.
+        """
+        judge = self.judge(history[:1], tools)
+        previous = history[-1] if history else None
+        hidden = [self.hide(answer) for answer in answers]
+        self.refuse_triggers(hidden)
+        rules = self._rules_with_tools if tools else self._rules_without_tools
+        contents = [rules.write(message) for message in hidden]
+        is_known = None not in contents
+        writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
+        if is_known and not writes_ids:
+            shape, *shown = self.template.dialect.addressed([self._shape(reply), *hidden], adds_ids=False)
+            shape, *shown = map(_without_ids, (shape, *shown))
+        else:  # an id is made of the arguments
+            shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
+        shape = _without_moved_text(judge.base, shape)
+        if not is_known:
+            held = self._slots_next_to_images(hidden, contents)
+            shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
+            tail = self._measured_tail(judge, previous, shape, shown)
+            return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
+        tail = self._cached_tail(judge, previous, shape, shown)
+        slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
+        return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
+
+    def _shape(self, reply: Message) -> Message:
+        """Return the shape of a reply, as the template may see it."""
+        calls = tuple([(call.name, call.id) for call in reply.tool_calls])
+        key = (None if reply.reasoning is None else bool(reply.reasoning), bool(reply.content), calls)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self.hide(_shape(reply))
+            remember(self._shapes, key, shape)
+        return shape
+
+    @staticmethod
+    def _slots_next_to_images(answers: Sequence[Message], contents: Sequence[str | None]) -> dict[int, str]:
+        """Return the contents that are written into slots if only the answers with images have to be rendered.
+
+        Where a slot is, is found without rendering the conversation up to it.
+        """
+        if any(content is None and not answer.images for answer, content in zip(answers, contents, strict=True)):
+            return {}
+        return {index: content for index, content in enumerate(contents) if content is not None}
+
+    def _cached_tail(self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
+        """Return the tail of a turn of this shape, with a slot for each answer; measure it the first time."""
+        calls = tuple((call.name, call.id) for call in reply.tool_calls)
+        thinks = None if reply.reasoning is None else bool(reply.reasoning)
+        key = (previous is not None and previous.role == "tool", thinks, bool(reply.content), calls)
+        key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in answers))
+        tails = judge.base.tails
+        tail = tails.get(key)
+        if tail is None:
+            slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(answers)]
+            tail = self._measured_tail(judge, previous, reply, slotted)
+            remember(tails, key, tail)
+        return tail
+
+    def _measured_tail(
+        self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]
+    ) -> Tail:
+        """Measure what follows a sentinel of the reply's shape, if that can be relied on."""
+        names = [call.name for call in reply.tool_calls]
+        ids = [call.id for call in reply.tool_calls]
+        reasoning = None if reply.reasoning is None else REASONING if reply.reasoning else ""
+        call_content = CALL_CONTENT if reply.content else ""
+        sentinel = reply_of(names, ids=ids, reasoning=reasoning, call_content=call_content)
+        pair = _pair(previous, sentinel, answers)
+        sentinel = self._reliable(judge, sentinel, answers, pair)
+        return judge.base.tail(sentinel_past(previous), sentinel, answers, pair)
+
+    def _reliable(self, judge: Judge, reply: Message, answers: Sequence[Message], pair: Pair) -> Message:
+        """Return the sentinel reply whose tail can be relied on: without reasoning if the template has none."""
+        names, reasoning = [PROBE_NAME] * len(reply.tool_calls), reply.reasoning
+        generic = reply_of(names, reasoning=reasoning, call_content=reply.content)
+        slotted = [Message(role=answer.role, content=slot(index)) for index, answer in enumerate(answers)]
+        is_after_tool = pair[0] == "tool" or pair[0].endswith("after a tool")
+        judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
+        if judgement.status == "not possible" and reasoning is not None:
+            return self._reliable(judge, reply.with_reasoning(None), answers, pair)
+        if judgement.error is not None:
+            raise judgement.error.with_traceback(None)
+        return reply
+
+    def without_moved_texts(
+        self, shown: Sequence[Message], start: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> list[Message]:
+        """Return the messages of an episode without the texts that the template moves from where they were sampled.
+
+        Args:
+            shown: The messages, as the template may see them.
+            start: The first message, as it was given.
+            tools: The tools that the model has.
+        """
+        base = self.judge(start, tools).base
+        return [_without_moved_text(base, message) for message in shown]
+
+    def opener(self, reply: Message, following: Message) -> str | None:
+        """Return the token that opens the next message, if it ends a reply; None if it is not known."""
+        is_tool = following.role == "tool"
+        sentinel = reply_of([PROBE_NAME] * max(len(reply.tool_calls), int(is_tool)))
+        answer = Message(role=following.role, content=slot(0))
+        try:
+            return self.base((), (PROBE_TOOL,) if sentinel.tool_calls else ()).tail([user()], sentinel, [answer]).stop
+        except RenderError:
+            return None
+
+
+def _shape(reply: Message) -> Message:
+    """Return a reply with the same texts and calls, without what is in them.
+
+    Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
+    """
+    calls = tuple([call.model_copy(update={"arguments": _NONE}) for call in reply.tool_calls])
+    reasoning = reply.reasoning and REASONING
+    return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
+
+
+def _without_moved_text(base: Base, reply: Message) -> Message:
+    """Return a reply without the text that was sampled before its calls, if the template writes it after them."""
+    if not (reply.tool_calls and reply.content and base.moves_text):
+        return reply
+    return reply.model_copy(update={"content": ""})
+
+
+def _without_ids(message: Message) -> Message:
+    """Return the message without ids, for a template that writes none of them."""
+    calls = [call if call.id is None else call.model_copy(update={"id": None}) for call in message.tool_calls]
+    if message.tool_call_id is None and not calls:
+        return message
+    return message.model_copy(update={"tool_calls": tuple(calls), "tool_call_id": None})
+
+
+def _as_dict(value: Any) -> Any:
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
+
+
+def _pair(previous: Message | None, reply: Message, answers: Sequence[Message]) -> Pair:
+    """Return the names of a reply and of what comes next in errors."""
+    calls = len(reply.tool_calls)
+    name = "reasoned" if reply.reasoning else "call" if calls == 1 else "two calls" if calls else "text"
+    if previous is not None and previous.role == "tool":
+        name = "tool" if name == "text" else f"{name} after a tool"
+    return name, " then ".join(answer.role for answer in answers) or "nothing"

@@ -1,0 +1,162 @@
+"""Compares the deltas of an episode with one rendering of the whole conversation by its chat template.
+
+No finite set of probes proves that the deltas are right for every text, so this is done once for each episode. Only the
+emitted deltas are compared: the replies were sampled, and a sentinel after each of them marks its end.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from envsdk.errors import TemplateUnsupported
+from envsdk.messages import Message, ToolSchema
+
+from ._base import Pair
+from ._bound_template import BoundTemplate
+from ._chat_template import TemplateFailed
+from ._sentinels import KEY, REPLY, reply_of
+from ._stop import Stop
+
+
+class DeltaText(NamedTuple):
+    """The text of an `EmittedDelta`."""
+
+    reply: int
+    """The index of the reply among the messages. The delta holds the messages between it and the next reply."""
+    text: str
+    """The text from the end of the reply to the end of the generation prompt."""
+    generation_prompt: bool
+    """Whether the delta ends with a generation prompt."""
+
+
+class Validation:
+    """Compares deltas with renderings.
+
+    Args:
+        template: The template.
+        reencode: Encodes a rendered text and decodes it again.
+        stops: How turns end.
+        generation_prompt: The generation prompt, and the part of it that opens every reply.
+        tag: The tag that opens reasoning; empty if there is none.
+    """
+
+    def __init__(
+        self,
+        template: BoundTemplate,
+        reencode: Callable[[str], str],
+        stops: Sequence[Stop],
+        generation_prompt: tuple[str, str],
+        tag: str,
+    ) -> None:
+        self._template = template
+        self._reencode = reencode
+        self._stops = stops
+        self._generation_prompt, self._opening = generation_prompt
+        self._tag = tag
+
+    def episode(self, messages: Sequence[Message], deltas: Sequence[DeltaText], tools: Sequence[ToolSchema]) -> None:
+        """Compare all deltas of an episode with one rendering of the whole conversation.
+
+        If a delta before the last one is not in that rendering, later messages may have rewritten it (a list of tools
+        that moves), so it is compared with a rendering of the conversation as it was then.
+
+        Args:
+            messages: The episode's messages, with control tokens hidden.
+            deltas: The deltas after replies, in order.
+            tools: The tools that the model has, with control tokens hidden.
+
+        Raises:
+            TemplateUnsupported: If a delta is not what the template writes.
+        """
+        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        ends = dict(zip(replies, [*replies[1:], len(messages)], strict=True))
+        pairs = {delta.reply: _pair(messages, delta.reply, ends[delta.reply]) for delta in deltas}
+        text = self._whole(messages, tools, pairs[deltas[-1].reply])
+        for delta in deltas:
+            end = ends[delta.reply]
+            after = self._after(text, messages, delta.reply, end)
+            if end < len(messages):
+                if after is None or not self._is_in(after, delta):
+                    self.episode(messages[:end], [delta], tools)
+            elif after is None or not self._is_all(after, delta, messages, tools):
+                raise TemplateUnsupported(
+                    f"after message {delta.reply} the template writes something other than the emitted delta",
+                    pair=pairs[delta.reply],
+                    expected=delta.text,
+                    rendered=text if after is None else after,
+                )
+
+    def _whole(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], pair: Pair, *, generation_prompt: bool = True
+    ) -> str:
+        """Render the conversation with a sentinel at the end of each reply.
+
+        If the template cannot read a reply (arguments that are not JSON), sentinels replace all of its texts.
+        """
+        marks = [f"{REPLY}{index}e" if m.role == "assistant" else "" for index, m in enumerate(messages)]
+        generation_prompt = generation_prompt and messages[-1].role != "assistant"
+        error: TemplateFailed | None = None
+        for substitute in (_marked, _sentinel):
+            shown = [substitute(m, mark) if mark else m for m, mark in zip(messages, marks, strict=True)]
+            try:
+                return self._template.text(shown, tools, generation_prompt=generation_prompt)
+            except TemplateFailed as failed:
+                error = failed
+        raise TemplateUnsupported(str(error), pair=pair) from error
+
+    def _after(self, text: str, messages: Sequence[Message], reply: int, end: int) -> str | None:
+        """Return the text from the end of a turn to the end of the next reply; None if the turn ends differently."""
+        mark = f"{REPLY}{reply}e"
+        _, found, after = text.rpartition(mark)
+        after = after.partition(f"{REPLY}{end}e")[0]
+        if not found:
+            return None
+        stop = self._stops[-1] if messages[reply].tool_calls else self._stops[0]
+        if stop.is_unwritten:
+            return self._reencode(after)
+        closing = stop.closing_of(messages[reply])
+        control = next(iter(self._template.mask.controls(after[len(closing) :])), None)
+        if control is None or not after.startswith(closing):
+            return None
+        if stop.written not in ("", control[0]) or control[1]:
+            return None
+        return self._reencode(after[len(closing) + len(control[0]) :])
+
+    def _is_in(self, after: str, delta: DeltaText) -> bool:
+        """Return whether the text begins with a delta; later messages may change its generation prompt."""
+        return any(
+            after.startswith(delta.text.removesuffix(prompt) + self._opening)
+            for prompt in (self._generation_prompt, self._opening)
+            if delta.text.endswith(prompt)
+        )
+
+    def _is_all(self, after: str, delta: DeltaText, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bool:
+        """Return whether the text is the delta, whose generation prompt may be absent, or shorter before a prefill."""
+        if after == delta.text:
+            return True
+        without = self._whole(messages, tools, ("", ""), generation_prompt=False)
+        whole = self._whole(messages, tools, ("", ""))
+        prompt = self._reencode(whole[self._template.mask.shared(whole, without) :])
+        given = (prompt.partition(self._tag)[0] if self._tag else prompt) if delta.generation_prompt else ""
+        return after.endswith(prompt) and delta.text == after.removesuffix(prompt) + given
+
+
+def _pair(messages: Sequence[Message], reply: int, end: int) -> Pair:
+    calls = len(messages[reply].tool_calls)
+    previous = "two calls" if calls > 1 else "call" if calls else "reasoned" if messages[reply].reasoning else "text"
+    return previous, " then ".join(message.role for message in messages[reply + 1 : end]) or "nothing"
+
+
+def _marked(reply: Message, mark: str) -> Message:
+    """Return the reply with a sentinel at its end: in each argument of the last call, whichever is written last."""
+    if not reply.tool_calls:
+        return reply.model_copy(update={"content": reply.content + mark, "parts": None})
+    *calls, last = reply.tool_calls
+    names = last.arguments if isinstance(last.arguments, dict) and last.arguments else (KEY,)
+    last = last.model_copy(update={"arguments": dict.fromkeys(names, mark)})
+    return reply.model_copy(update={"tool_calls": (*calls, last)})
+
+
+def _sentinel(reply: Message, mark: str) -> Message:
+    """Return a reply of the same shape whose only text is the sentinel."""
+    names = [call.name for call in reply.tool_calls]
+    return reply_of(names, sentinel=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)

@@ -1,0 +1,233 @@
+"""Judges what can be relied on where a next message follows a reply."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from envsdk.errors import RenderError, TemplateUnsupported
+from envsdk.messages import Message, ToolCall, ToolSchema
+
+from ._base import Base, Pair, message_key, remember
+from ._chat_template import TemplateFailed
+from ._mask import PROBE_NAME, STEM, shared_start
+from ._sentinels import (
+    FIRST_CALL,
+    REASONING,
+    REPLY,
+    Following,
+    Previous,
+    earlier_reply,
+    exchange,
+    reply_of,
+    results,
+    slot,
+    user,
+)
+
+Status: TypeAlias = Literal["exact", "keeps", "refused", "not possible"]
+_EARLIER_REASONING, _EARLIER_CONTENT = f"{STEM}thoughtzq", f"{STEM}spokenzq"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be relied on where a next message follows a reply."""
+
+    previous: Previous
+    """The kind of the reply; before a tool's result, `reasoned` also calls. `tool` is a reply to a tool's result."""
+    following: Following
+    """What comes next."""
+    tools: bool
+    """Whether the model has tools."""
+    status: Status
+    """`exact`: prompt, reply and delta together are the template's own rendering. `keeps`: the delta is correct, but
+    the template would rewrite what came before. `refused`: the delta is not known. `not possible`: the template cannot
+    express it."""
+    detail: str = ""
+    """What would be rewritten, or why the delta is refused or not possible."""
+
+
+class Judgement(NamedTuple):
+    """What can be relied on for one turn."""
+
+    status: Status
+    detail: str = ""
+    error: TemplateUnsupported | None = None
+    """The error with which a turn is refused."""
+
+
+class Judge:
+    """Judges pairs of a reply and what comes next, on one fixed base.
+
+    Args:
+        base: The fixed base.
+    """
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self._judgements: dict[tuple[object, ...], Judgement] = {}
+
+    def verdict(self, previous: Previous, following: Following) -> Verdict:
+        """Judge a pair of a previous reply and a next message."""
+        reply, answers = exchange(previous, following)
+        found = self.judge(reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
+        return Verdict(previous, following, bool(self.base.tools), found.status, found.detail)
+
+    def judge(self, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
+        """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
+        key = (is_after_tool, message_key(reply), *map(message_key, answers))
+        judgement = self._judgements.get(key)
+        if judgement is None:
+            judgement = self._judge(reply, answers, is_after_tool, pair)
+            remember(self._judgements, key, judgement)
+        return judgement
+
+    def _judge(self, reply: Message, answers: Sequence[Message], is_after_tool: bool, pair: Pair) -> Judgement:
+        first, *others = self._pasts(is_after_tool)
+        reason = self._impossible(first, reply, answers)
+        if reason:
+            return Judgement("not possible", reason, TemplateUnsupported(f"not possible: {reason}", pair=pair))
+        try:
+            expected, rewritten = self._follow(first, reply, answers, pair)
+            for past in filter(self._can_render, others):
+                rendered, detail = self._follow(past, reply, answers, pair)
+                if rendered != expected:
+                    why = "what follows depends on what came before"
+                    raise TemplateUnsupported(why, pair=pair, expected=expected, rendered=rendered)
+                rewritten = rewritten or detail
+        except RenderError as error:
+            refusal = error if isinstance(error, TemplateUnsupported) else TemplateUnsupported(str(error), pair=pair)
+            where = f"{pair[0]} -> {pair[1]}: "
+            return Judgement("refused", str(refusal).removeprefix(where).removesuffix(refusal.advice).strip(), refusal)
+        return Judgement("keeps", f"the template rewrites: {rewritten}") if rewritten else Judgement("exact")
+
+    def _follow(
+        self, past: Sequence[Message], reply: Message, answers: Sequence[Message], pair: Pair
+    ) -> tuple[str, str]:
+        """Return what follows a reply, and what of the past it rewrites."""
+        text = self.base.text([*past, reply, *answers], generation_prompt=True, is_rare=True)
+        _, stop, rest = self.base.cut(text, reply, pair)
+        return stop + rest, self._rewritten(text, past, reply, stop)
+
+    def _rewritten(self, text: str, past: Sequence[Message], reply: Message, stop: str) -> str:
+        """Return what of the prompt and the reply is rewritten, or an empty string."""
+        prompt = self.base.text(past, generation_prompt=True)
+        if not text.startswith(prompt):
+            same = shared_start([prompt, text])
+            return f"{prompt[max(same - 20, 0) : same + 40]!r} becomes {text[max(same - 20, 0) : same + 40]!r}"
+        if reply.reasoning and reply.reasoning not in text[len(prompt) :]:
+            return "the reasoning is dropped"
+        if reply.tool_calls and reply.content and reply.content not in text[len(prompt) :]:
+            return "the text next to the calls is dropped"
+        ends = self.base.stops.of(bool(reply.tool_calls))
+        if ends and ends.written and stop not in ends.sampled:
+            return f"{ends.sampled[0]!r} becomes {stop!r}"
+        return f"{ends.sampled[0]!r} is dropped" if ends and ends.is_unwritten else ""
+
+    @cached_property
+    def _has_tool_rounds(self) -> bool:
+        """Whether the template can express that a tool was called and answered."""
+        return not self._impossible([user()], *exchange("call", "tool"))
+
+    def _can_render(self, past: Sequence[Message]) -> bool:
+        try:
+            self.base.text(past, generation_prompt=True)
+        except TemplateFailed:
+            return False
+        return True
+
+    def _impossible(self, past: Sequence[Message], reply: Message, answers: Sequence[Message]) -> str:
+        """Return why the template cannot express this at all, or an empty string."""
+        if any(answer.role == "tool" for answer in answers) and not reply.tool_calls:
+            return "a tool's result answers no call"
+        try:
+            text = self.base.text([*past, reply, *answers], generation_prompt=True)
+            alone = self.base.text([*past, reply], generation_prompt=False) if reply.reasoning else ""
+        except TemplateFailed as error:
+            return str(error)
+        if len(reply.tool_calls) > 1 and FIRST_CALL not in text:
+            return "of several calls only one is rendered"
+        if REPLY not in text:
+            return "the reply is not rendered" + (": tool calls are not supported" if reply.tool_calls else "")
+        if reply.reasoning and REASONING not in text + alone:
+            return "reasoning is not rendered"
+        after = text[text.rfind(REPLY) :]
+        lost = next((a for i, a in enumerate(answers) if slot(i) not in after), None)
+        return f"a {lost.role} message is not rendered there" if lost else ""
+
+    def _pasts(self, is_after_tool: bool) -> Iterator[list[Message]]:
+        """Yield conversations that may come before the reply; the first is the fixed base."""
+        plain = reply_of(sentinel=earlier_reply(0))
+        reasoned = plain.with_reasoning(_EARLIER_REASONING)
+        rounds = [tool_round(0), tool_round(1, reasoning=_EARLIER_REASONING), tool_round(2, calls=2)]
+        rounds.append(tool_round(3, call_content=_EARLIER_CONTENT))
+        rounds.append([*rounds[1], *tool_round(4)[1:]])
+        later = [tool_round(5), tool_round(6, reasoning=_EARLIER_REASONING)]
+        if is_after_tool:
+            yield from rounds
+            yield from ([user(), plain, *round_] for round_ in rounds[:2])
+            yield from ([*first, plain, *then] for first, then in zip(rounds, later, strict=False))
+            return
+        yield [user()]
+        yield [user(f"{STEM}otherzq"), plain, user()]
+        yield [user(), reasoned, user()]
+        yield [user(), plain] * 5 + [user(f"  {STEM}spaces\n\n")]
+        yield [user(), reasoned, user(), plain, user()]
+        if self.base.tools and self._has_tool_rounds:
+            yield from ([*round_, plain, user()] for round_ in rounds)
+            yield [*rounds[0], user()]
+
+
+def sentinel_past(previous: Message | None) -> list[Message]:
+    """Return the sentinel messages before a reply: with a tool's result if the reply answers one."""
+    return tool_round(0) if previous is not None and previous.role == "tool" else [user()]
+
+
+def tool_round(number: int, *, calls: int = 1, reasoning: str | None = None, call_content: str = "") -> list[Message]:
+    """Return a question, calls, and the tools' results; rounds with different numbers have different ids of calls."""
+    names, sentinel = [PROBE_NAME] * calls, earlier_reply(number)
+    reply = reply_of(names, sentinel=sentinel, reasoning=reasoning, call_content=call_content)
+    return [user(), reply, *results(reply, calls, 7)]
+
+
+EXAMPLE_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
+    },
+}
+
+
+def rewritten_past(base: Base) -> str:
+    """Return the smallest example of earlier text of users or the system that a template rewrites; empty if none.
+
+    What it rewrites in replies and generation prompts is not meant.
+
+    Args:
+        base: A start of an episode, whose tool is `EXAMPLE_TOOL` if it has any.
+    """
+    reply = Message(role="assistant", content="1.")
+    call = Message(role="assistant", tool_calls=(ToolCall(name="look_up", arguments={"what": "x"}, id="call00001"),))
+    result = Message(role="tool", content="Found.", tool_call_id="call00001", name="look_up")
+    rounds: list[list[Message]] = [[reply, user("Two?")], [reply, user("Two?"), reply, user("Three?")]]
+    if base.tools:
+        rounds += [[call, result], [call, result, reply, user("Two?")]]
+    for round_ in sorted(rounds, key=len):
+        try:
+            prompt, begun = (base.text([user("One?")], generation_prompt=asks) for asks in (False, True))
+            after = base.text([user("One?"), *round_], generation_prompt=True)
+        except TemplateFailed:
+            continue
+        end = base.template.mask.shared(prompt, begun)
+        same = shared_start([prompt[:end], after])
+        if same < end:
+            shown = slice(max(same - 20, 0), same + 40)
+            before, now = (base.template.mask.restore_compared(text[shown]) for text in (prompt, after))
+            return f"{before!r} becomes {now!r} after {_kinds(round_)}"
+    return ""
+
+
+def _kinds(messages: Sequence[Message]) -> str:
+    return ", ".join("a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in messages)
