@@ -312,7 +312,7 @@ def _as_json(value: object) -> object:
         return value.model_dump()  # all fields, because a mapping changes only those that it names
     if not isinstance(value, HistoryPolicy):
         return value
-    from .contexts.history import is_named
+    from .contexts._history import is_named
 
     return value.specification() if is_named(value) else value
 

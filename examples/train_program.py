@@ -25,7 +25,7 @@ import torch
 from train_reinforce import BETAS, REAL, Task, update, warm_up
 
 from envsdk import Trajectory, get_renderer
-from envsdk.authoring._making import find_class
+from envsdk.authoring import find_class
 from envsdk.policies import TransformersPolicy, load_model
 from envsdk.rollouts import Rollouts
 

@@ -22,8 +22,8 @@ import jinja2
 from envsdk_renderers._aliases import Alias
 from envsdk_renderers._families import ALIASES
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._probes import TOOLS as PROBED
-from envsdk_renderers.templates._chat_template import template_variables
+from envsdk_renderers._grammars._probes import TOOLS as PROBED
+from envsdk_renderers._templates._chat_template import template_variables
 from stand_in_tokenizers import MORE_SHAPES, NAMES, SHAPE, tokenizer_with
 from template_conversations import TOOLS, called, emitted, random_conversation, random_reply, result
 from transformers.utils import chat_template_utils

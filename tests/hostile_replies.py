@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._probes import KEYS, TOOLS, call_of
-from envsdk_renderers.grammars._probes import reply as said
+from envsdk_renderers._grammars._probes import KEYS, TOOLS, call_of
+from envsdk_renderers._grammars._probes import reply as said
 from long_replies import MAKERS, PIECES, as_tokens
 from template_conversations import fixed_base, short_run_templates, templates
 

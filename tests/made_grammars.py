@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from envsdk_renderers.grammars._grammar import Edge, Field, Grammar, Values
-from envsdk_renderers.grammars._styles import JSON, PYTHON, VERBATIM, Style
-from envsdk_renderers.grammars._tagged import Calls, tagged, values_of
+from envsdk_renderers._grammars._grammar import Edge, Field, Grammar, Values
+from envsdk_renderers._grammars._styles import JSON, PYTHON, VERBATIM, Style
+from envsdk_renderers._grammars._tagged import Calls, tagged, values_of
 from hypothesis import strategies as st
 
 from envsdk.rendering.renderer import SplitReply

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from envsdk_renderers.templates._chat_template import ChatTemplate, TemplateFailed
+from envsdk_renderers._templates._chat_template import ChatTemplate, TemplateFailed
 
 from envsdk import load_tokenizer
 from envsdk.errors import ConfigError

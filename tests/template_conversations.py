@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import real_models
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._probes import KEYS, call_of, reply
-from envsdk_renderers.grammars._proof import has_all
+from envsdk_renderers._grammars._probes import KEYS, call_of, reply
+from envsdk_renderers._grammars._proof import has_all
 from stand_in_tokenizers import NAMES, SHAPE, end_of_turn, tokenizer_with
 
 from envsdk import Message, Renderer, ToolCall, load_tokenizer

@@ -21,10 +21,10 @@ from random import Random
 from typing import Any
 
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._probes import TOOLS as PROBE_TOOLS
-from envsdk_renderers.grammars._proof import ReadingVerdict, stripped
-from envsdk_renderers.templates._chat_template import TemplateFailed
-from envsdk_renderers.templates._sentinels import PREVIOUS
+from envsdk_renderers._grammars._probes import TOOLS as PROBE_TOOLS
+from envsdk_renderers._grammars._proof import ReadingVerdict, stripped
+from envsdk_renderers._templates._chat_template import TemplateFailed
+from envsdk_renderers._templates._sentinels import PREVIOUS
 from stand_in_tokenizers import options_of
 from template_conversations import (
     TABLE,

@@ -11,8 +11,8 @@ import openai
 
 from envsdk import Message
 from envsdk.errors import RequestError
+from envsdk.gateway._protocols import SessionMemory, WireFormat, load_protocol
 from envsdk.gateway._requests import ModelReply, ModelRequest
-from envsdk.gateway.protocols import SessionMemory, WireFormat, load_protocol
 from envsdk.messages import ToolCall
 
 CREATED = 1_700_000_000

@@ -1,6 +1,7 @@
 from ._calculator import Calculator as Calculator
 from ._chain_arithmetic import ChainArithmetic as ChainArithmetic
 from ._chart_reader import ChartReader as ChartReader
+from ._corpus_search import CorpusSearch as CorpusSearch
 from ._crop_zoom import CropZoom as CropZoom
 from ._delegate import Delegate as Delegate
 from ._grid_screen import GridScreen as GridScreen
@@ -8,9 +9,8 @@ from ._guess_number import GuessNumber as GuessNumber
 from ._kuhn_poker import KuhnPoker as KuhnPoker
 from ._long_notes import LongNotes as LongNotes
 from ._math_chat import MathChat as MathChat
+from ._python_sandbox import PythonSandbox as PythonSandbox
+from ._retail_desk import RetailDesk as RetailDesk
 from ._search_inline import SearchInline as SearchInline
-from .corpus_search import CorpusSearch as CorpusSearch
-from .python_sandbox import PythonSandbox as PythonSandbox
-from .retail_desk import RetailDesk as RetailDesk
-from .sql_analyst import SqlAnalyst as SqlAnalyst
-from .word_game import WordGuess as WordGuess
+from ._sql_analyst import SqlAnalyst as SqlAnalyst
+from ._word_game import WordGuess as WordGuess

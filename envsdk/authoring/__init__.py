@@ -2,7 +2,8 @@
 
 from ._embedded_vision import EMBEDDED_VISION
 from ._env import Env
+from ._making import find_class
 from ._summarizer import Summarizer
 from ._trust import NeedsTrust
 
-__all__ = ["EMBEDDED_VISION", "Env", "NeedsTrust", "Summarizer"]
+__all__ = ["EMBEDDED_VISION", "Env", "NeedsTrust", "Summarizer", "find_class"]

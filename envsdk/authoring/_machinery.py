@@ -55,7 +55,7 @@ class EnvDriver(Driver):
         history: str | Mapping[str, Any] | HistoryPolicy,
         limits: Limits | Mapping[str, Any] | None,
     ) -> None:
-        from ..contexts.history import get_history  # the built-in policies
+        from ..contexts._history import get_history  # the built-in policies
 
         super().__init__(env)
         self.config: Any = self._read_config(config)

@@ -35,14 +35,14 @@ from ._exchange import (
     wire_format,
 )
 from ._metrics import Metrics
+from ._protocols import WireFormat
+from ._protocols._contents import RequestImages
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
 from ._streaming import LiveResponse, Pieces
-from .protocols import WireFormat
-from .protocols._contents import RequestImages
 
 if TYPE_CHECKING:
-    from .protocols._responses import Responses
+    from ._protocols._responses import Responses
 
 _READERS = 4
 """How many bodies are read at the same time, each in a thread: meanwhile, other requests are answered."""

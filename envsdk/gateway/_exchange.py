@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
 from ._metrics import Metrics
-from .protocols import WireFormat, load_protocol
+from ._protocols import WireFormat, load_protocol
 
 _log = logging.getLogger(__name__)
 _KEY = "envsdk.exchange"

@@ -9,8 +9,8 @@ from ..messages import Message
 from ..trainers._log_fields import Found
 from ._logged_ids import LoggedIds, ids_of
 from ._logged_streams import assembled, is_anthropic, is_stream
+from ._protocols import SessionMemory, load_protocol
 from ._requests import ModelRequest
-from .protocols import SessionMemory, load_protocol
 
 PROTOCOLS = ("chat", "responses", "anthropic")
 

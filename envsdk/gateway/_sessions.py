@@ -11,8 +11,8 @@ from typing import Protocol
 from ..errors import ConfigError, RequestError
 from ..images import Image
 from ._growing_json import ParsedBody
+from ._protocols import SessionMemory
 from ._requests import ModelReply, ModelRequest
-from .protocols import SessionMemory
 
 
 class Session(Protocol):

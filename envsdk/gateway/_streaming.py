@@ -9,9 +9,9 @@ from typing import Any
 from starlette.types import Send
 
 from ._client import Client, send_head
+from ._protocols import WireFormat
+from ._protocols._live import ReplyStream
 from ._requests import ModelReply, ModelRequest, ReplyPiece
-from .protocols import WireFormat
-from .protocols._live import ReplyStream
 
 
 class Pieces:

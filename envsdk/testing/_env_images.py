@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..authoring._env import Env
-from ..contexts.history import get_history
+from ..contexts._history import get_history
 from ..errors import EnvsdkError
 from ..images import Image, PlacedImage
 from ..rendering._vision import Vision

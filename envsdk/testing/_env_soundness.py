@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..authoring._env import Env
-from ..contexts.history import get_history
+from ..contexts._history import get_history
 from ..errors import EnvsdkError
 from ..trajectories._trajectory import Trajectory
 from ._env_episodes import MAX_REPLIES, Episodes, NoEnd, closing, sampler, trajectory_of

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from ..authoring._env import Env, EnvConfig
+from ..contexts._history import get_history
 from ..contexts._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
-from ..contexts.history import get_history
 from ..episodes._loop_tasks import in_event_loop
 from ..episodes._turn import Turn
 from ..errors import ConfigError

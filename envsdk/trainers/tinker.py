@@ -25,7 +25,6 @@ from ._packages import load, load_if_installed
 from ._rows import advantages, logprobs
 
 __all__ = [
-    
     "CompleterPolicy",
     "CookbookEnv",
     "CookbookEnvGroupBuilder",

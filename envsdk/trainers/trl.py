@@ -45,7 +45,6 @@ from ._trl_rewards import reward_func as reward_func
 from ._trl_rewards import scored as scored
 
 __all__ = [
-    
     "RolloutFunc",
     "conversational",
     "dataset",

@@ -1,16 +1,6 @@
-from ._auto import auto as auto
 from ._chatml import ChatML as ChatML
 from ._chatml import ToolChatML as ToolChatML
 from ._fixed_base import FixedBase as FixedBase
-from ._glm4_5 import GLM45 as GLM45
 from ._harmony import Harmony as Harmony
-from ._qwen2_5 import Qwen25 as Qwen25
 from ._qwen3 import Qwen3 as Qwen3
-from ._qwen3 import Qwen3Instruct2507 as Qwen3Instruct2507
-from ._qwen3 import Qwen3Thinking2507 as Qwen3Thinking2507
-from ._qwen3_5 import Qwen35 as Qwen35
-from ._qwen3_5 import Qwen36 as Qwen36
-from ._qwen3_5 import Qwen38 as Qwen38
-from ._qwq import QwQ as QwQ
-from ._role_colon import RoleColon as RoleColon
-from .replies._formats import register_format as register_format
+from ._replies._formats import register_format as register_format

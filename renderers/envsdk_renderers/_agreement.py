@@ -15,12 +15,12 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering._parity import CONVERSATIONS, TOOL_NAME
 from envsdk.rendering.renderer import Renderer, TokenIds
 
-from .grammars._measuring import words_of
-from .grammars._probes import TOOLS
-from .grammars._proof import other_replies, usual_replies
-from .templates._chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
-from .templates._dialect import Dialect
-from .templates._sentinels import user
+from ._grammars._measuring import words_of
+from ._grammars._probes import TOOLS
+from ._grammars._proof import other_replies, usual_replies
+from ._templates._chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
+from ._templates._dialect import Dialect
+from ._templates._sentinels import user
 
 _DIALECT = Dialect()
 

@@ -17,7 +17,7 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
 
 from ._fixed_base import FixedBase
-from .templates._chat_template import is_one_of, template_variables
+from ._templates._chat_template import is_one_of, template_variables
 
 FLAG = (True, False)
 

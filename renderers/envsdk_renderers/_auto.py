@@ -21,9 +21,9 @@ from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
 from ._agreement import Agreement, compare
 from ._fixed_base import FixedBase
-from .templates._base import remember
-from .templates._chat_template import is_one_of, template_hash
-from .templates._store import Store
+from ._templates._base import remember
+from ._templates._chat_template import is_one_of, template_hash
+from ._templates._store import Store
 
 _NO_FAMILIES = frozenset({"auto", "fixed_base", "role_colon"})
 _FALLBACK = "fixed_base"

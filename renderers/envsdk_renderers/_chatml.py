@@ -16,12 +16,12 @@ from envsdk.rendering.reading import Reading, ReplyReader
 from envsdk.rendering.renderer import Renderer, TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
-from .grammars._grammar import Grammar
-from .grammars._reading import GrammarReader
-from .grammars._styles import Piece
-from .grammars._tagged import Calls, tagged
-from .grammars._writing import write_after
-from .replies._json_calls import json_text
+from ._grammars._grammar import Grammar
+from ._grammars._reading import GrammarReader
+from ._grammars._styles import Piece
+from ._grammars._tagged import Calls, tagged
+from ._grammars._writing import write_after
+from ._replies._json_calls import json_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -209,11 +209,13 @@ class ToolChatML(ChatML):
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
     )
+    """The text before the list of tools in the system block."""
     after_tools: ClassVar[str] = (
         "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
         "<tool_call></tool_call> XML tags:\n"
         '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
     )
+    """The text after the list of tools: how to write a call."""
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write one system block with the system message and the tools."""

@@ -14,9 +14,9 @@ from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._chatml import ChatML
+from ._grammars._grammar import Grammar
+from ._grammars._tagged import tagged
 from ._thinking import THINK, ThinkingChatML
-from .grammars._grammar import Grammar
-from .grammars._tagged import tagged
 
 
 class DeepSeekR1(ThinkingChatML):

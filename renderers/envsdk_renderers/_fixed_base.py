@@ -27,25 +27,25 @@ from envsdk.rendering.reading import ReplyReader as Reader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from .grammars._proof import ReadingVerdict
-from .replies._formats import PLAIN
-from .templates._base import Tail
-from .templates._chat_template import FIXED_DATE, TemplateFailed
-from .templates._conversation import ConversationWriter
-from .templates._history_probe import HistoryProbe
-from .templates._history_proof import refutation
-from .templates._history_rule import HistoryRule
-from .templates._measured_grammar import MeasuredGrammar
-from .templates._reply import ReplyProbe
-from .templates._reply_reader import ReplyReader
-from .templates._reply_writer import ReplyWriter
-from .templates._report import TemplateReport
-from .templates._sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
-from .templates._shared import turns_of
-from .templates._stop import Stop
-from .templates._validation import DeltaText, Validation
-from .templates._verdicts import Verdict, sentinel_past
-from .templates._writer import TemplateEmission, Writer, any_slot
+from ._grammars._proof import ReadingVerdict
+from ._replies._formats import PLAIN
+from ._templates._base import Tail
+from ._templates._chat_template import FIXED_DATE, TemplateFailed
+from ._templates._conversation import ConversationWriter
+from ._templates._history_probe import HistoryProbe
+from ._templates._history_proof import refutation
+from ._templates._history_rule import HistoryRule
+from ._templates._measured_grammar import MeasuredGrammar
+from ._templates._reply import ReplyProbe
+from ._templates._reply_reader import ReplyReader
+from ._templates._reply_writer import ReplyWriter
+from ._templates._report import TemplateReport
+from ._templates._sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
+from ._templates._shared import turns_of
+from ._templates._stop import Stop
+from ._templates._validation import DeltaText, Validation
+from ._templates._verdicts import Verdict, sentinel_past
+from ._templates._writer import TemplateEmission, Writer, any_slot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,9 +11,9 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import TokenIds
 
+from ._grammars._grammar import Edge, Grammar
+from ._grammars._tagged import Calls, tagged, values_of
 from ._thinking import ThinkingChatML
-from .grammars._grammar import Edge, Grammar
-from .grammars._tagged import Calls, tagged, values_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,8 +30,8 @@ from envsdk.rendering.renderer import Renderer, TokenIds, sets_content
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._harmony_vocabulary import load_encoding
-from .replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
-from .replies._open_calls import OpenCalls
+from ._replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
+from ._replies._open_calls import OpenCalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ._chatml import ToolChatML
-from .grammars._grammar import Grammar
+from ._grammars._grammar import Grammar
 
 
 class Qwen25(ToolChatML):

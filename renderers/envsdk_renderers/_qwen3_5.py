@@ -13,10 +13,10 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
+from ._grammars._grammar import Edge, Grammar
+from ._grammars._styles import PYTHON
+from ._grammars._tagged import Calls, tagged, values_of
 from ._thinking import THINK, ThinkingChatML, check_flag
-from .grammars._grammar import Edge, Grammar
-from .grammars._styles import PYTHON
-from .grammars._tagged import Calls, tagged, values_of
 
 _CALLS = Calls(
     ("name", "key", "value"),

@@ -13,8 +13,8 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
+from ._grammars._grammar import Grammar
 from ._thinking import ThinkingChatML
-from .grammars._grammar import Grammar
 
 
 class QwQ(ThinkingChatML):

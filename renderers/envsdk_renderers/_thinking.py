@@ -15,9 +15,9 @@ from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._chatml import HERMES, ToolChatML
-from .grammars._grammar import Grammar
-from .grammars._styles import Piece
-from .grammars._tagged import tagged
+from ._grammars._grammar import Grammar
+from ._grammars._styles import Piece
+from ._grammars._tagged import tagged
 
 if TYPE_CHECKING:
     import numpy as np

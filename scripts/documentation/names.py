@@ -65,7 +65,7 @@ def trainers() -> list[Public]:
 
 
 def names_of(file: Path) -> tuple[str, ...]:
-    """Return the public names of a module: its `__all__`, or what it or its stub defines or imports by the same name."""
+    """Return the public names of a module: its `__all__`, or what it or its stub defines or imports."""
     stub = file.with_suffix(".pyi")
     tree = ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8"))
     names = list(dict.fromkeys(name for node in tree.body for name in _defined(node)))
@@ -73,7 +73,9 @@ def names_of(file: Path) -> tuple[str, ...]:
     if listed:
         everything: list[str] = ast.literal_eval(listed[0].value)
         names = sorted(everything, key=lambda name: (name in names, names.index(name) if name in names else 0))
-    module = ".".join(file.relative_to(next(root for root in reversed(ROOTS) if file.is_relative_to(root))).with_suffix("").parts)
+    module = ".".join(
+        file.relative_to(next(root for root in reversed(ROOTS) if file.is_relative_to(root))).with_suffix("").parts
+    )
     package = module.removesuffix(".__init__")
     return tuple(name for name in names if not name.startswith("_") and not is_package(f"{package}.{name}"))
 

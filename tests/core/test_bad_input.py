@@ -16,7 +16,7 @@ import envsdk
 from envsdk import Action, Env, Limits, Message, Turn, errors
 from envsdk import _registry as registry
 from envsdk.cli import app
-from envsdk.contexts import history
+from envsdk.contexts import _history as history
 from envsdk.rollouts import rollout_many
 
 

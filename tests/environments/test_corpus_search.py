@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.corpus_search import CorpusSearch, FullTextSearchUnavailable
-from envsdk_environments.corpus_search import _index as index
-from envsdk_environments.corpus_search._index import Index, check_full_text_search, get_index
-from envsdk_environments.corpus_search._questions import HOPS, get_questions
-from envsdk_environments.corpus_search._world import World, get_world
+from envsdk_environments._corpus_search import CorpusSearch, FullTextSearchUnavailable
+from envsdk_environments._corpus_search import _index as index
+from envsdk_environments._corpus_search._index import Index, check_full_text_search, get_index
+from envsdk_environments._corpus_search._questions import HOPS, get_questions
+from envsdk_environments._corpus_search._world import World, get_world
 from hypothesis import example, given
 from hypothesis import strategies as st
 from real_models import FAMILIES
@@ -258,7 +258,7 @@ def test_a_fork_shares_the_articles_and_goes_on_by_itself():
 
 FORKED_PROCESS = """
 import os
-from envsdk_environments.corpus_search._index import get_index
+from envsdk_environments._corpus_search._index import get_index
 before = get_index()
 before._lock.acquire()  # as another thread might hold it
 child = os.fork()

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments import python_sandbox
-from envsdk_environments.python_sandbox import PythonSandbox
-from envsdk_environments.python_sandbox import _problems as problems
-from envsdk_environments.python_sandbox._problems import KINDS, random_problem
+from envsdk_environments import _python_sandbox as python_sandbox
+from envsdk_environments._python_sandbox import PythonSandbox
+from envsdk_environments._python_sandbox import _problems as problems
+from envsdk_environments._python_sandbox._problems import KINDS, random_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import FAMILIES

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.sql_analyst import SqlAnalyst
-from envsdk_environments.sql_analyst._domains import TRADES, draw_names, make_database
-from envsdk_environments.sql_analyst._images import tables_of
-from envsdk_environments.sql_analyst._questions import draw_question
-from envsdk_environments.sql_analyst._results import is_same
-from envsdk_environments.sql_analyst._worker import QueryWorker
-from envsdk_environments.sql_analyst.guarded._clockless import ClocklessFunctions, reads_the_clock
-from envsdk_environments.sql_analyst.guarded._query import QueryLimits
+from envsdk_environments._sql_analyst import SqlAnalyst
+from envsdk_environments._sql_analyst._domains import TRADES, draw_names, make_database
+from envsdk_environments._sql_analyst._images import tables_of
+from envsdk_environments._sql_analyst._questions import draw_question
+from envsdk_environments._sql_analyst._results import is_same
+from envsdk_environments._sql_analyst._worker import QueryWorker
+from envsdk_environments._sql_analyst.guarded._clockless import ClocklessFunctions, reads_the_clock
+from envsdk_environments._sql_analyst.guarded._query import QueryLimits
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import FAMILIES

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments.word_game import WORDS, WordGuess, marks, random_game
+from envsdk_environments._word_game import WORDS, WordGuess, marks, random_game
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from envsdk.errors import RequestError
 from envsdk.gateway._growing_json import ParsedBody, parse
-from envsdk.gateway.protocols import WireFormat, load_protocol
-from envsdk.gateway.protocols._memory import SessionMemory
+from envsdk.gateway._protocols import WireFormat, load_protocol
+from envsdk.gateway._protocols._memory import SessionMemory
 
 TRAPS = ['"', "\\", '\\"', "]", "}", '"]}', '],"messages":[{"role":"', '{"a":[', "é", "\u2028", "", "a longer text"]
 TEXTS = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)

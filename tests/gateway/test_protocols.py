@@ -13,9 +13,9 @@ from wire_clients import CREATED, a_reply
 
 from envsdk import Message
 from envsdk.errors import MissingPackage, RequestError, UnknownName
+from envsdk.gateway._protocols import SessionMemory, WireFormat, load_protocol
+from envsdk.gateway._protocols._memory import RecentlyRead
 from envsdk.gateway._requests import ModelReply, ModelRequest
-from envsdk.gateway.protocols import SessionMemory, WireFormat, load_protocol
-from envsdk.gateway.protocols._memory import RecentlyRead
 from envsdk.messages import ToolCall
 
 PROTOCOLS = ("chat", "responses", "anthropic")
@@ -426,6 +426,6 @@ def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "envsdk.gateway.protocols._anthropic", None)
+    monkeypatch.setitem(__import__("sys").modules, "envsdk.gateway._protocols._anthropic", None)
     with pytest.raises(MissingPackage, match=r"envsdk\[gateway\]"):
         load_protocol("anthropic")

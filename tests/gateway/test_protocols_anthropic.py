@@ -9,8 +9,8 @@ from wire_clients import Wire, a_call, a_reply, anthropic_client, as_sent_back, 
 
 from envsdk import Message
 from envsdk.errors import RequestError
+from envsdk.gateway._protocols import SessionMemory, load_protocol
 from envsdk.gateway._requests import ModelReply
-from envsdk.gateway.protocols import SessionMemory, load_protocol
 
 TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}]
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

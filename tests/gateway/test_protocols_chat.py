@@ -10,8 +10,8 @@ from wire_clients import Wire, a_call, a_reply, as_sent_back, async_openai_clien
 
 from envsdk import Message
 from envsdk.errors import RequestError
+from envsdk.gateway._protocols import load_protocol
 from envsdk.gateway._requests import ModelReply
-from envsdk.gateway.protocols import load_protocol
 
 TOOLS: list[Any] = [
     {

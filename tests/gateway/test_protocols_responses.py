@@ -12,9 +12,9 @@ from wire_clients import CREATED, Wire, a_call, a_reply, as_sent_back, async_ope
 
 from envsdk import Message
 from envsdk.errors import RequestError
+from envsdk.gateway._protocols import SessionMemory, load_protocol
+from envsdk.gateway._protocols._memory import StoredResponses
 from envsdk.gateway._requests import ModelReply
-from envsdk.gateway.protocols import SessionMemory, load_protocol
-from envsdk.gateway.protocols._memory import StoredResponses
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object"}, "strict": False}

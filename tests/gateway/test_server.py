@@ -24,8 +24,8 @@ from scripted_sessions import SECRET, ScriptedSession
 from envsdk.errors import ConfigError
 from envsdk.gateway._app import ServerLimits, model_app
 from envsdk.gateway._background import BackgroundServer
+from envsdk.gateway._protocols import load_protocol
 from envsdk.gateway._sessions import Sessions, TokenBucket
-from envsdk.gateway.protocols import load_protocol
 from envsdk.images import Image
 
 PROTOCOLS = ("chat", "responses", "anthropic")

@@ -6,8 +6,8 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from envsdk_renderers.grammars._styles import PYTHON_WORDS, parse_value
-from envsdk_renderers.replies._argument_types import ArgumentTypes
+from envsdk_renderers._grammars._styles import PYTHON_WORDS, parse_value
+from envsdk_renderers._replies._argument_types import ArgumentTypes
 from families import FAMILIES, prompt_tail
 from hypothesis import given, settings
 from hypothesis import strategies as st

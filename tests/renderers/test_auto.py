@@ -10,9 +10,9 @@ import pytest
 from envsdk_renderers import _auto as auto
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._qwen2_5 import Qwen25
-from envsdk_renderers.templates import _shared as shared
-from envsdk_renderers.templates._chat_template import ChatTemplate, template_hash
-from envsdk_renderers.templates._store import VARIABLE
+from envsdk_renderers._templates import _shared as shared
+from envsdk_renderers._templates._chat_template import ChatTemplate, template_hash
+from envsdk_renderers._templates._store import VARIABLE
 from families import CHATML, with_template
 from template_conversations import templates
 

@@ -11,8 +11,8 @@ import pytest
 import real_models
 from conversations import random_conversation as random_qwen3_conversation
 from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported, Verdict
-from envsdk_renderers.templates._chat_template import ChatTemplate, TemplateFailed
-from envsdk_renderers.templates._mask import Mask
+from envsdk_renderers._templates._chat_template import ChatTemplate, TemplateFailed
+from envsdk_renderers._templates._mask import Mask
 from template_conversations import (
     TOOLS,
     emitted,

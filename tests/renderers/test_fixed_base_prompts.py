@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._proof import stripped
-from envsdk_renderers.templates._mask import STEM
+from envsdk_renderers._grammars._proof import stripped
+from envsdk_renderers._templates._mask import STEM
 from stand_in_tokenizers import tokenizer_with
 from template_conversations import TOOLS, fixed_base, short_run_templates, template_text, templates, written_by_template
 

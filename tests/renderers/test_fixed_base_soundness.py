@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.templates._chat_template import ChatTemplate
-from envsdk_renderers.templates._mask import STEM, Mask
+from envsdk_renderers._templates._chat_template import ChatTemplate
+from envsdk_renderers._templates._mask import STEM, Mask
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from template_conversations import TOOLS, emitted, result, said, turns_of, user

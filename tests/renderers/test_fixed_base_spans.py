@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.templates._chat_template import ChatTemplate
+from envsdk_renderers._templates._chat_template import ChatTemplate
 from template_conversations import TOOLS, called, every_template, fixed_base, qwen3, result, said, user
 
 from envsdk import Message

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._grammar import Grammar
-from envsdk_renderers.grammars._proof import ReadingVerdict
-from envsdk_renderers.templates import _measured_grammar as measured_grammar
-from envsdk_renderers.templates import _shared as shared
-from envsdk_renderers.templates import _store as store
-from envsdk_renderers.templates._chat_template import ChatTemplate
-from envsdk_renderers.templates._store import VARIABLE, Store
+from envsdk_renderers._grammars._grammar import Grammar
+from envsdk_renderers._grammars._proof import ReadingVerdict
+from envsdk_renderers._templates import _measured_grammar as measured_grammar
+from envsdk_renderers._templates import _shared as shared
+from envsdk_renderers._templates import _store as store
+from envsdk_renderers._templates._chat_template import ChatTemplate
+from envsdk_renderers._templates._store import VARIABLE, Store
 from pydantic import TypeAdapter
 from template_conversations import TOOLS, called, end_token, result, templates, tokenizer_of, user
 

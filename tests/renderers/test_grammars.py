@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
-from envsdk_renderers.grammars._grammar import Grammar
-from envsdk_renderers.grammars._proof import segments_of
-from envsdk_renderers.grammars._reading import GrammarReader
-from envsdk_renderers.grammars._styles import JSON, PYTHON, Style, read_value, write_value
-from envsdk_renderers.grammars._writing import write_reply
+from envsdk_renderers._grammars._grammar import Grammar
+from envsdk_renderers._grammars._proof import segments_of
+from envsdk_renderers._grammars._reading import GrammarReader
+from envsdk_renderers._grammars._styles import JSON, PYTHON, Style, read_value, write_value
+from envsdk_renderers._grammars._writing import write_reply
 from hypothesis import given
 from hypothesis import strategies as st
 from made_grammars import BARE, CLOSED, ENDED, GRAMMARS, OBJECT, PIECES, SECTION, TAGS, TOOLS, VALUES, XML
@@ -306,7 +306,7 @@ def test_a_value_is_read_in_windows_as_in_one_piece(value: Any, is_ascii: bool, 
 
 def value_or_error(text: str, window: int) -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("envsdk_renderers.grammars._styles._WINDOW", window)
+        patched.setattr("envsdk_renderers._grammars._styles._WINDOW", window)
         try:
             value, end = read_value(f"({text}", 1, JSON)
         except ValueError as error:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from envsdk_renderers.templates import _chat_template as chat_template
-from envsdk_renderers.templates._chat_template import MAX_TEXT, ChatTemplate, TemplateFailed
-from envsdk_renderers.templates._template_process import MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT
+from envsdk_renderers._templates import _chat_template as chat_template
+from envsdk_renderers._templates._chat_template import MAX_TEXT, ChatTemplate, TemplateFailed
+from envsdk_renderers._templates._template_process import MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT
 
 import envsdk
 from envsdk.errors import ConfigError, EnvsdkError, TemplateUnsupported
@@ -150,7 +150,7 @@ def test_a_process_that_was_killed_is_started_again():
 def test_a_fork_and_threads_have_their_own_answers():
     script = """
 import os, threading
-from envsdk_renderers.templates._chat_template import ChatTemplate
+from envsdk_renderers._templates._chat_template import ChatTemplate
 template = ChatTemplate("{{ messages }}")
 template.render([])
 if (child := os.fork()) == 0:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from envsdk_environments._calculator import Calculator
-from envsdk_environments.corpus_search import CorpusSearch
-from envsdk_environments.retail_desk import RetailDesk
+from envsdk_environments._corpus_search import CorpusSearch
+from envsdk_environments._retail_desk import RetailDesk
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.grammars._grammar import Grammar
-from envsdk_renderers.grammars._probes import KEYS, TOOLS, call_of, reply
+from envsdk_renderers._grammars._grammar import Grammar
+from envsdk_renderers._grammars._probes import KEYS, TOOLS, call_of, reply
 from families import FAMILIES, template_of
 from template_conversations import every_template, fixed_base, random_reply, templates, user
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers.replies._formats import FORMATS, choose_format, register_format
+from envsdk_renderers._replies._formats import FORMATS, choose_format, register_format
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...authoring._env import Env
+from ...contexts._history import HistoryPolicy
 from ...contexts._protocol import Action
-from ...contexts.history import HistoryPolicy
 from ...episodes._turn import Turn
 from ...errors import RenderError
 from ...messages import Message, ToolSchema

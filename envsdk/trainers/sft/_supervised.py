@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...authoring._tools import Tool
-from ...contexts.history import HistoryPolicy, Strip, get_history
+from ...contexts._history import HistoryPolicy, Strip, get_history
 from ...episodes._turn import Turn
 from ...errors import ConfigError, RenderError, TurnError
 from ...messages import Message, ToolSchema

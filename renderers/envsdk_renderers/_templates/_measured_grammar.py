@@ -9,10 +9,10 @@ from pydantic import TypeAdapter
 from envsdk.errors import RenderError
 from envsdk.messages import ToolSchema
 
-from ..grammars._grammar import Grammar
-from ..grammars._measuring import Renderings, Thought, measure
-from ..grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
-from ..grammars._proof import ReadingVerdict, prove
+from .._grammars._grammar import Grammar
+from .._grammars._measuring import Renderings, Thought, measure
+from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
+from .._grammars._proof import ReadingVerdict, prove
 from ._base import Base
 from ._bound_template import BoundTemplate
 from ._reply import ReplyProbe

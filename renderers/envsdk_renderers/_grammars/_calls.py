@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from envsdk.errors import RenderError
 from envsdk.messages import ToolCall, ToolSchema
 
-from ..replies._argument_types import ArgumentTypes
+from .._replies._argument_types import ArgumentTypes
 from ._call_writing import CallWriter
 from ._grammar import Field, Grammar, Path
 from ._patterns import Constant, Patterns

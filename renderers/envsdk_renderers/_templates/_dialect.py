@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from envsdk.messages import Message, TextPart, ToolCall, ToolSchema
 
-from ..replies._open_calls import OpenCalls
+from .._replies._open_calls import OpenCalls
 from ._mask import PROBE_NAME, STEM
 
 _LETTERS = string.ascii_lowercase + string.digits

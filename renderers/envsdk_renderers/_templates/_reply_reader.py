@@ -8,10 +8,10 @@ from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.renderer import Segment, SplitReply
 
-from ..grammars._grammar import CALL_FIELDS, Edge, Grammar
-from ..grammars._reading import GrammarReader, GrammarReading
-from ..replies._formats import PLAIN, ReplyFormat, choose_format, get_format
-from ..replies._response_template import ResponseTemplate
+from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
+from .._grammars._reading import GrammarReader, GrammarReading
+from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
+from .._replies._response_template import ResponseTemplate
 from ._mask import Mask
 from ._reply import ReplyProbe
 

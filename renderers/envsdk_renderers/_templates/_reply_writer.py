@@ -6,9 +6,9 @@ from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message
 from envsdk.rendering.emission import Emission
 
-from ..grammars._grammar import Grammar
-from ..grammars._styles import Piece
-from ..grammars._writing import write_after
+from .._grammars._grammar import Grammar
+from .._grammars._styles import Piece
+from .._grammars._writing import write_after
 from ._reply import ReplyProbe
 from ._sentinels import slot
 from ._stop import Stop

@@ -16,7 +16,7 @@ from envsdk.sandbox._interpreter import executable
 
 from .guarded._query import TOO_LARGE, Found, QueryLimits
 
-_PROGRAM = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from guarded.serve import serve; serve()"
+_PROGRAM = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from guarded._serve import serve; serve()"
 _EXTRA_WAIT_S = 60.0
 """A query is waited for ten times its CPU time and this much longer, since a loaded machine is slow."""
 

@@ -18,7 +18,7 @@ from envsdk.authoring.tasks import Split, split_of
 Mark: TypeAlias = Literal["right", "elsewhere", "absent"]
 
 WORDS: tuple[str, ...] = tuple(
-    files("envsdk_environments.word_game").joinpath("words.txt").read_text(encoding="utf-8").split()
+    files("envsdk_environments._word_game").joinpath("words.txt").read_text(encoding="utf-8").split()
 )
 SOLVED, PROGRESS = 0.8, 0.2
 _SECRETS: dict[Split, list[str]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..grammars._proof import ReadingVerdict
+from .._grammars._proof import ReadingVerdict
 from ._history_rule import HistoryRule
 from ._verdicts import Verdict
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, pairwise
 
 from envsdk.contexts._context import Context
-from envsdk.contexts.history._thinking import Strip
+from envsdk.contexts._history._thinking import Strip
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.renderer import Renderer

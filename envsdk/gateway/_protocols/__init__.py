@@ -35,5 +35,5 @@ def load_protocol(name: str) -> WireFormat:
     """
     if name not in _CLASSES:
         raise unknown_name("protocol", name, _CLASSES)
-    module: Any = load(f"{__name__}.{name}", "the gateway needs", "pip install 'envsdk[gateway]'")
+    module: Any = load(f"{__name__}._{name}", "the gateway needs", "pip install 'envsdk[gateway]'")
     return getattr(module, _CLASSES[name])()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from envsdk.errors import RenderError
 from envsdk.messages import Message
 
-from ..templates._mask import Mask, has_stem
+from .._templates._mask import Mask, has_stem
 from ._grammar import CALL_FIELDS, Edge, Field, Grammar, Values
 from ._locating import CallForm, Span, find_form, spans_of, with_counter
 from ._patterns import Code, is_mark

@@ -9,8 +9,8 @@ from typing import Any
 
 from envsdk.messages import Message, ToolCall, ToolSchema
 
-from ..templates._mask import STEM
-from ..templates._sentinels import slot
+from .._templates._mask import STEM
+from .._templates._sentinels import slot
 
 TEXT, REASONING = slot(0), slot(1)
 NAMES = tuple(f"{STEM.lower()}function{letter}" for letter in "abc")
