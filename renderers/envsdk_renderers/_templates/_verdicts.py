@@ -74,7 +74,7 @@ class Judge:
         """Judge a pair of a previous reply and a next message."""
         reply, answers = exchange(previous, following)
         found = self.judge(reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
-        rewritten = self._rewritten_later(previous == "tool" or "tool" in following) if found.status == "exact" else ""
+        rewritten = self._rewritten_later("tool" in following) if found.status == "exact" else ""
         if rewritten:
             found = Judgement("keeps", f"the template rewrites: {rewritten}")
         return Verdict(previous, following, bool(self.base.tools), found.status, found.detail)
