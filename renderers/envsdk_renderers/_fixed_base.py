@@ -280,6 +280,15 @@ class FixedBase(Renderer):
             TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
                 format reads calls as the template writes them; or see `on_rewrite`.
         """
+        try:
+            self._check_usable(tools)
+        except TemplateUnsupported as error:
+            from ._choosing import choose_renderer  # which makes and compares all families
+
+            raise error.advising(choose_renderer(self.tokenizer, self._source).reason) from None
+        self._report_rewriting(self.rewriting(has_system=False, has_tools=bool(tools)))
+
+    def _check_usable(self, tools: Sequence[ToolSchema]) -> None:
         judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
@@ -287,7 +296,6 @@ class FixedBase(Renderer):
             judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
-        self._report_rewriting(self.rewriting(has_system=False, has_tools=bool(tools)))
         if self._options["reply_format"] == "auto" and self._unread is not None:
             raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
@@ -299,7 +307,7 @@ class FixedBase(Renderer):
 
         def measure() -> str:
             try:
-                self.check_tools(())
+                self._check_usable(())
             except TemplateUnsupported as error:
                 return str(error)
             return ""
