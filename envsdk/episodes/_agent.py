@@ -280,7 +280,7 @@ class Agent:
             return self.usage.sampled_left()
         return self._least(self._turn_left(self.due), self._context_left(self.context))
 
-    def foreseen_max_tokens(self, turn: Turn, context: Context) -> int | None:
+    def max_tokens_after(self, turn: Turn, context: Context) -> int | None:
         """Return `max_tokens` for a turn that has not been taken yet, in its context as it will be."""
         return self._least(turn.max_tokens, self._context_left(context))
 
