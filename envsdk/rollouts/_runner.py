@@ -126,12 +126,12 @@ class EpisodeRunner:
 
     def _taken(self, prompt: "NDArray[np.int32]", context: str) -> "asyncio.Task[Any] | None":
         """Return the call that was begun for a turn that is taken now; cancel one whose turn was never taken."""
-        begun_for, task = self._begun.pop(context, (None, None))
-        if task is not None and not np.array_equal(begun_for, prompt):
-            task.cancel()
-            task.add_done_callback(_take_error)
-            return None
-        return task
+        begun = self._begun.pop(context, None)
+        if begun is None or np.array_equal(begun[0], prompt):
+            return None if begun is None else begun[1]
+        begun[1].cancel()
+        begun[1].add_done_callback(_take_error)
+        return None
 
     async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
         """Await a reply. Meanwhile, begin the calls for other contexts as their turns come."""
