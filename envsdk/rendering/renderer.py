@@ -502,7 +502,7 @@ class Renderer(ABC):
         return {"reasoning": reasoning.strip("\n"), "content": content.lstrip("\n")}
 
     def warn_of_tags(self, text: str) -> None:
-        """Warn of names of control tokens, and of tags of reasoning and calls, in an assistant's text that was given."""
+        """Warn of names of control tokens, and of known tags, in an assistant's text that no model sampled."""
         if self.unsafe_content:
             return
         names = dict.fromkeys([*self._encoder.controls_in(text), *(tag for tag in _KNOWN_TAGS if tag in text)])
@@ -622,7 +622,7 @@ class Renderer(ABC):
         return self._checked_reply(message, self._written_reply(message))
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
-        """Return the tokens of a reply after the generation prompt, which may contain the beginning of a think block."""
+        """Return the tokens of a reply after the generation prompt, which may hold the start of a think block."""
         out = self.emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
