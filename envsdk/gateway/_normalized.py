@@ -105,13 +105,25 @@ def _plain(value: Any) -> Any:
 def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
     """Return whether a message is what a program made of the assistant's message, and says the same.
 
-    A program may drop the reasoning, or write it in its tags before the text, write the calls into the text, lose
-    arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and append the
-    code of a reply once more as a call.
+    A program may drop the reasoning or all but its end, or write it in its tags before the text, write the calls into
+    the text, lose arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and
+    append the code of a reply once more as a call.
     """
+    if not has_same_reasoning(sent, recorded):
+        return False
     reasoning, rest = split_reasoning(sent.text)
     is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
     return any(_says_the_same(text, sent, recorded, stop) for text in (sent.text, *([rest] if is_own else [])))
+
+
+def has_same_reasoning(sent: Entry, recorded: Entry) -> bool:
+    """Return whether the reasoning in the field of a message is that of the recorded one, its end, or empty.
+
+    White space makes no difference. openai's `.stream()` for node keeps the last delta of the reasoning only.
+    """
+    texts = [_INVISIBLE.sub("", entry.message.reasoning or "") for entry in (recorded, sent)]
+    whole, end = ("".join(text.split()) for text in texts)
+    return whole.endswith(end)
 
 
 def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
