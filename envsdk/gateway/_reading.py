@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice, takewhile
 
 from ..messages import Message, ToolCall
-from ._normalized import Entry, Form, entry_of, has_same_reasoning, ids_in, is_same_reply, split_reasoning
+from ._normalized import Entry, Form, entry_of, has_same_reasoning, ids_in, is_same_reply
 from ._requests import ModelRequest, ReceivedMessage
 
 
@@ -45,9 +45,14 @@ class Reading:
 
 
 class Replies:
-    """The replies of a session, by the ids that the gateway issued."""
+    """The replies of a session, by the ids that the gateway issued.
 
-    def __init__(self) -> None:
+    Args:
+        tags: The tags in which the model's family writes reasoning.
+    """
+
+    def __init__(self, tags: tuple[str, str] | None = None) -> None:
+        self.tags = tags
         self._by_id: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
@@ -232,14 +237,18 @@ class _Reader:
             self._later = _Later(self._recorded.path, self.keep)
         if self._later is None:
             return sent
-        bare = self._later.find(sent, (*sent.form[:-1], split_reasoning(sent.text)[1])) if sent.is_assistant else None
+        bare = self._later.find(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
         return self._later.find(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
 
     def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""
         parts = [received for received in messages[index:] if received.message.role == "assistant"]
         link = next((entry for part in parts if (entry := self._replies.named(part))), None)
-        if len(parts) > 1 and link is not None and is_same_reply(entry_of(_joined(parts)), link, self._stop):
+        if (
+            len(parts) > 1
+            and link is not None
+            and is_same_reply(entry_of(_joined(parts), tags=self._replies.tags), link, self._stop)
+        ):
             self._append_reply(_joined(parts), link, index)
             for received in messages[index:]:
                 if received.message.role == "tool":
@@ -247,14 +256,11 @@ class _Reader:
             return len(messages) - index
         message = messages[index].message
         link = self._replies.named(messages[index]) or self._replies.written(message)
-        sent, expected = entry_of(message), self._expected
+        sent, expected = entry_of(message, tags=self._replies.tags), self._expected
         changed = self._recorded.changed.get(link) if link else None  # what the program put in its place before
         likely = (changed if changed in self._recorded.path else None, link, expected)
         same = (one for one in likely if one and one.is_assistant and is_same_reply(sent, one, self._stop))
-        if (found := next(same, None)) is not None:
-            entry = found
-        else:
-            entry = self._known(sent)
+        entry = next(same, None) or self._known(sent)
         if link is not None and entry is not link:
             self.changed[link] = entry
         self._append_reply(message, entry, index, is_named=entry is link)

@@ -113,6 +113,21 @@ def test_a_reply_is_recognized_in_every_form(session, form):
     assert named == ([(call.id, call.name) for call in reply.tool_calls] if answers else [])
 
 
+@pytest.mark.parametrize("tags", [("<seed:think>", "</seed:think>"), ("<mm:think>", "</mm:think>"), ("◁a▷", "◁/a▷")])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_reasoning_in_the_text_is_recognized_in_the_tags_of_any_family(tags, is_last):
+    session = Session(reasoning_tags=tags)
+    sent, reply = opened(session)
+    back = {**bare(reply), "content": f"{tags[0]}\n{reply.reasoning}\n{tags[1]}\n{reply.content}"}
+    after = results(reply)
+    if not is_last:
+        session.ask([*sent, *after], "Done.")
+        after += [assistant("Done."), user("And?")]
+    placed = session.place([*sent[:-1], back, *after])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", None)
+
+
 CHANGED = {
     "other text": lambda reply: {**as_sent(reply), "content": "Let me think."},
     "longer text": lambda reply: {**as_sent(reply), "content": f"{reply.content} And then?"},
