@@ -253,15 +253,6 @@ class Patterns:
         """Return whether a constant closes one call, but not all calls of a reply as the template does."""
         return constant in self._call_ends
 
-    @cached_property
-    def ends_of_calls(self) -> re.Pattern[str]:
-        """Matches a character with which a call may end or become broken."""
-        cores = [c.core for c in self.constants if c.edge.source in self.grammar.last_fields]
-        cores += [constant.core for constant in self._call_ends]
-        marks = {core[-1] for core in [*cores, *self._openers, *self.closers] if core}
-        marks |= {*"}])"} if DELIMITED & {*self.grammar.call} else set[str]()
-        return re.compile(f"[{''.join(map(re.escape, sorted(marks)))}\ud800-\udfff]")
-
     def _longest_lead(self, field: Field) -> int:
         return max(map(len, self._leads[field]), default=0)
 
