@@ -118,8 +118,7 @@ class CallReader:
             coded = self._source.text[self._opened(start, since) : closed]
         call, text = found.call, self._patterns.code.plain(coded)
         try:
-            is_between = tags is not None and closed >= 0
-            written = self._writer.between_tags(call, tags) if is_between else self._writer.text(call)
+            written = self._writer.between_tags(call, tags) if tags and closed >= 0 else self._writer.text(call)
         except RenderError:  # it cannot be written otherwise
             written = None
         return call if text == written else call.model_copy(update={"raw": text})
@@ -276,7 +275,7 @@ class CallReader:
 
     def _raw(self, start: int, field: Field, name: str) -> "_Raw":
         """Read a field up to the first constant that may follow it."""
-        pattern, constants = self._patterns.after_or_control(field)
+        pattern, constants = self._patterns.after_or_control[field]
         found = self._source.search(pattern, start)
         if found is None or found.lastindex == len(constants) + 1:
             where = found.start() if found else start
@@ -376,7 +375,7 @@ class CallReader:
 
     def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
         """Read the constant after a field that shows itself where it ends."""
-        pattern, constants = self._patterns.after(field)
+        pattern, constants = self._patterns.after[field]
         after = skip_space(self._source.text, end)
         is_closed = not self._patterns.ends_itself
         found = self._source.match(pattern, after)

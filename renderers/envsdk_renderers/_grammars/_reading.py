@@ -185,7 +185,7 @@ class GrammarReading:
 
     def _read_reasoning(self) -> Field | None:
         source = self._source
-        pattern, constants = self._patterns.after("reasoning")
+        pattern, constants = self._patterns.after["reasoning"]
         found = source.search(pattern, self._position)
         if source.undecided is not None:
             return None
