@@ -393,11 +393,12 @@ class Trajectory(Stored):
             logs[name] |= {"task": fragment(log.task), "tools": fragment(log.tools)}
             if log.media:
                 logs[name]["media"] = dump_media(log.media)
-        record["steps"] = list(self.steps)
+        steps: list[Any] = list(self.steps)
         for index, step in enumerate(self.steps):
             if any(part.extra for part in step.parts):
                 parts = [{**record_of(part), "extra": fragment(pack(part.extra))} for part in step.parts]
-                record["steps"][index] = {**record_of(step), "parts": parts}
+                steps[index] = {**record_of(step), "parts": parts}
+        record["steps"] = steps
         for name in ("task", "seed", "renderer", "history", "limits", "config"):
             record[name] = fragment(record[name])
         return dump("trajectory", record)
