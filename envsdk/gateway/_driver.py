@@ -333,7 +333,7 @@ class ProgramDriver(EnvDriver):
         if self.running.current is None:
             return None
         limit = self.running.limit_now()
-        return self.running.usage.reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
+        return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
 
     def _go_on(self) -> None:
         """Note that a request is taken: what was full before does not end the episode."""

@@ -146,7 +146,9 @@ def _is_same_call(sent: ToolCall, recorded: ToolCall) -> bool:
         forms += [{}, {INVALID_JSON: recorded.arguments}]
         with contextlib.suppress(ValueError, RecursionError):
             forms.append(json.loads(recorded.arguments))  # a key comes twice, or a number is not JSON's
-    return call_form(sent) in [call_form(ToolCall.checked(recorded.name, arguments)) for arguments in forms]
+    return call_form(sent) in [
+        call_form(ToolCall.model_construct(name=recorded.name, arguments=form)) for form in forms
+    ]
 
 
 def _written_calls(text: str) -> Sequence[ToolCall]:
