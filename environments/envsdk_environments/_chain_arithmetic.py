@@ -253,9 +253,9 @@ def random_chain(rng: np.random.Generator, config: ChainArithmeticConfig) -> Cha
     """Draw a chain of the configured difficulty and split."""
     size = _SIZES[config.difficulty]
     with_fractions = config.answers == "latex"
-    draws = (draw for _ in itertools.count() for draw in rng.random(64).tolist())
 
     def draw() -> tuple[int, list[Step]]:
+        draws = (draw for _ in itertools.count() for draw in rng.random(64).tolist())
         start = 2 + int(next(draws) * (size.max_term - 1))
         value, steps = Fraction(start), list[Step]()
         while len(steps) < size.steps:
