@@ -320,6 +320,12 @@ def _shortened(value: object) -> str:
     return _REPR.repr(value)[:80]
 
 
+def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
+    """Return an exception as a record has it: its type, its message, and its notes."""
+    notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
+    return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:
     """Return an `UnknownName` error that suggests similar names, or else lists all known ones."""
     names = sorted(known)

@@ -3,19 +3,19 @@
 The fields follow the OpenAI chat format, with `reasoning` next to the content.
 """
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     field_serializer,
     field_validator,
     model_validator,
@@ -42,22 +42,21 @@ ToolSchema: TypeAlias = Mapping[str, Any]
 
 
 def check_text(text: str) -> str:
-    """Return a text unchanged if it can be encoded as UTF-8.
+    """Return a string unchanged if UTF-8 can encode it.
 
     Raises:
-        ValueError: If it contains half of a surrogate pair.
+        ValueError: If it contains an unpaired surrogate.
     """
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"half of a surrogate pair is no text: {error}") from error
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text contains an unpaired surrogate: {error}") from error
     return text
 
 
 Text: TypeAlias = Annotated[str, AfterValidator(check_text)]
-"""A text that can be encoded as UTF-8."""
+"""A string that UTF-8 can encode."""
 
 
 _MAX_DEPTH = 64
@@ -77,38 +76,34 @@ def check_json(value: Any, depth: int = 0) -> None:
     """
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
-    if isinstance(value, str):
-        check_text(value)
-    elif isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
-            if not isinstance(key, str):
-                raise ValueError(f"the key {key!r} is no string")
-            check_text(key)
-            if depth == _MAX_DEPTH or not _is_plain(item):
+    match value:
+        case str():
+            check_text(value)
+        case dict():
+            for key, item in cast("dict[Any, Any]", value).items():
+                if not isinstance(key, str):
+                    raise ValueError(f"the key {key!r} is no string")
+                check_text(key)
                 check_json(item, depth + 1)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            if depth == _MAX_DEPTH or not _is_plain(item):
+        case list():
+            for item in cast("list[Any]", value):
                 check_json(item, depth + 1)
-    elif isinstance(value, int):  # a boolean is one, too
-        if abs(value) > _MAX_INTEGER:
-            raise ValueError("an integer has more than 4,000 digits")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is no number of JSON")
-    elif value is not None:
-        raise ValueError(f"a {type(value).__name__} is no value of JSON")
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a value is fine at sight, as most are."""
-    return value.isascii() if type(value) is str else value is None or value is True or value is False
+        case int():  # a boolean is one, too
+            if abs(value) > _MAX_INTEGER:
+                raise ValueError("an integer has more than 4,000 digits")
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is no number of JSON")
+        case None:
+            pass
+        case _:
+            raise ValueError(f"a {type(value).__name__} is no value of JSON")
 
 
 def read_arguments(given: Any) -> Any:
-    """Return the object that a JSON text contains, and anything else unchanged.
+    """Return the object that a JSON string contains, and anything else unchanged.
 
-    A text stays a text if reading it would lose something: a duplicate key, or a number that JSON cannot represent.
+    A string stays a string if reading it would lose something: a duplicate key, or a number that JSON cannot represent.
     """
     if not isinstance(given, str):
         return given
@@ -132,13 +127,6 @@ def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _copied(value: Any) -> Any:
-    """Return a deep copy of a JSON value; `copy.deepcopy` looks each text up in a memo."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in cast("dict[str, Any]", value).items()}
-    return [_copied(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
-
-
 def _is_json(value: dict[str, Any]) -> dict[str, Any]:
     check_json(value)
     return value
@@ -148,25 +136,18 @@ Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_is_json)]
 """The arguments of a call by name; all values are JSON values."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # at its first use, not at import
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values, which are not validated; as pydantic's, at a third of its cost."""
-        if deep or self.__pydantic_private__ is not None:
-            return super().model_copy(update=update, deep=deep)
-        if not update:
-            return _unchecked(type(self), self.__dict__.copy(), self.__pydantic_fields_set__.copy())
-        return _unchecked(type(self), {**self.__dict__, **update}, self.__pydantic_fields_set__.union(update))
+_FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built at the first use, not at import
 
 
-class TextPart(_Frozen):
+class TextPart(BaseModel):
     """A text part of a message's content.
 
     Attributes:
         type: Always `"text"`.
         text: The text.
     """
+
+    model_config = _FROZEN
 
     type: Literal["text"] = "text"
     text: Text
@@ -218,13 +199,13 @@ def read_part(part: Any) -> ContentPart:
     if isinstance(part, (TextPart, ImagePart)):
         return part
     fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
-    match fields.get("type"):
-        case "image_url" if isinstance(url := _url_of(fields.get("image_url")), str):
+    match fields:
+        case {"type": "image_url", "image_url": str(url)} | {"type": "image_url", "image_url": {"url": str(url)}}:
             return ImagePart(Image.from_url(url))
-        case "image" if set(fields) == {"type", "data"}:
+        case {"type": "image", "data": data} if len(fields) == 2:
             _refuse_path(fields)
-            return ImagePart(fields["data"])
-        case "text" | None if "text" in fields:
+            return ImagePart(data)
+        case {"text": _} if fields.get("type") in ("text", None):
             return TextPart.model_validate(part)
         case _:
             kind = type(cast("object", part)).__name__
@@ -237,46 +218,21 @@ def read_part(part: Any) -> ContentPart:
 
 def _refuse_path(part: Any) -> None:
     """Refuse a mapping that names a file: data that others wrote must not choose which file is opened."""
-    data: Any = cast("Mapping[str, Any]", part).get("data") if isinstance(part, Mapping) else None
-    if isinstance(data, (str, Path)):
-        raise ValueError(f"an image is given as the path {str(data)!r:.80} in a mapping; expected ImagePart(data=PATH)")
-
-
-def _url_of(given: Any) -> Any:
-    return cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
+    match part:
+        case {"data": (str() | Path()) as path}:
+            raise ValueError(
+                f"an image is given as the path {str(path)!r:.80} in a mapping; expected ImagePart(data=PATH)"
+            )
+        case _:
+            pass
 
 
 def text_of(parts: Sequence[ContentPart]) -> str:
-    """Return the texts among parts, joined: the `content` of a message with these parts."""
+    """Return the text parts, joined: the `content` of a message with these parts."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
-_Model = TypeVar("_Model", bound=_Frozen)
-
-
-@cache
-def _names_of(model: type[_Frozen]) -> set[str]:
-    return {*model.model_fields}
-
-
-def _unchecked(model: type[_Model], fields: dict[str, Any], given: set[str] | None = None) -> _Model:
-    """Return a model with all its fields, as `model_construct` does in three times the time.
-
-    Args:
-        model: The class.
-        fields: The values of all fields.
-        given: The names of the fields that count as set. By default all: all such models share that set, since a reply
-            may have a hundred thousand calls.
-    """
-    made = model.__new__(model)
-    object.__setattr__(made, "__dict__", fields)
-    object.__setattr__(made, "__pydantic_fields_set__", _names_of(model) if given is None else given)
-    object.__setattr__(made, "__pydantic_extra__", None)
-    object.__setattr__(made, "__pydantic_private__", None)
-    return made
-
-
-class ToolCall(_Frozen):
+class ToolCall(BaseModel):
     """A tool call by the model.
 
     Attributes:
@@ -288,24 +244,13 @@ class ToolCall(_Frozen):
         raw: The sampled text of the call, if the model family would render the call differently; else None.
     """
 
+    model_config = _FROZEN
+
     name: Text
     arguments: Arguments | Text = Field(default_factory=dict[str, Any])
     id: Text | None = None
     error: str | None = None
     raw: Text | None = None
-
-    @classmethod
-    def checked(
-        cls,
-        name: str,
-        arguments: "dict[str, Any] | str",
-        *,
-        id: str | None = None,
-        error: str | None = None,
-        raw: str | None = None,
-    ) -> "ToolCall":
-        """Return a call whose fields are known to be valid: they are not checked again, and `arguments` not copied."""
-        return _unchecked(cls, {"name": name, "arguments": arguments, "id": id, "error": error, "raw": raw})
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> "ToolCall":
@@ -317,7 +262,7 @@ class ToolCall(_Frozen):
         Raises:
             pydantic.ValidationError: If `data` is not a call.
         """
-        function = data.get("function", data)
+        function: Any = data.get("function", data)
         given = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {"name": function}
         arguments = read_arguments(given.get("arguments", {}))
         return cls.model_validate({"name": given.get("name"), "arguments": arguments, "id": data.get("id")})
@@ -331,28 +276,7 @@ class ToolCall(_Frozen):
         return call if self.id is None else {"id": self.id, **call}
 
 
-_NEW_TEXT = "_new_text_of_reply"
-
-
-def _read_call(call: Any) -> Any:
-    if not isinstance(call, Mapping) or "function" not in call:
-        return cast("Any", call)
-    return ToolCall.from_openai(cast("Mapping[str, Any]", call))
-
-
-def _with_arguments(call: Any) -> Any:
-    """Return a flat call with its arguments read as JSON."""
-    if not isinstance(call, Mapping) or "arguments" not in call:
-        return cast("Any", call)
-    fields = cast("Mapping[str, Any]", call)
-    return {**fields, "arguments": read_arguments(fields["arguments"])}
-
-
-def _none_is_empty(value: Any) -> Any:
-    return () if value is None else value
-
-
-class Message(_Frozen):
+class Message(BaseModel):
     """A chat message. It is immutable.
 
     Attributes:
@@ -369,15 +293,21 @@ class Message(_Frozen):
             at a stop string, or did not close the block; else None.
     """
 
+    model_config = _FROZEN
+
     role: Role
     content: Text = ""
     reasoning: Text | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_none_is_empty)] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: Text | None = None
     name: Text | None = None
     parts: tuple[ContentPart, ...] | None = None
     errors: tuple[str, ...] = ()
     open_block: Literal["reasoning", "tool_call"] | None = None
+    _new_text: object = PrivateAttr(default=None)  # neither compared nor stored
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and self.__dict__ == other.__dict__
 
     @model_validator(mode="before")
     @classmethod
@@ -411,32 +341,12 @@ class Message(_Frozen):
     @classmethod
     def _calls_in_either_form(cls, calls: Any) -> Any:
         if not isinstance(calls, (list, tuple)):
-            return calls
-        return tuple(_read_call(call) for call in cast("Sequence[Any]", calls))
-
-    @classmethod
-    def checked_reply(
-        cls,
-        content: str,
-        *,
-        reasoning: str | None = None,
-        tool_calls: tuple[ToolCall, ...] = (),
-        errors: tuple[str, ...] = (),
-        open_block: Literal["reasoning", "tool_call"] | None = None,
-    ) -> "Message":
-        """Return an assistant's message whose fields are known to be valid, so that they are not checked again."""
-        fields = {
-            "role": "assistant",
-            "content": content,
-            "reasoning": reasoning,
-            "tool_calls": tool_calls,
-            "tool_call_id": None,
-            "name": None,
-            "parts": None,
-            "errors": errors,
-            "open_block": open_block,
-        }
-        return _unchecked(cls, fields)
+            return () if calls is None else calls
+        read: list[Any] = []
+        for call in cast("Sequence[Any]", calls):
+            is_openai = isinstance(call, Mapping) and "function" in call
+            read.append(ToolCall.from_openai(cast("Mapping[str, Any]", call)) if is_openai else call)
+        return tuple(read)
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -450,7 +360,7 @@ class Message(_Frozen):
         It omits a stop token at the end, but contains what was sampled after a stop string. For a message that was not
         sampled, it is the content.
         """
-        return str(self.__dict__.get(_NEW_TEXT, self.content))
+        return self.content if self._new_text is None else str(self._new_text)
 
     def with_reasoning(self, reasoning: str | None) -> Self:
         """Return the message with another reasoning (None: without any), or itself if it has that already."""
@@ -458,12 +368,9 @@ class Message(_Frozen):
 
     def as_reply(self, new_text: object) -> "Message":
         """Return a copy for the author: `new_text` is `str(new_text)`, and its calls' arguments may be modified."""
-        if self.tool_calls:
-            calls = [call.model_copy(update={"arguments": _copied(call.arguments)}) for call in self.tool_calls]
-            reply = self.model_copy(update={"tool_calls": tuple(calls)})
-        else:
-            reply = self.model_copy()
-        object.__setattr__(reply, _NEW_TEXT, new_text)  # not a field, so it is neither compared nor stored
+        calls = [call.model_copy(update={"arguments": copy.deepcopy(call.arguments)}) for call in self.tool_calls]
+        reply = self.model_copy(update={"tool_calls": tuple(calls)})
+        reply._new_text = new_text
         return reply
 
     @classmethod
@@ -495,7 +402,12 @@ class Message(_Frozen):
         if "reasoning_content" in fields:
             fields["reasoning"] = fields.pop("reasoning_content")
         if isinstance(fields.get("tool_calls"), (list, tuple)):
-            fields["tool_calls"] = [_with_arguments(call) for call in fields["tool_calls"]]
+            fields["tool_calls"] = [
+                {**call, "arguments": read_arguments(call["arguments"])}
+                if isinstance(call, Mapping) and "arguments" in call
+                else call
+                for call in fields["tool_calls"]
+            ]
         return cls.model_validate(fields)
 
     def to_openai(self) -> dict[str, Any]:
@@ -514,40 +426,29 @@ class Message(_Frozen):
 
 
 def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]") -> list[Message]:
-    """Return a list of messages, given as a text (a user message), one message, or a list of messages.
+    """Return a list of messages, given as a string (a user message), one message, or a list of messages.
 
     Raises:
         TypeError: If an item of the list is neither a `Message` nor a mapping.
         pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
     """
     if isinstance(value, str):
-        return [_of_user(value)]
+        return [Message(role="user", content=value)]
     if isinstance(value, (TextPart, ImagePart, Image)):
         value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):
         return [value]
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
-    return [item if isinstance(item, Message) else Message.from_openai(_mapping(item)) for item in value]
-
-
-def _of_user(text: str) -> Message:
-    """Return `Message(role="user", content=text)`; pydantic has to check only what may not be valid Unicode."""
-    if type(text) is not str or not text.isascii():
-        return Message(role="user", content=text)
-    return _unchecked(Message, {**_EMPTY_USER, "content": text}, {"role", "content"})
-
-
-_EMPTY_USER = {name: field.default for name, field in Message.model_fields.items()} | {"role": "user"}
-
-
-def _mapping(item: object) -> Mapping[str, Any]:
-    if not isinstance(item, Mapping):
-        raise TypeError(
-            f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping. Texts and "
-            "images are the content of a message: Message(role='user', content=[...])"
-        )
-    return cast("Mapping[str, Any]", item)
+    messages: list[Message] = []
+    for item in value:
+        if not isinstance(item, (Message, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping. Texts and "
+                "images are the content of a message: Message(role='user', content=[...])"
+            )
+        messages.append(item if isinstance(item, Message) else Message.from_openai(cast("Mapping[str, Any]", item)))
+    return messages
 
 
 def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:

@@ -74,7 +74,7 @@ class Family:
 
     def type(self) -> Any:
         module, name = self.source.split(":")
-        return getattr(importlib.import_module(f"envsdk_renderers.{module}"), name)
+        return getattr(importlib.import_module(f"envsdk_renderers._{module}"), name)
 
     def renderer(self, **options: Any) -> Any:
         return self.type()(vocabulary(self.vocabulary), **self.options, **options)

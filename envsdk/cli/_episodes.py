@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -21,7 +20,6 @@ from ..policies._named import SERVED, policy_of
 from ..rollouts import Rollouts
 from ..rollouts._stored_run import StoredRun
 from ..rollouts._workers import Executor
-from ..trajectories._report import Report, summary, table
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import write_jsonl
@@ -41,6 +39,7 @@ from ._options import (
     specification,
 )
 from ._output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
+from ._summaries import TrajectoryReport, summary, table
 
 # The history policies of the demo in addition to `keep`. The episodes exceed these budgets.
 _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
@@ -122,9 +121,9 @@ def rollout(
     if out is not None:
         trajectories = list(StoredRun(out).trajectories())
     samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
-    report = Report.of(trajectories, samples)
+    report = TrajectoryReport.of(trajectories, samples)
     if as_json:
-        print_json({"environment": env, "history": history, "policy": policy, **asdict(report)})
+        print_json({"environment": env, "history": history, "policy": policy, **report.to_dict()})
     else:
         print_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
         for line in (*summary(report), *statistics(rollouts)):
@@ -136,7 +135,7 @@ def rollout(
             print_text(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {out}/")
     if not is_whole:
         raise typer.Exit(130)  # interrupted
-    if report.failed == report.episodes:
+    if report.tally.failed == report.tally.episodes:
         raise typer.Exit(1)
 
 
@@ -198,7 +197,7 @@ def demo(
     The demo skips an environment that this machine cannot run or that is nondeterministic, and prints why.
     """
     folder = writable(out)
-    rows: list[tuple[tuple[str, str], Report]] = []
+    rows: list[tuple[tuple[str, str], TrajectoryReport]] = []
     trajectories: list[Trajectory] = []
     samples: list[Sample] = []
     for env in (name for name in list_envs() if name.startswith("envsdk/")):
@@ -212,7 +211,7 @@ def demo(
             for trajectory in row:
                 trajectory.id += f"/{label}"
             row_samples = [sample.validate() for trajectory in row for sample in trajectory.samples()]
-            rows.append(((_short(env), label), Report.of(row, row_samples)))
+            rows.append(((_short(env), label), TrajectoryReport.of(row, row_samples)))
             trajectories += row
             samples += row_samples
     print_table(table("What each history policy costs (compact: every 2 steps)", rows, ("environment", "history")))

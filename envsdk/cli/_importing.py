@@ -14,14 +14,14 @@ from .._visible import on_one_line
 from ..episodes._event_loops import run
 from ..errors import ConfigError, InvalidRecord
 from ..rollouts._run_folder import RunFolder
-from ..trajectories._report import Report, summary, table
 from ..trajectories._samples import Sample
 from ..trajectories.records import write_jsonl
 from ._options import SPECIFICATION, TOKENIZER, specification
 from ._output import print_error, print_json, print_table, print_text
+from ._summaries import TrajectoryReport, summary, table
 
 if TYPE_CHECKING:
-    from ..trainers._logged import Imported
+    from ..trainers.foreign._importer import Imported
 
 _Format: TypeAlias = Literal["atif", "requests"]
 _Log: TypeAlias = tuple[str, str | None, Any]
@@ -64,7 +64,7 @@ def import_(
         write_jsonl(out / "samples.jsonl", samples)
         write_jsonl(out / "sft.jsonl", supervised)
         folder.close(is_complete=True)
-    _print(file, imported, Report.of(trajectories, samples), samples, supervised, as_json=as_json)
+    _print(file, imported, TrajectoryReport.of(trajectories, samples), samples, supervised, as_json=as_json)
     if not as_json:
         print_text(
             f"wrote {len(trajectories)} trajectories, {len(samples)} samples and {len(supervised)} supervised samples "
@@ -158,7 +158,7 @@ def _parsed(text: bytes, where: str) -> Any:
 def _print(
     file: Path,
     imported: "list[Imported]",
-    report: Report,
+    report: TrajectoryReport,
     samples: list[Sample],
     supervised: list[Sample],
     *,
@@ -168,7 +168,7 @@ def _print(
     trained = sum(int(sample.mask.sum()) for sample in samples)
     if as_json:
         found = [{"id": name, **asdict(note)} for name, note in notes]
-        print_json({"trained_tokens": trained, "sft_samples": len(supervised), "notes": found, **asdict(report)})
+        print_json({"trained_tokens": trained, "sft_samples": len(supervised), "notes": found, **report.to_dict()})
         return
     print_table(table("What was imported", [((file.name,), report)], ("file",)))
     for line in summary(report):

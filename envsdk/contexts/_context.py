@@ -6,6 +6,7 @@ is the prompt as it is now. Sampled tokens are never decoded and encoded again.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
@@ -434,7 +435,13 @@ class Context:
                 f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
                 f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
             )
-        return rewrite
+        return None if rewrite is None else self._as_given(rewrite)
+
+    def _as_given(self, rewrite: Rewrite) -> Rewrite:
+        """Return a rewrite with the replies that the policy wrote itself as the family reads them."""
+        known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
+        messages = [m if m.content in known else self.renderer.as_given(m) for m in rewrite.messages]
+        return replace(rewrite, messages=messages)
 
     def _is_full(self, max_tokens: int | None) -> StopReason | None:
         return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None

@@ -8,7 +8,6 @@ import numpy as np
 
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
-from ..trajectories._soundness import are_sound
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,11 +35,9 @@ def valid_samples(
     for index, sample in enumerate(items, start=first):
         if not isinstance(sample, Sample):
             raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
-    is_known = are_sound(items)
     for index, sample in enumerate(items, start=first):
         try:
-            if not is_known:
-                sample.validate()
+            sample.validate()
             if check is not None:
                 check(sample)
         except InvalidSample as error:

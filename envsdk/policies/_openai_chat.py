@@ -383,7 +383,7 @@ def _message_of(given: _Message) -> Message:
 
 def _tokens_of(renderer: Renderer, answer: ChatReply) -> "NDArray[Any]":
     try:
-        tokens = renderer.reply(renderer.as_given(answer.message))
+        tokens = renderer.reply(answer.message)
     except RenderError as error:
         raise ServerReplyError(f"the renderer {renderer.name!r} cannot express the model's reply: {error}") from error
     is_ended = len(tokens) > 0 and int(tokens[-1]) in renderer.stop_token_ids

@@ -38,7 +38,7 @@ class ReplyPolicy:
         renderer = pending.context.renderer
         reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
-        tokens = renderer.reply(renderer.as_given(message))
+        tokens = renderer.reply(message)
         tokens = tokens[: _length_with_stop(renderer, tokens, stop)]
         is_cut = max_tokens is not None and len(tokens) > max_tokens
         tokens = tokens[:max_tokens]

@@ -35,7 +35,10 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 
 NOT_ENDED = "the turn was not ended: there is no stop token"
 """The error of a reply without a stop token."""
-_REASONING_TAGS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_KNOWN_TAGS = (
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|channel|>"),
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]"),
+)
 """The tags that data sets write, also for families whose vocabulary has no such control tokens."""
 _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
 
@@ -499,10 +502,10 @@ class Renderer(ABC):
         return {"reasoning": reasoning.strip("\n"), "content": content.lstrip("\n")}
 
     def warn_of_tags(self, text: str) -> None:
-        """Warn of names of control tokens, and of tags of reasoning, in an assistant's text that no model sampled."""
+        """Warn of names of control tokens, and of known tags, in an assistant's text that no model sampled."""
         if self.unsafe_content:
             return
-        names = dict.fromkeys([*self._encoder.controls_in(text), *(tag for tag in _REASONING_TAGS if tag in text)])
+        names = dict.fromkeys([*self._encoder.controls_in(text), *(tag for tag in _KNOWN_TAGS if tag in text)])
         if names:
             warnings.warn(
                 f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {self.name!r} "
@@ -610,12 +613,19 @@ class Renderer(ABC):
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens that a model would sample for `message`: int32, shape (n,), with the stop token.
 
+        The message is read as one that was given; see `as_given`.
+
         Raises:
             RenderError: If the family cannot express the message, or would read other arguments from these tokens.
         """
+        message = self.as_given(message)
+        return self._checked_reply(message, self._written_reply(message))
+
+    def _written_reply(self, message: Message) -> "NDArray[np.int32]":
+        """Return the tokens of a reply after the generation prompt, which may hold the start of a think block."""
         out = self.emission()
         self.emit_reply(out, message)
-        return self._checked_reply(message, out.tokens()[0])
+        return out.tokens()[0]
 
     def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
         """Return the tokens of a reply, unless they are read without an error as calls with other arguments.

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..authoring._env import Env
 from ..contexts._protocol import Action, Observation
-from ..episodes._agent import Agent
+from ..episodes._agent import Agent, StepResult
 from ..episodes._concurrent import run_all
 from ..episodes._driver import MethodCaller, driver_of
-from ..episodes._environment import StepResult
+from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
-from ..episodes._requests import EpisodeGenerator
 from ..errors import PolicyError
 from ..policies._find import check_policy, check_takes_images, mark_untrainable, streams
 from ..policies._policy import request_of

@@ -35,6 +35,7 @@ from ..rollouts._background import Background
 from ..rollouts._engine import Rollouts
 from ..rollouts._options import Deadlines, check_deadlines
 from ..trajectories._samples import Sample
+from ..trajectories._tally import tally
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
 from ._checks import check_samples, guard_policy
@@ -131,18 +132,16 @@ def group_metrics(trajectories: Iterable[Trajectory], rows: int) -> dict[str, An
         `total` in their name.
     """
     trajectories = list(trajectories)
-    completed = [trajectory for trajectory in trajectories if trajectory.status != "error"]
-    rewards = [reward for trajectory in completed if (reward := trajectory.scored_reward) is not None]
-    count = len(completed)
-    failed_agents = sum(log.error is not None for t in completed for log in t.contexts.values())
+    rewards = [reward for trajectory in trajectories if (reward := trajectory.scored_reward) is not None]
+    completed = tally(trajectory for trajectory in trajectories if trajectory.status != "error")
     metrics: dict[str, Any] = {
         "rollout/episodes_total": float(len(trajectories)),
-        "rollout/failed_total": float(len(trajectories) - count),
-        "rollout/failed_agents_total": float(failed_agents),
-        "reward": (float(sum(rewards)), len(rewards)),
-        "rollout/rows": (rows, count),
-        "rollout/steps": (sum(len(trajectory.steps) for trajectory in completed), count),
-        "rollout/breaks": (sum(len(trajectory.breaks) for trajectory in completed), count),
+        "rollout/failed_total": float(len(trajectories) - completed.episodes),
+        "rollout/failed_agents_total": float(completed.failed_contexts),
+        "reward": (completed.reward, completed.scored),
+        "rollout/rows": (rows, completed.episodes),
+        "rollout/steps": (completed.steps, completed.episodes),
+        "rollout/breaks": (sum(completed.breaks.values()), completed.episodes),
     }
     return metrics | ({"reward_std": float(np.std(rewards))} if rewards else {})
 

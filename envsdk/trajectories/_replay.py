@@ -5,7 +5,7 @@ derived from what this module yields. It finds no tokens: a step says which rang
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -252,47 +252,6 @@ def prompt_images(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> 
         path = paths.observe(replayed)
         yield tuple(placed_images(path, contexts)) if has_images else ()
         paths.act(replayed)
-
-
-class SampleSize(NamedTuple):
-    """How large a sample is."""
-
-    tokens: int
-    """How many tokens it has."""
-    trained: int
-    """How many of them are trained."""
-
-
-def sample_sizes(
-    steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]
-) -> list[SampleSize]:
-    """Return the sizes of the samples, in their order, without making them; see `Trajectory.samples`."""
-    found: list[tuple[int, SampleSize]] = []
-    opened: dict[str, tuple[int, SampleSize]] = {}
-    for index, step, _, starts_segment in replay(steps, contexts):
-        if starts_segment:
-            found.append(opened.pop(step.context, (index, SampleSize(0, 0))))
-        first, (length, trained) = opened.get(step.context, (index, SampleSize(0, 0)))
-        for start, stop, is_masked in step.runs(step.action_start, step.stop) if is_trained(step) else ():
-            if not is_masked:
-                length, trained = step.keep + stop - step.start, trained + stop - start
-        opened[step.context] = first, SampleSize(length, trained)
-    return [size for _, size in sorted([*found, *opened.values()]) if size.trained]
-
-
-def tree_size(steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]) -> int:
-    """Return how many tokens the prefix tree of the samples has; see `Trajectory.tree_size`."""
-    size = 0
-    needed: dict[str, int] = {}  # of each context, how many tokens precede one that is trained later
-    for replayed in reversed(list(replay(steps, contexts))):
-        step = replayed.step
-        runs = step.runs(step.action_start, step.stop) if is_trained(step) else ()
-        trained = max((step.keep + stop - step.start for _, stop, is_masked in runs if not is_masked), default=0)
-        until = max(trained, needed.get(step.context, 0))
-        size += max(0, until - step.keep)
-        needed[step.context] = 0
-        needed[step.base] = max(needed.get(step.base, 0), min(until, step.keep))
-    return size
 
 
 def _check_lineage(contexts: Mapping[str, ContextLog]) -> None:

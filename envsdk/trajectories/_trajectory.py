@@ -19,7 +19,7 @@ from ._checks import check_break, check_log, check_parts
 from ._context_log import ContextLog, KnownStopReason
 from ._fragments import fragment
 from ._media import embedded, read_embedded
-from ._replay import Prompt, SampleSize, prompt_images, prompts, replay, sample_sizes, tree_size
+from ._replay import Prompt, prompt_images, prompts, replay
 from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
 from ._segments import LossRule, Segment, is_copied, segments, trained_steps
@@ -31,6 +31,15 @@ from .records import build, dump, load
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
 ErrorKind: TypeAlias = Literal["environment", "policy", "infrastructure"]
 """Whose error ended an episode: the environment's code, the policy's, or that of what they run on."""
+
+
+class SampleSize(NamedTuple):
+    """The size of a sample."""
+
+    tokens: int
+    """The number of its tokens."""
+    trained: int
+    """The number of its tokens that are trained."""
 
 
 @dataclass(slots=True, repr=False)
@@ -246,16 +255,17 @@ class Trajectory(Stored):
         Args:
             include_failed: Whether the steps of a failed episode, or of a failed sub-agent, count.
         """
-        if self.status == "error" and not include_failed:
-            return 0
-        is_trained = trained_steps(self.steps, self.contexts, self.origins, "all", include_failed=include_failed)
-        return tree_size(self.steps, self.contexts, is_trained)
+        is_needed = {name: np.zeros(len(log.tokens), np.bool_) for name, log in self.contexts.items()}
+        for segment in self._segments("all", include_failed=include_failed):
+            rest = len(segment.tokens)
+            for piece in segment.pieces:
+                is_needed[piece.context][piece.start : min(piece.stop, piece.start + max(0, rest))] = True
+                rest -= piece.stop - piece.start
+        return sum(int(np.count_nonzero(needed)) for needed in is_needed.values())
 
     def sample_sizes(self) -> list[SampleSize]:
-        """Return how many tokens each of `samples()` has, and how many of them it trains, without making them."""
-        if self.status == "error":
-            return []
-        return sample_sizes(self.steps, self.contexts, trained_steps(self.steps, self.contexts, self.origins, "all"))
+        """Return the number of tokens of each of `samples()`, and how many of them it trains."""
+        return [SampleSize(len(segment.tokens), segment.trained) for segment in self._segments("all")]
 
     def samples(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
         """Return the training samples: one for each segment of each context in which a token is trained.
@@ -282,8 +292,7 @@ class Trajectory(Stored):
                 "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "
                 "as VLLM"
             )
-        is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
-        found = segments(self.steps, self.contexts, is_trained)
+        found = self._segments(loss, include_failed=include_failed)
         weights = loss_weights([segment.trained for segment in found])
         counts, seen = Counter(segment.context for segment in found), Counter[str]()
         scores = self._scores(counts)
@@ -293,6 +302,13 @@ class Trajectory(Stored):
             samples.append(self._sample(segment, seen[name], counts[name], weight, scores[name]))
             seen[name] += 1
         return samples
+
+    def _segments(self, loss: LossRule, *, include_failed: bool = False) -> list[Segment]:
+        """Return the segments in which a token is trained."""
+        if self.status == "error" and not include_failed:
+            return []
+        is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
+        return segments(self.steps, self.contexts, is_trained)
 
     def _scores(self, names: Iterable[str]) -> dict[str, "_Score"]:
         """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""

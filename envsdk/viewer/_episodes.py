@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..contexts._protocol import Break
-from ..episodes._delegation import SUMMARY
+from ..episodes._agent import SUMMARY
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
 from ..trajectories._trajectory import Trajectory

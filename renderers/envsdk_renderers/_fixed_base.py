@@ -696,10 +696,9 @@ class FixedBase(Renderer):
         (given,) = self._template.dialect.addressed([self._template.dialect.readable(message)])
         return self._reply_writer.write(out, given, hidden)
 
-    def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; if the prompt contains an empty think block, the reply has none."""
-        has_none = self._reply_writer.prompt_closes_block and message.reasoning is not None
-        return super().reply(message.with_reasoning(None) if has_none else message)
+    def _written_reply(self, message: Message) -> "NDArray[np.int32]":
+        has_block = self._reply_writer.prompt_closes_block  # the prompt contains an empty one
+        return super()._written_reply(message.with_reasoning(None) if has_block else message)
 
     def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
         """See `Renderer`; without control tokens for the tags of calls, a text may spell a call.

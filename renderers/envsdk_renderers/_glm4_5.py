@@ -89,12 +89,11 @@ class GLM45(ThinkingChatML):
             is_given = self.unsafe_content and message.content.endswith("/nothink")
             out.scaffold("" if is_given else "/nothink")
 
-    def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; the reply ends with the opener of the message that probably comes next."""
+    def _written_reply(self, message: Message) -> "NDArray[np.int32]":
         out = self.emission()
         self.emit_reply(out, message if self.enable_thinking else message.with_reasoning(None))
-        out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])
-        return self._checked_reply(message, out.tokens()[0])
+        out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])  # the opener that probably comes next
+        return out.tokens()[0]
 
     def end_of_turn(self, following: Message | None) -> str:
         """Return the opener of the next message."""

@@ -87,15 +87,14 @@ class ThinkingChatML(ToolChatML):
         found.remove(Piece(_MARK, False))
         return found
 
-    def reply(self, message: Message) -> "NDArray[np.int32]":
-        """See `Renderer.reply`; the prompt may already contain an empty think block, or the opening of one."""
-        if not self.enable_thinking:
-            return super().reply(message.with_reasoning(None))
+    def _written_reply(self, message: Message) -> "NDArray[np.int32]":
+        if not self.enable_thinking:  # the prompt contains an empty block
+            return super()._written_reply(message.with_reasoning(None))
         if not self.prompt_opens_block:
-            return super().reply(message)
+            return super()._written_reply(message)
         out = self.emission()
         self.emit_pieces(out, self.pieces(message.with_reasoning(message.reasoning or ""), THINK[0]))
-        return self._checked_reply(message, out.tokens()[0])
+        return out.tokens()[0]
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """See `ChatML.parse`; newlines around the reasoning belong to the block."""

@@ -397,7 +397,7 @@ import sys
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
-from envsdk import list_envs, registry
+from envsdk import list_envs, _registry as registry
 sys.path.insert(0, {str(tmp_path)!r})
 intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry._entry_points
 registry._entry_points = lambda group: [intruder, *real(group)]

@@ -531,7 +531,7 @@ def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
 
 AT_EXIT = """
 import asyncio
-from envsdk.episodes import event_loops
+from envsdk.episodes import _event_loops as event_loops
 
 async def wait_in_a_thread():
     return await asyncio.to_thread(sum, [1, 2])

@@ -24,8 +24,8 @@ from envsdk.cli import _output as output
 from envsdk.cli._checks import print_check, print_end
 from envsdk.cli._playing import Game
 from envsdk.cli._showing import lines_of, print_lines
+from envsdk.cli._summaries import TrajectoryReport, table
 from envsdk.testing._environments import EnvCheck, EnvReport
-from envsdk.trajectories._report import Report, table
 from envsdk.trajectories._trajectory import Trajectory
 
 TEXTS = st.lists(st.sampled_from(ATTACKS) | st.text(max_size=8), max_size=4).map("".join)
@@ -122,8 +122,9 @@ def print_everything(text: str) -> None:
     output.print_json({text: text})
     output.print_error(text)
     output.print_failures([hostile(text)])
-    report = Report.of([EPISODE], [])
-    report = replace(report, breaks={text: 2}, stop_reasons={text: 1}, metrics={text: 1.0})
+    report = TrajectoryReport.of([EPISODE], [])
+    facts = replace(report.tally, breaks={text: 2}, stop_reasons={text: 1}, metrics={text: 1.0})
+    report = replace(report, tally=facts)
     output.print_table(table(text, [((text, text), report)], ("environment", "history")))
     checks = checks_of(text)
     with pytest.raises(AssertionError) as failed:

@@ -13,6 +13,7 @@ from template_conversations import fixed_base, templates
 
 from envsdk import Env, Message, Renderer, Turn, get_renderer
 from envsdk.errors import PlainTagsWarning
+from envsdk.history import History, HistoryPolicy, Rewrite
 from envsdk.rendering.renderer import NOT_ENDED
 
 PLAIN = """{%- for m in messages %}
@@ -113,6 +114,8 @@ def test_the_opening_tag_may_be_in_the_generation_prompt(name: str) -> None:
         *(("thinking-2507", c) for c in ("A <think>R</think>B", "<think>R", "<think>a</think>b</think>c")),
         *(("qwen3", c) for c in ("R</think>A", "<think>a<think>b</think>c")),
         *((name, TAGGED[0]) for name in ("qwen3.8", "instruct-2507", "harmony")),
+        *(("qwen3", c) for c in ("<seed:think>R</seed:think>A", "<|channel|>final<|message|>A", "[TOOL_CALLS][]")),
+        ("llama-3", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("thinking-2507", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("harmony", "<|channel|>analysis<|message|>R<|end|>"),
     ],
@@ -143,6 +146,34 @@ def test_what_a_model_sampled_is_not_read_again() -> None:
             env.step(spelled)
         assert env.messages()[1].content == "<think>R</think>A"
         assert renderer.tokenizer.decode(env.prompt()).count("<think>R</think>A") == 2
+
+
+def test_a_reply_that_is_written_from_a_given_message_has_its_reasoning() -> None:
+    renderer = renderer_of("qwen3")
+    assert renderer.reply(given(TAGGED[0])).tolist() == renderer.reply(given("A1", reasoning="R1")).tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "fixed_base"])
+def test_a_reply_that_a_history_policy_inserts_is_read_like_one_of_the_first_turn(name: str) -> None:
+    class Insert(HistoryPolicy):
+        def view(self, history: History) -> Rewrite | None:
+            inserted = given("<think>S</think>SUM")
+            return Rewrite(1, [inserted, history.messages[-1]], "edit") if history.steps == 1 else None
+
+    class Echo(Env):
+        def start(self) -> Turn:
+            return Turn("q")
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn("and?")
+
+    renderer = fixed_base("qwen3") if name == "fixed_base" else renderer_of(name)
+    env = Echo(renderer=renderer, history=Insert())
+    env.reset(seed=0)
+    env.step(renderer.reply(given("A1")))
+    think = renderer.tokenizer.token_id("<think>")
+    assert think in env.prompt().tolist()
+    assert env._envsdk.episode.contexts["main"].view[1] == given("SUM", reasoning="S")
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_an_interpreter_in_the_temporary_folder_works_in_namespaces(tmp_path: Pa
 def test_a_launcher_that_stopped_does_not_keep_a_program_beyond_its_time(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sandbox.process, "_STOP_S", 0.3)
+    monkeypatch.setattr(sandbox._process, "_STOP_S", 0.3)
     token = uuid.uuid4().hex
     before = set(children())
     with ThreadPoolExecutor(1) as pool:
@@ -338,7 +338,7 @@ print('left')
 
 WITHOUT = """
 import errno, os, sys
-from envsdk.sandbox import SandboxUnavailable, launcher, run_python, seccomp
+from envsdk.sandbox import SandboxUnavailable, _launcher as launcher, run_python
 
 numbers = {forbidden}
 rules = [(0x20, 0, 0, 0)]
@@ -361,14 +361,14 @@ def test_where_namespaces_are_forbidden_landlock_takes_over(forbidden: list[str]
         sandbox.check_isolation("landlock")
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    numbers = [sandbox.system_calls.system_call(name) for name in forbidden]
+    numbers = [sandbox._system_calls.system_call(name) for name in forbidden]
     said = _python(WITHOUT.format(forbidden=numbers), PATH="")
     assert said.startswith("landlock\nnamespaces: the program could not be confined: PermissionError")
     assert forbidden[0] in said
 
 
 def test_where_nothing_isolates_it_is_said_and_nothing_is_run():
-    said = _python(WITHOUT.format(forbidden=[sandbox.system_calls.system_call("unshare"), LANDLOCK]))
+    said = _python(WITHOUT.format(forbidden=[sandbox._system_calls.system_call("unshare"), LANDLOCK]))
     assert said.startswith("bubblewrap")
     assert "; namespaces: " in said
     assert "; landlock: " in said

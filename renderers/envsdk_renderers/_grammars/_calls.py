@@ -150,7 +150,9 @@ class CallReader:
         return (
             call
             if text == written
-            else ToolCall.checked(call.name, call.arguments, id=call.id, error=call.error, raw=text)
+            else ToolCall.model_construct(
+                name=call.name, arguments=call.arguments, id=call.id, error=call.error, raw=text
+            )
         )
 
     def _opened(self, start: int, since: int) -> int:
@@ -197,7 +199,7 @@ class CallReader:
         is_open = self._patterns.has_control_closers and not found
         is_cut = not found and (broken.is_open or not text.strip())
         error = NOT_CLOSED if is_cut else str(broken)
-        call = ToolCall.checked(_valid_name(broken.name), text, error=error, raw=text)
+        call = ToolCall.model_construct(name=_valid_name(broken.name), arguments=text, error=error, raw=text)
         is_closed = found is not None and not self._patterns.is_opener(found)
         return ReadCall(call, found.end() if found and is_closed else end, None, is_open, end)
 
@@ -230,7 +232,9 @@ class CallReader:
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
         call_id = None if grammar.id_path is None else _at(fields, grammar.id_path)
-        call = ToolCall.checked(name, cast("Any", arguments), id=call_id if isinstance(call_id, str) else None)
+        call = ToolCall.model_construct(
+            name=name, arguments=arguments, id=call_id if isinstance(call_id, str) else None
+        )
         return self._close(end, "object", call)
 
     def _refuse_other_keys(self, holder: Any, path: Path, end: int, name: str) -> None:
@@ -286,7 +290,7 @@ class CallReader:
                 raise Undecided(start) from None
             self._searched += error.searched
             raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=True) from None
-        return self._close(end, "python", ToolCall.checked(name, arguments))
+        return self._close(end, "python", ToolCall.model_construct(name=name, arguments=arguments))
 
     # A call of several fields.
 
@@ -448,7 +452,7 @@ class CallReader:
         more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
         call_id = None if self._grammar.first_id is not None else texts.get("id")
-        return ToolCall.checked(self._name(texts, start), arguments, id=call_id, error=error)
+        return ToolCall.model_construct(name=self._name(texts, start), arguments=arguments, id=call_id, error=error)
 
     def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
         """Read the constant after a field that shows itself where it ends."""

@@ -135,8 +135,9 @@ class GrammarReading:
     def message(self, sampled: SplitReply) -> Message:
         """Return the message after everything was read."""
         errors = [*self._errors, *errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)]
-        return Message.checked_reply(
-            "".join(self._content),
+        return Message.model_construct(  # its fields are valid
+            role="assistant",
+            content="".join(self._content),
             reasoning=None if self._reasoning is None else "".join(self._reasoning),
             tool_calls=tuple(self._calls),
             errors=tuple(dict.fromkeys(errors)),

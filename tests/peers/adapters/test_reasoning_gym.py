@@ -343,7 +343,7 @@ def test_a_data_set_that_is_kept_gives_what_a_new_one_gives(name: str):
 
 DIGEST = """
 import hashlib, json, sys
-from envsdk.authoring.adapters import reasoning_gym as adapter
+from envsdk.authoring.adapters import _reasoning_gym as adapter
 adapter._UNORDERED = frozenset()
 for name in sys.argv[1:]:
     env = adapter.ReasoningGym(dataset=name)
