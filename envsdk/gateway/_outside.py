@@ -5,6 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -18,6 +19,7 @@ from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
 from ..messages import Message
 from ..policies._policy import PolicyLike
+from ..rendering.renderer import check_image
 from ..rollouts._jobs import Job
 from ..rollouts._player import Player, PlaySettings
 from ..rollouts._run_folder import RunFolder
@@ -174,7 +176,7 @@ class PlayedSessions:
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         counting = self._counting
-        session = ProgramSession(counting.count_tokens, counting.renderer.check_image, options.get("role"))
+        session = ProgramSession(counting.count_tokens, partial(check_image, counting.renderer), options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
+from .._arrays import GrowableArray
 from ..contexts._protocol import BreakReason
 from ..images import PlacedImage
 

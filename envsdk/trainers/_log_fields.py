@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._registry import find_renderer
-from ..contexts._arrays import LARGEST
 from ..contexts._protocol import Action
 from ..episodes._actions import CheckedAction, check_action
 from ..errors import ActionError, ConfigError, InvalidRecord

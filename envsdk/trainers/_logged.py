@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
+from .._arrays import GrowableArray
 from ..contexts._protocol import Break, BreakReason, FinishReason
 from ..episodes._actions import CheckedAction
 from ..errors import ConfigError, InvalidRecord

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, cast, get
 
 import numpy as np
 
-from ..contexts._arrays import LARGEST, GrowableArray
+from .._arrays import LARGEST, GrowableArray
 from ..contexts._protocol import Action, Break
 from ..contexts._side_data import Aligned, part_of, per_token
 from ..episodes._actions import CheckedAction, PromptSize, check_action

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from envsdk.errors import RenderError
 from envsdk.messages import ImagePart, Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.reading import Reading, ReplyReader
-from envsdk.rendering.renderer import Renderer, TokenIds
+from envsdk.rendering.family import FamilyRenderer
+from envsdk.rendering.reading import Reading, ReplyReader, StreamedReader
+from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._grammars._grammar import Grammar
@@ -37,7 +38,7 @@ HERMES = Calls(
 _MARK = "\ue001"  # a private-use character that is in the place of an image
 
 
-class ChatML(Renderer):
+class ChatML(FamilyRenderer):
     """Plain ChatML without tools and thinking: reasoning in messages is not shown, and tools are refused.
 
     Args:
@@ -161,33 +162,27 @@ class ChatML(Renderer):
         """Return the messages without reasoning."""
         return [message.with_reasoning(None) for message in messages[settled:]]
 
-    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """See `Renderer.prefill`.
-
-        Raises:
-            RenderError: If the prefill has reasoning and the family has no think block, or if it has none although the
-                generation prompt opens a think block.
-        """
-        if isinstance(start, Message) and start.reasoning is None and self._open_at_start:
+    def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        if isinstance(start, Message) and start.reasoning is None and self.open_at_start:
             raise RenderError(
                 f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
                 "give the prefill a reasoning, which may be empty"
             )
-        return super().prefill(start)
+        return super()._prefill(start)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
         begun = self.after_opening(prompt_tail)
-        sampled = self.split(tokens)
-        segments = [*(self.split(begun).segments if len(begun) else ()), *sampled.segments]
+        sampled = self.marks.split(tokens)
+        segments = [*(self.marks.split(begun).segments if len(begun) else ()), *sampled.segments]
         return self._reader.read(segments, sampled, tools)
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a reply is read as it comes."""
-        return self.streamed(self.reading(tools), prompt_tail)
+        return StreamedReader(self.reading(tools), self.marks, self.after_opening(prompt_tail))
 
     def reading(self, tools: Sequence[ToolSchema]) -> Reading:
-        """Return what reads a reply as `parse` does; see `Renderer.streamed`."""
+        """Return what reads a reply as `parse` does; see `StreamedReader`."""
         return self._reader.begin(tools)
 
 

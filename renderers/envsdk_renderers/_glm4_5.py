@@ -90,7 +90,7 @@ class GLM45(ThinkingChatML):
             out.scaffold("" if is_given else "/nothink")
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
-        out = self.emission()
+        out = self._emission()
         self.emit_reply(out, message if self.enable_thinking else message.with_reasoning(None))
         out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])  # the opener that probably comes next
         return out.tokens()[0]

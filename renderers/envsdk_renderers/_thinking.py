@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering._splitting import Segment, SplitReply
-from envsdk.rendering.reading import ContentText, Reading, ReasoningText, ReplyEvent
+from envsdk.rendering.reading import ContentText, Reading, ReasoningText, ReplyEvent, Segment, SplitReply
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
@@ -92,7 +91,7 @@ class ThinkingChatML(ToolChatML):
             return super()._written_reply(message.with_reasoning(None))
         if not self.prompt_opens_block:
             return super()._written_reply(message)
-        out = self.emission()
+        out = self._emission()
         self.emit_pieces(out, self.pieces(message.with_reasoning(message.reasoning or ""), THINK[0]))
         return out.tokens()[0]
 
