@@ -41,7 +41,7 @@ def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
         try:
             started = np.empty(0, dtype=np.int32) if prefill is None else renderer._prefill(prefill)
         except RenderError:
-            assert renderer._open_at_start
+            assert renderer.open_at_start
             continue
         prompt = renderer.render([user()], generation_prompt=True).tokens
         for cut in range(len(reply) + 1):
