@@ -4,9 +4,9 @@ A context only truncates and appends. Its log holds every token that was observe
 is the prompt as it is now. Sampled tokens are never decoded and encoded again.
 """
 
+import codecs
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
@@ -21,7 +21,6 @@ from ._edits import Edit, among, edited
 from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
-from ._sampled import SampledText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +166,7 @@ class Context:
         if self.roles is not None:
             self.roles.read(self.renderer, self._prompt)
 
-    def new_text(self, count: int) -> SampledText:
+    def new_text(self, count: int) -> "SampledText":
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
         length = self.log_tokens.length
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
@@ -264,11 +263,11 @@ class Context:
             drops_end=not is_final,
         )
         self.rewriting = self.rewriting or rendered.rewriting
-        delta = Delta(rendered.tokens, length - rendered.dropped, closed_reply=rendered.closed_reply)
+        delta = Delta(rendered.tokens, length + self._cut, closed_reply=rendered.closed_reply)
         if rendered.dropped or self._cut:
-            prompt.tokens.truncate(delta.keep)
-            reason = "edit" if self._cut else "template"
-            delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
+            keep = length - rendered.dropped
+            prompt.tokens.truncate(keep)
+            delta = self._declared(delta, "edit" if self._cut else "template", keep, "the end of the reply")
         prompt.append(rendered, messages, None if is_final else prefill)
         if is_final:
             self._add(unknown)
@@ -299,10 +298,10 @@ class Context:
         prompt.reopen_reply(kept, tokens)
         self.steps -= 1
         self._seen = self._seen_before
-        delta = Delta(tokens, body + kept)
+        delta = Delta(tokens, length + self._cut)
         if len(dropped) or self._cut:
             detail = "the end of the reply" if self._cut else "the reply continues after its end"
-            delta = delta._replace(break_=self._break("edit", delta.keep, length + self._cut, detail))
+            delta = self._declared(delta, "edit", body + kept, detail)
         rewritten = self._rewrite(delta)
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
@@ -311,9 +310,11 @@ class Context:
         prompt.tokens.truncate(prompt.body + kept)
         prompt.tokens.append(dropped)
         self.add_reply(reply)
-        is_rewritten = rewritten.break_ is not delta.break_
-        cut = self._break("edit", length, length + self._cut, "the end of the reply") if self._cut else None
-        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length, cut)
+        if rewritten.break_ is not delta.break_:
+            ended = Delta(tokens, rewritten.keep, rewritten.break_)
+        else:
+            ended = Delta(tokens, length + self._cut)
+            ended = self._declared(ended, "edit", length, "the end of the reply") if self._cut else ended
         closing = self.renderer.extension(
             prompt.tokens.view[prompt.body :], [], history=self.view, tools=self.tools, generation_prompt=False
         )
@@ -340,13 +341,13 @@ class Context:
         count, messages = len(prompt.messages), list(prompt.messages)
         if system is not None:
             messages[: first.role == "system"] = [Message(role="system", content=system)]
+        self.renderer.rewrite(prompt, 0, messages, tools=None if tools is None else tuple(tools))
+        if system is not None:
             self.messages.append(messages[0])
             self.conversation[: first.role == "system"] = messages[:1]
-        self.renderer.rewrite(prompt, 0, messages, tools=None if tools is None else tuple(tools))
         self._opening += len(messages) - count
         self._seen += len(messages) - count
-        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
-        return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+        return self._declared(delta, "edit", 0, f"new {' and '.join(changed)}")
 
     def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
         """Make `whole` the conversation; the policy then sees a past that it has not seen."""
@@ -358,35 +359,44 @@ class Context:
         self._seen = 0
         self._state.clear()
         before = delta.break_
-        length = delta.keep if before is None else before.kept + before.dropped
         if before is not None and before.reason == "edit":
             detail = f"{before.detail}; {detail}"
         elif keep >= delta.keep:
             return delta
-        keep = min(keep, delta.keep)
-        return delta._replace(keep=keep, break_=self._break("edit", keep, length, detail))
+        return self._declared(delta, "edit", min(keep, delta.keep), detail)
 
     def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)
         self.conversation.extend(messages)
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
-        """Let the policy rewrite the view. Of two rewrites, the break is the one that keeps less."""
+        """Let the policy rewrite the view. If two rewrites apply, the break is the one that keeps fewer tokens.
+
+        Raises:
+            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
+        """
         try:
-            rewrite = self._policy_rewrite(summary)
+            rewrite = self.policy.view(self._history(summary))
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
             return delta
-        keep = self.renderer.rewrite(self._prompt, rewrite.start, rewrite.messages, as_template=rewrite.as_template)
-        if keep >= delta.keep:
-            return delta
-        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
-        break_ = self._break(rewrite.reason, keep, length, rewrite.detail)
-        return Delta(delta.tokens, keep, break_, delta.closed_reply)
+        if not _is_legal(rewrite, len(self.view)):
+            raise UndeclaredBreak(
+                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"{len(self.view)} messages. It returns None or a Rewrite that starts in the view, leaves a "
+                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
+            )
+        known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
+        messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
+        keep = self.renderer.rewrite(self._prompt, rewrite.start, messages, as_template=rewrite.as_template)
+        return delta if keep >= delta.keep else self._declared(delta, rewrite.reason, keep, rewrite.detail)
 
-    def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
-        return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+    def _declared(self, delta: Delta, reason: RewriteReason, keep: int, detail: str) -> Delta:
+        """Return a delta that keeps fewer tokens, with the break that declares all that was dropped."""
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        break_ = Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+        return delta._replace(keep=keep, break_=break_)
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
@@ -413,27 +423,6 @@ class Context:
             measure=lambda index, message: renderer.measure(prompt, index, message),
             summary=summary,
         )
-
-    def _policy_rewrite(self, summary: str | None) -> Rewrite | None:
-        """Return the policy's rewrite of the view, or None.
-
-        Raises:
-            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
-        """
-        rewrite = self.policy.view(self._history(summary))
-        if rewrite is not None and not _is_legal(rewrite, len(self.view)):
-            raise UndeclaredBreak(
-                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
-                f"{len(self.view)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
-            )
-        return None if rewrite is None else self._as_given(rewrite)
-
-    def _as_given(self, rewrite: Rewrite) -> Rewrite:
-        """Return a rewrite with the replies that the policy wrote itself as the family reads them."""
-        known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
-        messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
-        return replace(rewrite, messages=messages)
 
     def _is_full(self, max_tokens: int | None) -> StopReason | None:
         return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
@@ -487,3 +476,51 @@ def _is_legal(rewrite: object, length: int) -> bool:
         and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
         and rewrite.detail == encodable(rewrite.detail)
     )
+
+
+_CONTINUATION = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
+"""The bytes that continue a character in UTF-8."""
+
+
+class SampledText:
+    """The text of sampled tokens, decoded by `str()`. A stop token at the end is not part of it."""
+
+    __slots__ = ("_renderer", "tokens")
+
+    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
+        self._renderer = renderer
+        self.tokens = tokens
+
+    def __str__(self) -> str:
+        return self._renderer.tokenizer.decode(self.tokens[: self.body])
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+    @property
+    def body(self) -> int:
+        """How many tokens there are before the stop token at the end."""
+        count = len(self.tokens)
+        return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
+
+    def bounds(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+        """Return for each token the first character that it has a part of, and the one after the last: int64, (n,).
+
+        Tokens that share a character both have it.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts, stops, decoded, is_open = list[int](), list[int](), 0, False
+        for piece in self._renderer.tokenizer.token_bytes(self.tokens[: self.body]):
+            continues = piece[:1] in _CONTINUATION
+            starts.append(decoded + (is_open and not continues))
+            decoded += len(decoder.decode(piece))
+            is_open = bool(decoder.getstate()[0])  # the bytes of a character that is not complete
+            stops.append(decoded + is_open)
+        return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
+
+    def tokens_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of the tokens that have a part of the characters `start` to `stop`."""
+        if start >= stop:
+            return 0, 0
+        starts, stops = self.bounds()
+        return int(np.argmax(stops > start)), int(np.count_nonzero(starts < stop))

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from ..contexts._context import Context
-from ..contexts._sampled import SampledText
+from ..contexts._context import Context, SampledText
 from ..errors import TurnError
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, Limits, StopReason
 from ..messages import Message, check_calls

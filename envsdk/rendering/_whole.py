@@ -85,8 +85,7 @@ class WholeRenderer(Renderer):
                 return keep
         whole = [*prompt.messages[:start], *messages]
         is_same = len(whole) == len(prompt.messages) and all(map(operator.is_, whole, prompt.messages))
-        if is_same and not as_template:
-            prompt.tools = shown_tools
+        if is_same and not as_template and tools is None:
             return len(prompt.tokens)
         history_form = "template" if as_template or is_new else "keep"
 
