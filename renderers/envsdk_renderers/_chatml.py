@@ -5,7 +5,7 @@ and their results for all families that build on them.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,6 +60,10 @@ class ChatML(FamilyRenderer):
     """The scaffold that the templates of Qwen's vision models write for an image."""
     grammar: ClassVar[Grammar] = tagged()
     """How replies are written and read."""
+    header: ClassVar[str] = "<|im_start|>{role}\n"
+    """The scaffold that begins a message of each role; the assistant's is `opening`."""
+    trims: ClassVar[bool] = False
+    """Whether texts are shown without the whitespace around them."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
@@ -83,7 +87,7 @@ class ChatML(FamilyRenderer):
 
     def emit_block(self, out: Emission, message: Message) -> None:
         """Write a message as a block of its own."""
-        out.scaffold(self.header(message.role))
+        out.scaffold(self.header.format(role=message.role))
         self.emit_content(out, message)
         out.scaffold(self.message_end + self.after_turn)
 
@@ -109,10 +113,6 @@ class ChatML(FamilyRenderer):
         texts[-1] = self.trimmed(f"{_MARK}{texts[-1]}").removeprefix(_MARK)
         return texts
 
-    def header(self, role: str) -> str:
-        """Return the beginning of a block; the assistant's is `opening`."""
-        return f"<|im_start|>{role}\n"
-
     def emit_reply(self, out: Emission, message: Message) -> None:
         """Write the reasoning, the text and the calls, as far as the family has them."""
         self.emit_pieces(out, self.pieces(message))
@@ -128,16 +128,11 @@ class ChatML(FamilyRenderer):
             if not piece.is_scaffold:
                 out.content(piece.text)
                 continue
-            for part, is_tag in self._cut_at_tags(piece.text):
+            for index, part in enumerate(self._call_tag.split(piece.text)):  # every second part is a tag
                 is_content = is_inside and not any(name in part for name in self.structure)
                 out.content(part) if is_content else out.scaffold(part)
-                is_inside = part == self._call_opener if is_tag else is_inside
+                is_inside = part == self._call_opener if index % 2 else is_inside
         out.scaffold(self.message_end)
-
-    def _cut_at_tags(self, scaffold: str) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of a constant cut at the tags around calls, each with whether it is a tag."""
-        parts = self._call_tag.split(scaffold)
-        return ((part, bool(index % 2)) for index, part in enumerate(parts) if part)
 
     def as_written(self, message: Message) -> Message:
         """Return a reply as the family writes it.
@@ -151,8 +146,8 @@ class ChatML(FamilyRenderer):
         return message if content == message.content else message.model_copy(update={"content": content})
 
     def trimmed(self, text: str) -> str:
-        """Return a text as the template shows it: unchanged, unless the family trims it."""
-        return text
+        """Return a text as the template shows it."""
+        return text.strip() if self.trims else text
 
     def settles(self, message: Message) -> bool:
         """Return True: what is shown of a message does not depend on its position."""

@@ -52,6 +52,7 @@ class GLM45(ThinkingChatML):
     structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>", *_TAGS)
     grammar: ClassVar[Grammar] = tagged(_CALLS, ("\n<think>", "</think>"), "\n")
     prompt_opens_block: ClassVar[bool] = False
+    trims: ClassVar[bool] = True
     before_tools: ClassVar[str] = (
         "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -132,7 +133,3 @@ class GLM45(ThinkingChatML):
             if message.role == "assistant":
                 tail[index] = message.with_reasoning((message.reasoning or "") if index > query else "")
         return tail
-
-    def trimmed(self, text: str) -> str:
-        """Return the text without whitespace around it."""
-        return text.strip()
