@@ -6,7 +6,7 @@ from ..contexts._context import Context
 from ..errors import RenderError, RequestError, TokenizerError, message_of
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
-from ._placements import Continues, Opens
+from ._conversations import Continues, Opens
 
 
 def inexpressible(error: RenderError | TokenizerError) -> RequestError:

@@ -63,6 +63,7 @@ class EpisodeRunner:
         finally:
             self._episode.side_by_side = False
             await self._ahead.aclose()
+            del self._ahead  # it has methods of this object: the episode must not wait for the cyclic collector
 
     async def _step(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
         agent = self._episode.agent
