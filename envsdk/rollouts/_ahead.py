@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..authoring._driver import Driver
 from ..contexts._protocol import Observation
 from ..episodes._agent import Agent
-from ..episodes._driver import Driver
 from ..episodes._episode import Episode
 from ..episodes._turn import Turn
 from ..rendering.renderer import TokenIds

@@ -5,11 +5,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
 from ..episodes._concurrent import run_all
-from ..episodes._driver import MethodCaller, driver_of
 from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
 from ..errors import PolicyError

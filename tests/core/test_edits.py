@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Edit, Env, Limits, Message, Opening, Trajectory, Turn, rollout
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.errors import TurnError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]

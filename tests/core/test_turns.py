@@ -26,7 +26,7 @@ from envsdk import (
     load_tokenizer,
     tree_batch,
 )
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.history import DROPPED_RESULT
 from envsdk.rendering.renderer import NOT_ENDED, Renderer
 from envsdk.rendering.tokenizers import Tokenizer
