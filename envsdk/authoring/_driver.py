@@ -66,7 +66,8 @@ class Driver:
         """The asyncio tasks that its methods started in this episode."""
         self.given_name: str | None = None
         self._is_closed = False
-        self._waits: bool | None = None
+        self.waits: bool | None = None
+        """Whether a step may have to wait for something; None if the environment's methods or tools have changed."""
         self._episodes = 0
         refuse_history_options(config)
         try:
@@ -185,7 +186,7 @@ class Driver:
             self.running.task = task
             self.env.task = copy.deepcopy(task)  # what the author does to it changes neither data nor record
         self.env._envsdk_prepare()
-        self.changed_methods()
+        self.waits = None
 
     def _chosen(self, options: Mapping[str, Any]) -> Any:
         return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
@@ -209,34 +210,6 @@ class Driver:
     def forget(self) -> None:
         """Let go of the last episode, which is large; the environment is kept for the next one."""
         self.episode = self.agent = None
-
-    def fork(self) -> Any:
-        """Copy the environment with its running episode; see `Env.fork`."""
-        if self.why_no_fork is not None:
-            raise EpisodeError(f"{self.env!r} cannot be copied: {self.why_no_fork}")
-        agent, episode = self.running, self.running_episode
-        if agent.parent is not None:
-            raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
-        episode.check_fork()
-        for one in agent.agents():
-            _ = driver_of(one.env).env.np_random  # gymnasium makes it at its first use
-        try:
-            other = copy.deepcopy(self.env)
-        except EpisodeError:
-            raise
-        except Exception as error:
-            raise EpisodeError(
-                f"{self.env!r} cannot be copied: {type(error).__name__}: {error}. Let __getstate__ leave out what "
-                "cannot be copied, and __setstate__ make another"
-            ) from error
-        driver_of(other).running_episode.become_fork(episode)
-        return other
-
-    def shared_by_copies(self) -> list[Any]:
-        """Return what copies of the environment share, since it never changes."""
-        contexts = {} if self.episode is None else self.episode.contexts
-        messages = [message for context in contexts.values() for message in context.messages]
-        return [self.config, self.env.tasks, self.env.spec, self.history, *messages]
 
     # What a rollout tells and asks it; a program that plays the episode answers otherwise.
 
@@ -385,7 +358,7 @@ class Driver:
             raise wrong_turn(self.env, request.method, returned)
         if request.method == "start":
             self.env._envsdk_started(returned)
-            self.changed_methods()
+            self.waits = None
         return returned
 
     def _noted(self, request: Call, failed: Exception) -> Exception:
@@ -404,14 +377,9 @@ class Driver:
 
     def needs_loop(self) -> bool:
         """Return whether a step may have to wait for something."""
-        waits = self._waits
-        if waits is None:
-            waits = self._waits = bool(self.history.is_async or self.env._envsdk_waits())
-        return waits
-
-    def changed_methods(self) -> None:
-        """Find out again whether a step may have to wait: the methods or tools of the environment are others now."""
-        self._waits = None
+        if self.waits is None:
+            self.waits = bool(self.history.is_async or self.env._envsdk_waits())
+        return self.waits
 
     def refuse_event_loop(self) -> None:
         """Refuse to run inside an event loop, where a plain function cannot wait for an async method.

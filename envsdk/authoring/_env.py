@@ -19,12 +19,12 @@ from ..episodes._episode import Episode
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
-from ..errors import ConfigError
+from ..errors import ConfigError, EpisodeError
 from ..limits import Limits
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ._driver import Driver
+from ._driver import Driver, driver_of
 from ._mistakes import check_class, check_names, check_value, missing_init
 from ._spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, load_tasks
@@ -107,6 +107,8 @@ class Env(gymnasium.Env[Observation, Any]):
     """Whether episodes record what each token belongs to (`ContextLog.roles`), which samples then have, too."""
     task: Any
     """The current task, if there are tasks."""
+    tasks: Rows | None = None
+    """Task data."""
 
     # What the SDK keeps of an environment, and of a class, has names with this prefix.
     _envsdk: Driver = cast("Driver", _NotMade())
@@ -131,7 +133,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self.task = None
         self._envsdk_check()
         self._envsdk = self._envsdk_driver(self, config, renderer, tokenizer, history, limits)
-        self.tasks: Rows | None = None if tasks is None else load_tasks(tasks)
+        self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
         if self.renderer.renders_whole:  # it is measured: what it cannot render is refused here, not in an episode
@@ -143,7 +145,8 @@ class Env(gymnasium.Env[Observation, Any]):
         check_class(cls, cls._envsdk_config, runs_tools=cls._envsdk_runs_tools)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        check_value(type(self), name, value)
+        if hasattr(type(self), name) and not name.startswith("_envsdk"):
+            check_value(type(self), name, value)
         super().__setattr__(name, value)
 
     # What the driver calls, besides the authors' methods.
@@ -357,7 +360,26 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: If no action is due, or only the rest of one; while sub-agents run side by side; for a
                 sub-agent; or if something cannot be copied, such as a nested function that refers to the environment.
         """
-        return self._envsdk.fork()
+        driver = self._envsdk
+        if driver.why_no_fork is not None:
+            raise EpisodeError(f"{self!r} cannot be copied: {driver.why_no_fork}")
+        agent, episode = driver.running, driver.running_episode
+        if agent.parent is not None:
+            raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
+        episode.check_fork()
+        for one in agent.agents():
+            _ = driver_of(one.env).env.np_random  # gymnasium makes it at its first use
+        try:
+            other = copy.deepcopy(self)
+        except EpisodeError:
+            raise
+        except Exception as error:
+            raise EpisodeError(
+                f"{self!r} cannot be copied: {type(error).__name__}: {error}. Let __getstate__ leave out what "
+                "cannot be copied, and __setstate__ make another"
+            ) from error
+        other.episode.become_fork(episode)
+        return other
 
     def fail(self, error: BaseException) -> "Trajectory":
         """End the episode because something failed, and return its trajectory so far.
@@ -390,8 +412,11 @@ class Env(gymnasium.Env[Observation, Any]):
     # Python's own protocols.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        for shared in self._envsdk.shared_by_copies():
-            memo[id(shared)] = shared
+        driver = self._envsdk
+        contexts = {} if driver.episode is None else driver.episode.contexts
+        messages = (message for context in contexts.values() for message in context.messages)
+        for shared in (driver.config, self.tasks, self.spec, driver.history, *messages):
+            memo[id(shared)] = shared  # it never changes
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         state = self.__getstate__()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 from pydantic import Field
 
 from ..episodes._functions import is_async
-from ..episodes._handoff import HandoffResult, is_handoff
+from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..messages import Message, ToolCall, ToolSchema
@@ -108,7 +108,9 @@ class ToolEnv(Env):
         if calls:
             allowed = self._envsdk.running.tool_calls_left(len(calls))
             answers = await ToolRunner(self, self._envsdk_tools()).run(calls, allowed)
-        handoffs = [handoff for answer in answers for handoff in answer.handoffs]
+        handoffs: list[Handoff] = []
+        for answer in answers:
+            handoffs += answer.handoffs
         if handoffs:
             self._envsdk_handed_over = reply, calls, answers
             return handoffs
@@ -141,12 +143,14 @@ class ToolEnv(Env):
 
     async def _envsdk_conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
         """Return what the author's method returns for a reply whose calls are all answered."""
-        messages = [
-            Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id)
-            for call, answer in zip(calls, answers, strict=True)
-        ]
+        messages: list[Message] = []
+        failed = crashed = were_run = 0
+        for call, answer in zip(calls, answers, strict=True):
+            messages.append(Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id))
+            failed, crashed = failed + answer.is_error, crashed + answer.is_crash
+            were_run += answer.was_run
         is_unreadable = bool(reply.errors) and not reply.content.strip() and not self._envsdk_answered
-        is_bad = not any(answer.was_run for answer in answers) if answers else is_unreadable
+        is_bad = not were_run if answers else is_unreadable
         self._envsdk_bad_replies = self._envsdk_bad_replies + 1 if is_bad else 0
         if is_bad:
             corrections = messages or [_correction(reply)]
@@ -158,13 +162,13 @@ class ToolEnv(Env):
         if not isinstance(turn, Turn):
             return turn
         self._envsdk_answered = len(reply.tool_calls) if turn.continuation is not None else 0
+        turn = copy.copy(turn)
         metrics = {
             "tool_calls": len(answers),
-            "tool_errors": sum(answer.is_error for answer in answers),
-            "tool_crashes": sum(answer.is_crash for answer in answers),
+            "tool_errors": failed,
+            "tool_crashes": crashed,
             "bad_replies": int(is_bad),
         }
-        turn = copy.copy(turn)
         turn.metrics = {**metrics, **turn.metrics}
         return turn
 
@@ -175,7 +179,7 @@ class ToolEnv(Env):
         if isinstance(returned, Turn):
             if returned.tools is not None:
                 self._envsdk_functions = {**tools_of(self), **cast("Mapping[str, Tool]", returned.functions)}
-                self._envsdk.changed_methods()
+                self._envsdk.waits = None
         elif not is_handoff(returned):
             raise wrong_turn(self, method, returned)
         return cast("Returned", returned)

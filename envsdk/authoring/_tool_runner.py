@@ -156,7 +156,7 @@ class ToolRunner:
         clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
             async with clock:
-                if not tool.is_async and (limit_s is not None or self._config.concurrent_tools):
+                if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
                     result = await _in_thread(functools.partial(tool.function, **arguments))
                 else:
                     result = tool.function(**arguments)

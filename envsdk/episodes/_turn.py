@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
@@ -194,11 +194,16 @@ class Turn:
             "mask": mask,
             "keep_reply": keep_reply,
             "up_to": up_to,
-            "stop": stop,
         }
         for name, value in given.items():
-            if (value is not None or name == "stop") and not _RULES[name][0](value):
+            if value is not None and not _RULES[name][0](value):
                 raise TurnError(f"{name} is {value!r:.80}; expected {_RULES[name][1]}")
+        try:
+            self.stop: tuple[str, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
+        except TypeError:
+            self.stop = ("",)
+        if self.stop and not all(map(_is_string, self.stop)):
+            raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
         if terminated or truncated:
             _check_end(prefill, keep_reply if up_to is None else up_to, terminated and truncated)
         if continues:
@@ -251,7 +256,6 @@ class Turn:
         self.max_tokens: int | None = max_tokens
         self.info: dict[str, Any] = dict(info or {})
         self.sampling: dict[str, Any] = dict(sampling or {})
-        self.stop: tuple[str, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
 
     @property
     def shortens(self) -> bool:
@@ -290,7 +294,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "context": (_is_name, "a name without control characters"),
     "context_rewards": (lambda rewards: isinstance(rewards, Mapping), "a mapping of context names to numbers"),
     "edit": (
-        lambda edit: isinstance(edit, Edit) and _are_counts(edit.start, edit.keep) and isinstance(edit[1], str),
+        lambda edit: isinstance(edit, Edit) and _are_counts(edit.start, edit.keep) and type(edit.detail) is str,
         "an Edit(keep, detail) with an integer of at least 0 and a text",
     ),
     "opening": (
@@ -308,10 +312,6 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "keep_reply": (lambda count: _are_counts(0, count), "how many tokens stay, an integer of at least 0"),
     "up_to": (_is_string, "a text that is not empty"),
-    "stop": (
-        lambda stop: isinstance(stop, Collection) and stop != "" and all(map(_is_string, cast("Any", stop))),
-        "a list of strings that are not empty",
-    ),
 }
 """What each argument may be besides None, and in words."""
 

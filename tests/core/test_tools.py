@@ -865,7 +865,10 @@ class Odd(Desk):
         (("take", {"it": {"x": 0}}), "Error: take: wrong arguments: ZeroDivisionError: division by zero"),
         (("take", {"it": {"x": 1}}), "Error: take: MeanError: it cannot say what is wrong"),
         (("add", json.dumps('{"a": NaN}')), "Error: add: wrong arguments: they are not a JSON object: nan"),
-        (("say", json.dumps('{"text": "\\ud800"}')), "Error: say: wrong arguments: they are not a JSON object: the text"),
+        (
+            ("say", json.dumps('{"text": "\\ud800"}')),
+            "Error: say: wrong arguments: they are not a JSON object: the text",
+        ),
     ],
 )
 def test_odd_errors_are_told_as_well(call: tuple[str, Any], answer: str):
