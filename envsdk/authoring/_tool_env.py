@@ -17,7 +17,7 @@ from ..messages import Message, ToolCall, ToolSchema
 from ._env import Env, EnvConfig, Returned
 from ._mistakes import refuse_without_tools, where, wrong_turn
 from ._tool_runner import Answer, ToolRunner
-from ._tools import Tool, as_tool
+from ._tools import Tool, tool_of
 
 _MAX_REPORTED = 8
 _MAX_ERROR_CHARS = 1000
@@ -248,7 +248,7 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
             )
         tools.append(tool)
     try:
-        tools += [as_tool(tool) for tool in env.tools]
+        tools += [tool if isinstance(tool, Tool) else tool_of(tool) for tool in env.tools]
     except TypeError as error:
         raise ConfigError(
             f"`tools` of {cls} is {env.tools!r:.80}; expected a list of tools and functions ({error})"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Action, Env, EnvConfig, Handoff, HandoffResult, Limits, Message, Turn
 from envsdk.authoring import NeedsTrust
-from envsdk.authoring._catalog import describe
+from envsdk.authoring._making import describe
 from envsdk.authoring._trust import Trust
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError
