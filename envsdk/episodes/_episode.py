@@ -73,7 +73,7 @@ EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult
 
 
 class PendingReply(NamedTuple):
-    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be foreseen."""
+    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be next."""
 
     env: Environment
     """The environment of the agent that acts."""
@@ -118,7 +118,7 @@ class Episode:
         self.abandoned = False
         """Whether its environment has begun another episode."""
         self._owners: dict[str, Agent] = {}  # the agent of each context
-        self._foreseen: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
+        self._upcoming: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
         self._forks = 0
         self._running_children = 0  # how many agents wait for sub-agents that the driver runs
@@ -231,8 +231,8 @@ class Episode:
 
     def pending_reply(self, context: str) -> PendingReply:
         """Return what a policy that samples a reply in a context may read of the episode."""
-        if context in self._foreseen:
-            return self._foreseen[context]
+        if context in self._upcoming:
+            return self._upcoming[context]
         agent = self._owners[context]
         return PendingReply(agent.env, agent.contexts[context], agent.turn)
 
@@ -532,24 +532,26 @@ class Episode:
         tried = self._tried(agent, turn)
         return None if tried is None else tried[1].full
 
-    def foreseen(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
+    def upcoming(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
         """Return what a policy will get once a turn is taken, while another action is due. No context changes.
 
         Until the turn is taken, `pending_reply` returns what it will return then.
 
         Returns:
-            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if the turn leaves no
-            room, needs a summary first, or builds on the context whose action is due.
+            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if that depends on a
+            reply that is due: the turn builds on its context, replies share a number of tokens, or a summary has to be
+            written first. None also if the turn leaves no room.
         """
         name, opening = agent.name_of(turn), turn.opening
         base = name if opening is None or opening.base is None else agent.context_named(opening.base)
-        if agent.due is not None and agent.due.context in (name, base):
+        waiting = {*self._upcoming, *([] if agent.due is None else [agent.due.context])}
+        if not waiting.isdisjoint((name, base)) or agent.sampled_left() is not None:
             return None
         tried = self._tried(agent, turn)
         if tried is None or tried[1].full is not None:
             return None
         context, delta, start = tried
-        self._foreseen[name] = PendingReply(agent.env, context, turn)
+        self._upcoming[name] = PendingReply(agent.env, context, turn)
         extends = name in agent.contexts and delta.break_ is None
         observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
         return observation, for_policy(context, turn, agent.max_tokens(turn, context)), context.prompt()
@@ -589,7 +591,7 @@ class Episode:
         """Emit an observation: its action is due, or the agent ends with it for a reason."""
         context = agent.context
         agent.turn = turn
-        self._foreseen.pop(context.name, None)
+        self._upcoming.pop(context.name, None)
         switch = agent.switch_to(delta, base, is_new=is_new)
         # What a new context leaves out of its base is not dropped.
         break_ = switch if is_new else delta.break_ or switch

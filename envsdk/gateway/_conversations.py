@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..messages import Message
-from ._normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, split_reasoning, without_stop
+from ._normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, without_stop
 from ._placements import Continues, Opens, Repeats
 from ._reading import Reading, Replies, is_repeated, keeps, read
 from ._requests import ModelReply, ModelRequest, ReceivedMessage
@@ -44,16 +44,22 @@ class Conversations:
 
     Args:
         role_of: Returns the role of a new context, given its messages with the system message first, or None.
+        reasoning_tags: The tags in which the model's family writes reasoning, which programs may put into the text of a
+            reply; None for the well-known ones only.
     """
 
-    def __init__(self, role_of: Callable[[Sequence[Message]], str | None] | None = None) -> None:
+    def __init__(
+        self,
+        role_of: Callable[[Sequence[Message]], str | None] | None = None,
+        reasoning_tags: tuple[str, str] | None = None,
+    ) -> None:
         self._role_of = role_of
         self._contexts: dict[str, Context] = {}
         self._placed: dict[int, Placed] = {}  # by the identity of each request
         self._answered: deque[Placed] = deque()
         self._failed: deque[Placed] = deque(maxlen=_RETRIED)
         self._opened: dict[str, int] = {}  # contexts by role
-        self._replies = Replies()
+        self._replies = Replies(reasoning_tags)
         self._owners: dict[Entry, Context] = {}  # of the replies
         self._meanings: dict[Hashable, dict[Context, Entry]] = {}  # assistant messages by their calls and their text
         self._asked: dict[Hashable, dict[Context, None]] = {}  # by the last assistant message of a request
@@ -214,8 +220,8 @@ class Conversations:
         """Return the contexts with an assistant message."""
         if reply := self._replies.named(received):
             return self._around(reply, self._owners[reply])
-        entry = entry_of(received.message)
-        texts = (without_stop(entry.text, stop), split_reasoning(entry.text)[1])
+        entry = entry_of(received.message, tags=self._replies.tags)
+        texts = (without_stop(entry.text, stop), entry.tagged[1])
         meanings = dict.fromkeys([*_meanings(entry), *texts])
         found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
         if not found and (reply := self._replies.written(received.message)):

@@ -106,7 +106,7 @@ class ProgramDriver(Driver):
 
     def _remember_nothing(self) -> None:
         """Begin without requests and replies."""
-        self._conversations = Conversations(self._role_of)
+        self._conversations = Conversations(self._role_of, self.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice, takewhile
 
 from ..messages import Message, ToolCall
-from ._normalized import Entry, Form, entry_of, ids_in, is_same_reply, split_reasoning
+from ._normalized import Entry, Form, entry_of, has_same_reasoning, ids_in, is_same_reply
 from ._requests import ModelRequest, ReceivedMessage
 
 
@@ -45,9 +45,14 @@ class Reading:
 
 
 class Replies:
-    """The replies of a session, by the ids that the gateway issued."""
+    """The replies of a session, by the ids that the gateway issued.
 
-    def __init__(self) -> None:
+    Args:
+        tags: The tags in which the model's family writes reasoning.
+    """
+
+    def __init__(self, tags: tuple[str, str] | None = None) -> None:
+        self.tags = tags
         self._by_id: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
@@ -227,19 +232,23 @@ class _Reader:
     def _known(self, sent: Entry) -> Entry:
         """Return the recorded message that a message is, or the message itself."""
         if (expected := self._expected) is not None:
-            if expected.form == sent.form:
+            if expected.form == sent.form and has_same_reasoning(sent, expected):
                 return expected
             self._later = _Later(self._recorded.path, self.keep)
         if self._later is None:
             return sent
-        bare = self._later.find((*sent.form[:-1], split_reasoning(sent.text)[1])) if sent.is_assistant else None
-        return self._later.find(sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
+        bare = self._later.find(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
+        return self._later.find(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
 
     def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""
         parts = [received for received in messages[index:] if received.message.role == "assistant"]
         link = next((entry for part in parts if (entry := self._replies.named(part))), None)
-        if len(parts) > 1 and link is not None and is_same_reply(entry_of(_joined(parts)), link, self._stop):
+        if (
+            len(parts) > 1
+            and link is not None
+            and is_same_reply(entry_of(_joined(parts), tags=self._replies.tags), link, self._stop)
+        ):
             self._append_reply(_joined(parts), link, index)
             for received in messages[index:]:
                 if received.message.role == "tool":
@@ -247,13 +256,11 @@ class _Reader:
             return len(messages) - index
         message = messages[index].message
         link = self._replies.named(messages[index]) or self._replies.written(message)
-        sent, expected = entry_of(message), self._expected
-        if link is not None and is_same_reply(sent, link, self._stop):
-            entry = link
-        elif expected is not None and expected.is_assistant and is_same_reply(sent, expected, self._stop):
-            entry = expected
-        else:
-            entry = self._known(sent)
+        sent, expected = entry_of(message, tags=self._replies.tags), self._expected
+        changed = self._recorded.changed.get(link) if link else None  # what the program put in its place before
+        likely = (changed if changed in self._recorded.path else None, link, expected)
+        same = (one for one in likely if one and one.is_assistant and is_same_reply(sent, one, self._stop))
+        entry = next(same, None) or self._known(sent)
         if link is not None and entry is not link:
             self.changed[link] = entry
         self._append_reply(message, entry, index, is_named=entry is link)
@@ -321,7 +328,9 @@ def _joined(parts: Sequence[ReceivedMessage]) -> Message:
     """Return the parts of a reply as one message."""
     messages = [part.message for part in parts]
     text = "\n".join(filter(None, (message.content.strip() for message in messages)))
-    return Message(role="assistant", content=text, tool_calls=tuple(c for m in messages for c in m.tool_calls))
+    reasoning = "\n".join(dict.fromkeys(message.reasoning for message in messages if message.reasoning)) or None
+    calls = tuple(call for message in messages for call in message.tool_calls)
+    return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
 
 
 class _Later:
@@ -334,11 +343,11 @@ class _Later:
         for entry, place in self._place.items():
             self._places.setdefault(entry.form, []).append(place)
 
-    def find(self, form: Form) -> Entry | None:
-        """Return the next message with a form."""
+    def find(self, sent: Entry, form: Form) -> Entry | None:
+        """Return the next message with a form, and the reasoning that was sent."""
         places = self._places.get(form, [])
-        found = bisect_left(places, self._next)
-        return self._path[places[found]] if found < len(places) else None
+        later = (self._path[place] for place in islice(places, bisect_left(places, self._next), None))
+        return next((entry for entry in later if has_same_reasoning(sent, entry)), None)
 
     def pass_by(self, entry: Entry) -> None:
         """Find only what comes after a message, if it is one of them."""

@@ -255,14 +255,13 @@ class FixedBase(Renderer):
         """See `Renderer.rewriting`."""
         return self._turns.rewriting(has_system=has_system, has_tools=has_tools)
 
-    def _report_rewriting(self, *, has_system: bool, has_tools: bool) -> None:
-        """Warn once, or refuse, if the template rewrites what prompts keep.
+    def _report_rewriting(self, example: str) -> None:
+        """Warn once, or refuse, if there is an example of how the template rewrites what prompts keep.
 
         Raises:
             TemplateUnsupported: With `on_rewrite="raise"`.
         """
-        example = "" if self._warned else self.rewriting(has_system=has_system, has_tools=has_tools)
-        if not example:
+        if not example or self._warned:
             return
         if self._options["on_rewrite"] == "raise":
             raise TemplateUnsupported(f"on_rewrite is 'raise', and the template rewrites earlier text: {example}")
@@ -281,6 +280,15 @@ class FixedBase(Renderer):
             TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
                 format reads calls as the template writes them; or see `on_rewrite`.
         """
+        try:
+            self._check_usable(tools)
+        except TemplateUnsupported as error:
+            from ._choosing import choose_renderer  # which makes and compares all families
+
+            raise error.advising(choose_renderer(self.tokenizer, self._source).reason) from None
+        self._report_rewriting(self.rewriting(has_system=False, has_tools=bool(tools)))
+
+    def _check_usable(self, tools: Sequence[ToolSchema]) -> None:
         judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
@@ -288,7 +296,6 @@ class FixedBase(Renderer):
             judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
-        self._report_rewriting(has_system=False, has_tools=bool(tools))
         if self._options["reply_format"] == "auto" and self._unread is not None:
             raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
@@ -300,7 +307,7 @@ class FixedBase(Renderer):
 
         def measure() -> str:
             try:
-                self.check_tools(())
+                self._check_usable(())
             except TemplateUnsupported as error:
                 return str(error)
             return ""
@@ -542,7 +549,8 @@ class FixedBase(Renderer):
         if not messages and not generation_prompt:
             self._writer.write(out, self._end(reply, self._stop_of(message)))
             return Rendered(out)
-        self._report_rewriting(has_system=bool(history) and history[0].role == "system", has_tools=bool(tools))
+        has_system = bool(history) and history[0].role == "system"
+        self._report_rewriting(self.rewriting(has_system=has_system, has_tools=bool(tools)))
         before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
         tail, contents = self._turns.tail(before, message, messages, tools)
         self._writer.write(out, self._end(reply, tail.stop))
@@ -643,13 +651,13 @@ class FixedBase(Renderer):
         """Compare the deltas with one rendering of the whole conversation, unless `validate` is `"off"`.
 
         Raises:
-            TemplateUnsupported: If a delta is not what the template would have written.
+            TemplateUnsupported: If a delta is not what the template would have written; or see `on_rewrite`.
         """
         if not deltas or self.validate == "off":
             return
         shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
         texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
-        self._validation.episode(shown, texts, self._turns.hide_tools(tools))
+        self._report_rewriting(self._validation.episode(shown, texts, self._turns.hide_tools(tools)))
 
     def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
         """Return the text of a delta, with one token for each image, as the template writes it."""
