@@ -22,6 +22,7 @@ from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError
 from ..limits import Limits
 from ..messages import Message, ToolSchema
+from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
 from ._driver import Driver, driver_of
@@ -136,7 +137,9 @@ class Env(gymnasium.Env[Observation, Any]):
         self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
-        if self.renderer.renders_whole:  # it is measured: what it cannot render is refused here, not in an episode
+        if isinstance(
+            self.renderer, WholeRenderer
+        ):  # it is measured: what it cannot render is refused here, not in an episode
             self.renderer.check_tools(self.default_tools())
 
     def __init_subclass__(cls, **options: Any) -> None:

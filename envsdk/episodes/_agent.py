@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ..contexts._context import Context, Delta
+from ..contexts._context import Context, Delta, SampledText
 from ..contexts._edits import Edit
 from ..contexts._protocol import Break, Observation
 from ..contexts._roles import RoleLog
-from ..contexts._sampled import SampledText
 from ..errors import ConfigError, HandoffError, RenderError, TurnError, describe_error
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, check_calls

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..contexts._edits import Edit
 from ..errors import TurnError, what_is_invalid
 from ..limits import plain_integer

@@ -8,6 +8,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
@@ -19,7 +20,7 @@ from ..episodes._turn import Opening, Turn
 from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
-from ..rendering.renderer import TokenIds
+from ..rendering.renderer import TokenIds, as_given, check_image
 from ._background import background_server
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
@@ -132,7 +133,7 @@ class ProgramDriver(Driver):
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
-        return ProgramSession(self.count_tokens, self.renderer.check_image)
+        return ProgramSession(self.count_tokens, partial(check_image, self.renderer))
 
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""
@@ -423,7 +424,7 @@ class ProgramDriver(Driver):
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
-        inner = self.renderer.as_given(message)
+        inner = as_given(self.renderer, message)
         if message.role == "tool":
             inner = inner.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id, message.name)})
         elif message.tool_calls:  # a reply that the program changed, or wrote
