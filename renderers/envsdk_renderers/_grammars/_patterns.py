@@ -5,7 +5,7 @@ surrogate pair, since replies are decoded from UTF-8. So text that spells a cont
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise, takewhile
