@@ -36,12 +36,13 @@ from ._exchange import (
 )
 from ._metrics import Metrics
 from ._protocols import WireFormat
-from ._protocols._contents import RequestImages
+from ._protocols._fields import RequestImages
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
 from ._streaming import LiveResponse, Pieces
 
 if TYPE_CHECKING:
+    from ._protocols._anthropic import Anthropic
     from ._protocols._responses import Responses
 
 _READERS = 4
@@ -200,7 +201,8 @@ class ModelRoutes:
                 opened.session.note_refusal(error)
                 raise
             abandon = partial(self._abandon, opened, asked, exchange)
-            if wire.is_streamed(body) and asked.n == 1:
+            is_streamed = body.get("stream") is True
+            if is_streamed and asked.n == 1:
                 await self._reply_live(opened, asked, body, request, send)
                 return
             async with Client(request.receive) as client:
@@ -209,7 +211,7 @@ class ModelRoutes:
                     self._metrics.replied(exchange.protocol, replies)
                 created = int(time.time())
                 wire.remember(asked, replies, opened.memory, created)
-                if wire.is_streamed(body):
+                if is_streamed:
                     finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
                 else:
                     response = json_response(wire.write(asked, body, replies, created))
@@ -255,7 +257,7 @@ class ModelRoutes:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
         with opened.answering():
-            wire = await wire_format("anthropic")
+            wire = cast("Anthropic", await wire_format("anthropic"))
             asked, _ = await self._read(opened, request, wire.read_count)
             async with Client(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)

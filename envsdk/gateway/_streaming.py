@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from ._client import Client, send_head
 from ._protocols import WireFormat
-from ._protocols._live import ReplyStream
+from ._protocols._wire import ReplyStream
 from ._requests import ModelReply, ModelRequest, ReplyPiece
 
 
