@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._packages import load
-from ..contexts._arrays import LARGEST
 from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample

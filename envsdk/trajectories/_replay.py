@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
+from .._arrays import GrowableArray
 from ..errors import InvalidRecord, UndeclaredBreak
 from ..images import PlacedImage
 from ._checks import check_break

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._cards import card, mask_bar, named
-from ..contexts._arrays import LARGEST
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import what_is_invalid
