@@ -111,13 +111,13 @@ class ModelImages:
         """
         if not media:
             return {}
-        torch = _torch()
+        torch = load("torch", "the inputs of a model need", _ADVICE)
         joined = joined_arrays([self.vision.process(placed.image) for placed in media])
         return {name: torch.as_tensor(array, device=self._device) for name, array in joined.items()}
 
     def positions(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> Any:
         """Return the positions of the tokens of one sequence: a tensor on the CPU, int64 of shape (3, n)."""
-        torch = _torch()
+        torch = load("torch", "the inputs of a model need", _ADVICE)
         if not media:
             return torch.arange(len(tokens)).expand(3, -1)
         kinds = torch.as_tensor(token_types(media, len(tokens)))[None]
@@ -165,7 +165,3 @@ def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "
 def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
     """Return the images whose tokens are among those from `start` to `stop`."""
     return [placed for placed in media if start <= placed.start and placed.stop <= stop]
-
-
-def _torch() -> Any:
-    return load("torch", "the inputs of a model need", _ADVICE)

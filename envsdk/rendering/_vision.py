@@ -90,7 +90,9 @@ class Vision:
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
         _check_crops(self.processor, own)
-        self._arrays: RecentValues[ProcessedImage] = RecentValues(_MAX_ARRAY_BYTES, _array_bytes)
+        self._arrays: RecentValues[ProcessedImage] = RecentValues(
+            _MAX_ARRAY_BYTES, lambda processed: sum(array.nbytes for array in processed.arrays.values())
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, without the arrays of images."""
@@ -164,10 +166,6 @@ class Vision:
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}
-
-
-def _array_bytes(processed: ProcessedImage) -> int:
-    return sum(array.nbytes for array in processed.arrays.values())
 
 
 def _check_crops(processor: Any, images: Any) -> None:
@@ -264,8 +262,11 @@ def _loaded(processor: Any) -> Any:
             return loaded
     except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
         failed = error
-    images = _images_alone(folder)
-    if images is None:
+    try:  # the image processor alone, if the placeholders of its family are a grid
+        images: Any = transformers.AutoImageProcessor.from_pretrained(folder)
+    except Exception:  # the error of the whole processor is reported
+        images = None
+    if not hasattr(images, "merge_size"):
         why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
@@ -315,12 +316,3 @@ def _of_options(options: Mapping[str, Any]) -> Any:
             "folder or the name of the model's whole processor"
         )
     return made
-
-
-def _images_alone(source: str) -> Any:
-    """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
-    try:
-        loaded: Any = _transformers().AutoImageProcessor.from_pretrained(source)
-    except Exception:  # the error of the whole processor is reported
-        return None
-    return loaded if hasattr(loaded, "merge_size") else None
